@@ -30,9 +30,9 @@ from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
+from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import Upstream
 
 MODEL = Path(__file__).parents[1] / "examples" / "tiny_policy" / "model"
@@ -41,19 +41,6 @@ TURNS = 8
 """Turns of a session, before the next one begins."""
 WARM_UP = 10
 AT_MOST_MS, FREE_WITHIN_MS = 2.0, 500.0
-
-
-class OnePolicy:
-    def __init__(self, tokens: TokenClient, url: str, stop_ids: Sequence[int]) -> None:
-        self._tokens, self._stop_ids = tokens, stop_ids
-        self._endpoint = Endpoint(id="e", url=url, model="policy", weights_version="v1", tokenizer="")
-
-    async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
-    ) -> Sampled:
-        return await self._tokens.complete(
-            self._endpoint, prompt_ids, sampling, sampling.max_tokens, self._stop_ids, on_progress
-        )
 
 
 async def serve_upstream(pace: float) -> None:
@@ -71,7 +58,8 @@ async def serve_gateway(url: str) -> None:
     template = ChatTemplate.load(MODEL)
     sessions: dict[str, GatewaySession] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
-        policy = OnePolicy(TokenClient(http), url, template.stop_ids)
+        endpoint = Endpoint(id="e", url=url, model="policy", weights_version="v1", tokenizer="")
+        policy = EndpointSampler(TokenClient(http), endpoint, template.stop_ids)
 
         async def find(_: web.Request, named: str | None) -> GatewaySession:
             assert named is not None

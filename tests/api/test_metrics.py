@@ -11,9 +11,8 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.wire.base import Identity
-from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineLoad, WeightsReport
+from rollyard.wire.engine import EngineLoad
+from tests.support import make
 
 KEY = PoolKey("default", "policy")
 
@@ -29,24 +28,14 @@ def read(endpoints: EndpointRegistry, sessions: Mapping[str, int]) -> dict[tuple
 
 def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -> None:
     endpoints = EndpointRegistry(ManualClock(), lambda endpoint: 0)
-    engine = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n1")
-    made = Endpoint(id="default/a", url="https://a", model="policy", weights_version="", tokenizer="/m")
-    endpoints.register(KEY, engine, made)
+    made = make.endpoint("default/a", "https://a", version="")
+    endpoints.register(KEY, make.identity(), made)
     strange = evolve(made, id='default/policy/http://n"1\\2\n3')
     endpoints.add_external(KEY, strange, 1.0)
     endpoints.probed(strange.id, None)
     for at in (0, 2, 4):
         load = EngineLoad(at=at, generated_tokens=1 + 10 * at, first_tokens=at, first_token_seconds=at / 4)
-        beat = EngineHeartbeat(
-            identity=engine,
-            url="https://a",
-            ready=True,
-            weights=WeightsReport(version="v7"),
-            running=2,
-            waiting=0,
-            load=load,
-        )
-        endpoints.heartbeat("default/a", beat)
+        endpoints.heartbeat("default/a", make.heartbeat(version="v7", running=2, waiting=0, load=load))
     found = read(endpoints, {"default/a": 5})
     assert {name: value for (name, id), value in found.items() if id == "default/a"} == {
         "weights_info": 1,
@@ -62,6 +51,6 @@ def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -
     }
     others = {name for name, id in found if id == strange.id}
     assert others == {"weights_info", "ready", "sessions"}
-    endpoints.forget("u")
+    endpoints.forget("a")
     endpoints.remove_unlisted(KEY, set())
     assert read(endpoints, {"default/a": 5}) == {}

@@ -5,12 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey, evolve
 from rollyard.kinds.pool import PoolKey, Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
-from rollyard.wire.base import Identity
+from tests.support import make
 from tests.support.outside_api import Api, Serve
 
 KEY = PoolKey("default", "swe")
@@ -62,9 +61,8 @@ async def _stored(api: Api) -> RolloutPool:
 
 
 def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> ConnectedAgent:
-    identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
     agent = ConnectedAgent(
-        identity, KEY, lambda message: None, kinds=frozenset(kinds), failed_kinds=failed, expel=lambda: None
+        make.identity(uid), KEY, lambda message: None, kinds=frozenset(kinds), failed_kinds=failed, expel=lambda: None
     )
     api.agents.connect(agent)
     return agent
@@ -92,11 +90,15 @@ async def test_nothing_waits_without_a_word(serving: Serve) -> None:
 
 
 async def _allocation(api: Api) -> KindObject:
-    uid = (await _stored(api)).metadata.uid
-    spec = {"pool": {"kind": "RolloutPool", "name": "swe", "uid": uid}, "index": 0, "templateHash": "h", "template": {}}
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    status = {"jobState": "PENDING", "jobId": "7", "reason": "Resources", "intents": 1, "intendedAt": now}
-    return Allocation.model_validate({"metadata": {"name": "swe-rp-0"}, "spec": spec, "status": status})
+    owner = {"kind": "RolloutPool", "name": "swe", "uid": (await _stored(api)).metadata.uid}
+    status = {
+        "job_state": "PENDING",
+        "job_id": "7",
+        "reason": "Resources",
+        "intents": 1,
+        "intended_at": datetime.now(UTC),
+    }
+    return make.allocation("swe-rp-0", spec={"pool": owner}, **status)
 
 
 async def test_a_kind_that_no_node_agent_knows_is_refused_where_that_is_certain(serving: Serve) -> None:

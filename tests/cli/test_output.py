@@ -15,12 +15,13 @@ from rollyard.cli.output import Table, align, show, table
 from rollyard.core.errors import BadRequest
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
+from tests.support import make
 
 
 def pool(name: str, namespace: str = "default", **status: Any) -> RolloutPool:
     made = datetime.now(UTC) - timedelta(hours=5)
-    metadata = {"name": name, "namespace": namespace, "creationTimestamp": made}
-    return RolloutPool.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": status})
+    metadata = {"namespace": namespace, "creationTimestamp": made}
+    return make.rollout_pool(name, status, metadata=metadata, replicas=2)
 
 
 BUSY = pool(
@@ -47,9 +48,7 @@ def test_a_table_has_its_columns_in_line() -> None:
 def test_namespaces_and_wide_columns_are_shown_when_asked_for() -> None:
     found = table(RolloutPool, [pool("swe", "ml")], wide=False, namespaces=True)
     assert [line.split()[0] for line in found] == ["NAMESPACE", "ml"]
-    model = {"path": "/models/tiny"}
-    spec = {"replicas": 1, "model": model, "engine": {"embedded": {}}}
-    policy = InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec})
+    policy = make.inference_pool(model={"path": "/models/tiny"})
     assert "/models/tiny" not in table(InferencePool, [policy], wide=False, namespaces=False)[1]
     assert "/models/tiny" in table(InferencePool, [policy], wide=True, namespaces=False)[1]
 

@@ -9,6 +9,7 @@ import pytest
 from rollyard.cli.objects import condition_holds, waiting_text
 from rollyard.core.errors import NoProgress, NotFound
 from rollyard.kinds.rollout_pool import RolloutPool
+from tests.support import make
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -20,8 +21,7 @@ def pool(generation: int, **conditions: str) -> RolloutPool:
         status, observed, reason = text.split()
         more = {"observedGeneration": int(observed), "lastTransitionTime": NOW, "message": "words"}
         facts.append({"type": type, "status": status, "reason": reason, **more})
-    given = {"metadata": {"name": "demo", "generation": generation}, "spec": {"replicas": 2}}
-    return RolloutPool.model_validate({**given, "status": {"conditions": facts}})
+    return make.rollout_pool("demo", {"conditions": facts}, metadata={"generation": generation}, replicas=2)
 
 
 @pytest.mark.parametrize("type", ["Ready", "Updated", "ready"])

@@ -18,7 +18,7 @@ from rollyard.client.kubeconfig import Context
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.rollout_pool import RolloutPool
+from tests.support import make
 
 LIMIT_SECONDS = 60.0
 ENDED = {
@@ -113,7 +113,7 @@ async def test_a_creation_is_not_repeated_after_a_503(servers: Servers, client: 
 
     await servers.start(handler)
     with pytest.raises(Unavailable):
-        await client.apply(RolloutPool.model_validate({"metadata": {"name": "demo"}, "spec": {"replicas": 1}}))
+        await client.apply(make.rollout_pool("demo"))
     assert [r.method for r in servers.asked] == ["GET", "POST"]
 
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.store.sqlite_store import SqliteStore
-
-MakePool = Callable[[str], RolloutPool]
 
 
 @pytest.fixture
@@ -19,14 +16,6 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     store = await SqliteStore.open(tmp_path)
     yield store
     await store.close()
-
-
-@pytest.fixture
-def make_pool() -> MakePool:
-    def make(name: str) -> RolloutPool:
-        return RolloutPool.model_validate({"metadata": {"name": name}, "spec": {"replicas": 1}})
-
-    return make
 
 
 @pytest.fixture

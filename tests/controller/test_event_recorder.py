@@ -8,15 +8,16 @@ from rollyard.controller.event_recorder import MAX_MESSAGE, EventRecorder
 from rollyard.core.clock import ManualClock, as_datetime
 from rollyard.kinds.event import Event
 from rollyard.server.store.sqlite_store import SqliteStore
+from tests.support.make import rollout_pool
 
 
 async def events(store: SqliteStore) -> list[Event]:
     return [e for e in (await store.list_objects("Event"))[0] if isinstance(e, Event)]
 
 
-async def test_the_same_again_moves_the_count_and_the_time(store: SqliteStore, make_pool) -> None:
+async def test_the_same_again_moves_the_count_and_the_time(store: SqliteStore) -> None:
     clock = ManualClock()
-    recorder, pool = EventRecorder(store, clock), await store.create(make_pool("swe"))
+    recorder, pool = EventRecorder(store, clock), await store.create(rollout_pool("swe"))
     await recorder.record_event(pool, "Scaled", "from 0 to 2")
     clock.turn(60)
     await recorder.record_event(pool, "Scaled", "from 0 to 2")
@@ -28,9 +29,9 @@ async def test_the_same_again_moves_the_count_and_the_time(store: SqliteStore, m
     assert (about.kind, about.name, about.uid) == ("RolloutPool", "swe", pool.metadata.uid)
 
 
-async def test_another_reason_message_or_object_is_another_event(store: SqliteStore, make_pool) -> None:
+async def test_another_reason_message_or_object_is_another_event(store: SqliteStore) -> None:
     recorder = EventRecorder(store, ManualClock())
-    one, two = await store.create(make_pool("one")), await store.create(make_pool("x" * 48))
+    one, two = await store.create(rollout_pool("one")), await store.create(rollout_pool("x" * 48))
     for obj, reason, message, type in (
         (one, "A", "m", "Normal"),
         (one, "B", "m", "Normal"),
@@ -44,14 +45,14 @@ async def test_another_reason_message_or_object_is_another_event(store: SqliteSt
     assert {e.count for e in found} == {1}
 
 
-async def test_a_long_message_is_cut(store: SqliteStore, make_pool) -> None:
-    pool = await store.create(make_pool("swe"))
+async def test_a_long_message_is_cut(store: SqliteStore) -> None:
+    pool = await store.create(rollout_pool("swe"))
     await EventRecorder(store, ManualClock()).record_event(pool, "JobEnded", "x" * 5000, "Warning")
     assert len((await events(store))[0].message) == MAX_MESSAGE
 
 
-async def test_an_event_that_cannot_be_written_stops_nothing(tmp_path: Path, make_pool) -> None:
+async def test_an_event_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path / "other")
-    pool = await store.create(make_pool("swe"))
+    pool = await store.create(rollout_pool("swe"))
     await store.close()
     await EventRecorder(store, ManualClock()).record_event(pool, "Scaled", "from 0 to 2")

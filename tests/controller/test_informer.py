@@ -12,6 +12,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.sqlite_store import SqliteStore
+from tests.support.make import rollout_pool
 from tests.support.until import until
 
 
@@ -43,8 +44,8 @@ def names(informer: Informer[Any]) -> set[str]:
     return {obj.metadata.name for obj in informer.list()}
 
 
-async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, make_pool, beside) -> None:
-    first = await store.create(make_pool("first"))
+async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, beside) -> None:
+    first = await store.create(rollout_pool("first"))
     informer, seen = Informer(store, RolloutPool), []
     informer.subscribe(lambda old, new: seen.append((old and old.spec.replicas, new and new.spec.replicas)))
     async with beside(informer.run()):
@@ -52,7 +53,7 @@ async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, 
         assert names(informer) == {"first"}
         assert isinstance(first, RolloutPool)
         await store.update(scaled(first, 5), "spec")
-        second = await store.create(make_pool("second"))
+        second = await store.create(rollout_pool("second"))
         model = {"metadata": {"name": "second"}, "spec": {"model": {"path": "/m"}, "engine": {"embedded": {}}}}
         await store.create(InferencePool.model_validate({**model, "spec": {**model["spec"], "replicas": 1}}))
         await store.delete(first.key)
@@ -61,8 +62,8 @@ async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, 
         assert seen == [(None, 1), (1, 5), (None, 1), (5, None)]
 
 
-async def test_after_a_gap_the_new_list_tells_what_was_missed(store: SqliteStore, make_pool, beside) -> None:
-    kept, changed, gone = [await store.create(make_pool(name)) for name in ("kept", "changed", "gone")]
+async def test_after_a_gap_the_new_list_tells_what_was_missed(store: SqliteStore, beside) -> None:
+    kept, changed, gone = [await store.create(rollout_pool(name)) for name in ("kept", "changed", "gone")]
     gap, seen = GapStore(store), []
     informer = Informer(gap, RolloutPool)
     informer.subscribe(
@@ -75,7 +76,7 @@ async def test_after_a_gap_the_new_list_tells_what_was_missed(store: SqliteStore
         assert isinstance(changed, RolloutPool)
         await store.update(scaled(changed, 9), "spec")
         await store.delete(gone.key)
-        await store.create(make_pool("new"))
+        await store.create(rollout_pool("new"))
         await until(lambda: names(informer) == {"kept", "changed", "new"})
         assert gap.lists == 2
         assert sorted(seen) == [("changed", True, True), ("gone", True, False), ("new", False, True)]

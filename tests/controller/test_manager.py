@@ -16,6 +16,7 @@ from rollyard.core.telemetry import RECONCILES
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.store.sqlite_store import SqliteStore
+from tests.support.make import rollout_pool
 from tests.support.until import until
 
 
@@ -66,12 +67,12 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 async def test_what_is_there_at_the_start_and_what_comes_later_is_reconciled(
-    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
+    store: SqliteStore, scripted: Scripted, manager: Manager, beside
 ) -> None:
-    await store.create(make_pool("before"))
+    await store.create(rollout_pool("before"))
     async with beside(manager.run()):
         await until(lambda: scripted.seen["before"] > 0)
-        await store.create(make_pool("after"))
+        await store.create(rollout_pool("after"))
         await until(lambda: scripted.seen["after"] > 0)
         manager.add(ObjectKey(kind="Nothing", namespace="default", name="x"))
 
@@ -87,23 +88,23 @@ async def test_what_is_there_at_the_start_and_what_comes_later_is_reconciled(
     ],
 )
 async def test_what_may_go_well_next_time_is_tried_again(
-    error: Exception, many: int, store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
+    error: Exception, many: int, store: SqliteStore, scripted: Scripted, manager: Manager, beside
 ) -> None:
     before = outcomes()
     scripted.answers["p"] = [error] * many
     async with beside(manager.run()):
-        await store.create(make_pool("p"))
+        await store.create(rollout_pool("p"))
         await until(lambda: since(before).get("done", 0) == 1)
     assert since(before) == {"retry": many, "done": 1}
     assert not scripted.gave
 
 
 async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
-    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
+    store: SqliteStore, scripted: Scripted, manager: Manager, beside
 ) -> None:
     scripted.answers["p"] = [Invalid("the name is too long; write a shorter one")]
     async with beside(manager.run()):
-        pool = await store.create(make_pool("p"))
+        pool = await store.create(rollout_pool("p"))
         await until(lambda: "p" in scripted.gave)
         assert scripted.gave == {"p": "the name is too long; write a shorter one"}
         await asyncio.sleep(0.05)
@@ -115,26 +116,26 @@ async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
 
 
 async def test_again_comes_back_after_its_time(
-    store: SqliteStore, scripted: Scripted, manager: Manager, make_pool, beside
+    store: SqliteStore, scripted: Scripted, manager: Manager, beside
 ) -> None:
     scripted.answers["p"] = [RequeueAfter(0.1)]
     async with beside(manager.run()):
-        await store.create(make_pool("p"))
+        await store.create(rollout_pool("p"))
         await until(lambda: scripted.seen["p"] == 2)
     first, second = scripted.at["p"]
     assert second - first >= 0.099
 
 
 async def test_every_object_is_looked_at_now_and_then_without_a_change(
-    store: SqliteStore, scripted: Scripted, make_pool, beside
+    store: SqliteStore, scripted: Scripted, beside
 ) -> None:
-    await store.create(make_pool("p"))
+    await store.create(rollout_pool("p"))
     manager = Manager([Informer(store, RolloutPool)], [Controller("RolloutPool", scripted)], resync_seconds=0.02)
     async with beside(manager.run()):
         await until(lambda: scripted.seen["p"] >= 3)
 
 
-async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteStore, make_pool, beside) -> None:
+async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteStore, beside) -> None:
     class Slow(Scripted):
         inside = 0
 
@@ -147,15 +148,15 @@ async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteSt
 
     slow, pools = Slow(), Informer(store, RolloutPool)
     manager = Manager([pools], [Controller("RolloutPool", slow, workers=8)], resync_seconds=0.002)
-    await store.create(make_pool("p"))
+    await store.create(rollout_pool("p"))
     async with beside(manager.run()):
         await until(lambda: slow.seen["p"] >= 5)
 
 
 async def test_what_runs_beside_starts_after_the_first_list_and_ends_with_the_manager(
-    store: SqliteStore, scripted: Scripted, make_pool, beside: Callable
+    store: SqliteStore, scripted: Scripted, beside: Callable
 ) -> None:
-    await store.create(make_pool("p"))
+    await store.create(rollout_pool("p"))
     pools, told = Informer(store, RolloutPool), []
 
     async def work() -> None:

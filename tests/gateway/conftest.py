@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,26 +18,10 @@ from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
-from rollyard.wire.endpoint import Endpoint
+from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import Upstream
-
-
-@dataclass
-class EndpointPolicy:
-    """Samples on one endpoint, as node agents do."""
-
-    tokens: TokenClient
-    endpoint: Endpoint
-    stop_ids: Sequence[int]
-
-    async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
-    ) -> Sampled:
-        return await self.tokens.complete(
-            self.endpoint, prompt_ids, sampling, sampling.max_tokens, self.stop_ids, on_progress
-        )
+from tests.support import make
 
 
 @dataclass
@@ -45,7 +29,7 @@ class Gateway:
     """A running gateway; a session is created when it is first named."""
 
     template: ChatTemplate
-    policy: EndpointPolicy
+    policy: EndpointSampler
     config: SessionConfig
     url: str = ""
     sessions: dict[str, GatewaySession] = field(default_factory=dict)
@@ -89,8 +73,7 @@ async def tiny(engine: Any, template: ChatTemplate) -> AsyncIterator[Gateway]:
     """Run a gateway in front of the tiny policy."""
     connector = aiohttp.UnixConnector(str(engine.socket), limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
-        endpoint = Endpoint(id="e", url="http://engine", model="policy", weights_version="v1", tokenizer="")
-        policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
+        policy = EndpointSampler(TokenClient(http), make.endpoint(url="http://engine"), template.stop_ids)
         config = SessionConfig("policy", Sampling(max_tokens=256), fixed=False)
         async with Gateway(template, policy, config).serving() as gateway:
             yield gateway
@@ -109,8 +92,7 @@ def scripted(template: ChatTemplate) -> Any:
 
         connector = aiohttp.TCPConnector(limit=0)
         async with Upstream(script, **pace).serving() as upstream, aiohttp.ClientSession(connector=connector) as http:
-            endpoint = Endpoint(id="e", url=upstream.url, model="policy", weights_version="v1", tokenizer="")
-            policy = EndpointPolicy(TokenClient(http), endpoint, template.stop_ids)
+            policy = EndpointSampler(TokenClient(http), make.endpoint(url=upstream.url), template.stop_ids)
             made = Gateway(template, policy, config or SessionConfig("policy", Sampling(), fixed=False))
             async with made.serving() as gateway:
                 yield gateway, upstream

@@ -23,8 +23,9 @@ from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
-from rollyard.wire.endpoint import Endpoint
+from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import Upstream
+from tests.support import make
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -44,19 +45,6 @@ for word in ("And?", "So?", ""):
     messages += [{"role": "assistant", "content": message["content"]}, {"role": "user", "content": word}]
 open("/workspace/answer", "w").write(message["content"] + os.environ.get("EXTRA", ""))
 """
-
-
-class OnePolicy:
-    def __init__(self, tokens: TokenClient, upstream: Upstream, stop_ids: Sequence[int]) -> None:
-        self._tokens, self._stop_ids = tokens, stop_ids
-        self._endpoint = Endpoint(id="e", url=upstream.url, model="policy", weights_version="v1", tokenizer="")
-
-    async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
-    ) -> Sampled:
-        return await self._tokens.complete(
-            self._endpoint, prompt_ids, sampling, sampling.max_tokens, self._stop_ids, on_progress
-        )
 
 
 class FailingPolicy:
@@ -94,7 +82,7 @@ async def session(
         return [*template.encode(f"Answer {number}."), template.stop_ids[0]]
 
     async with Upstream(script, pace).serving() as upstream, aiohttp.ClientSession() as http:
-        policy = OnePolicy(TokenClient(http), upstream, template.stop_ids)
+        policy = EndpointSampler(TokenClient(http), make.endpoint(url=upstream.url), template.stop_ids)
         yield GatewaySession(name, template, policy, SessionConfig("policy", Sampling(), **config)), upstream
 
 

@@ -24,6 +24,7 @@ from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.files import AllocationFile, EndpointFile
 from rollyard.wire.node import LeaseRef
+from tests.support import make
 
 QUICK = Patience(connect_seconds=1.0, first_token_seconds=1.0, idle_seconds=1.0)
 REF = LeaseRef(namespace="default", id="r", fence=1)
@@ -116,7 +117,7 @@ async def policy(yard: Yard, first: Endpoint, folder: Path) -> AsyncIterator[Lea
 
 
 def endpoint(name: str, url: str) -> Endpoint:
-    return Endpoint(id=name, url=url, model="m", weights_version=name, tokenizer="/t", patience=QUICK)
+    return make.endpoint(name, url, version=name, patience=QUICK)
 
 
 @pytest.mark.parametrize(("way", "streamed"), [("silent", 0), ("mute", 0), ("idle", 2), ("broken", 2), ("refused", 0)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -18,10 +18,10 @@ from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
-from rollyard.wire.endpoint import Endpoint
+from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import LOGPROB, Upstream
+from tests.support import make
 from tests.support.mini_swe_agent import PACKAGES, image
 
 COMMAND = """
@@ -40,19 +40,6 @@ SAYS = [
     call("echo 12 > /workspace/answer"),
     "That is it.\n" + call("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
 ]
-
-
-class OnePolicy:
-    def __init__(self, tokens: TokenClient, upstream: Upstream, stop_ids: Sequence[int]) -> None:
-        self._tokens, self._stop_ids = tokens, stop_ids
-        self._endpoint = Endpoint(id="e", url=upstream.url, model="policy", weights_version="v1", tokenizer="")
-
-    async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
-    ) -> Sampled:
-        return await self._tokens.complete(
-            self._endpoint, prompt_ids, sampling, sampling.max_tokens, self._stop_ids, on_progress
-        )
 
 
 @pytest.mark.heavy
@@ -77,7 +64,7 @@ async def test_mini_swe_agent_becomes_one_segment(model_dir: Path) -> None:
         SandboxFactory(runtime) as sandboxes,
         await sandboxes.start(spec) as sandbox,
     ):
-        policy = OnePolicy(TokenClient(http), upstream, template.stop_ids)
+        policy = EndpointSampler(TokenClient(http), make.endpoint(url=upstream.url), template.stop_ids)
         session = GatewaySession("mini", template, policy, SessionConfig("policy", Sampling()))
         ended = await Harness(sandbox, session).run(agent, prompt)
         assert await sandbox.read_file("answer", 10) == b"12\n"

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rollyard.core.clock import time_of_day
-from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, Reason, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
@@ -25,6 +24,7 @@ from rollyard.reconcilers.conditions import (
 from rollyard.reconcilers.failure_backoff import EndCounts
 from rollyard.reconcilers.plan import Member, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation
+from tests.support import make
 
 NOW = 1_700_000_000.0
 
@@ -34,14 +34,13 @@ def at(seconds: float) -> datetime:
 
 
 def engines(**spec: Any) -> InferencePool:
-    given = {"model": {"path": "/m"}, "engine": {"embedded": {}}, "replicas": 2} | spec
-    return InferencePool.model_validate({"metadata": {"name": "p", "generation": 2}, "spec": given})
+    return make.inference_pool("p", metadata={"generation": 2}, **({"replicas": 2} | spec))
 
 
 def agents(**spec: Any) -> RolloutPool:
     stages = {stage: {"timeoutSeconds": 40} for stage in ("init", "run", "eval")}
-    given = {"replicas": 1, "inference": {"policy": "p"}, "stages": stages, "allocation": {"timeLimit": "00:10:00"}}
-    return RolloutPool.model_validate({"metadata": {"name": "p"}, "spec": given | spec})
+    given = {"inference": {"policy": "p"}, "stages": stages, "allocation": {"timeLimit": "00:10:00"}}
+    return make.rollout_pool("p", **(given | spec))
 
 
 def one(index: int, *, serving: bool = False, of: str = "new", **more: Any) -> Member:
@@ -50,20 +49,9 @@ def one(index: int, *, serving: bool = False, of: str = "new", **more: Any) -> M
     status: dict[str, Any] = {"intents": 1, "jobId": str(index + 10), "node": "n1"} | more
     status |= {name: at(status[name]) for name in ("endTime", "readyAt", "intendedAt", "startTime") if name in status}
     status.setdefault("jobState", "RUNNING")
-    allocation = Allocation.model_validate(
-        {
-            "kind": "Allocation",
-            "metadata": {"name": f"p-{index}", "creationTimestamp": at(-500)},
-            "spec": {
-                "pool": {"kind": "InferencePool", "name": "p", "uid": "u"},
-                "index": index,
-                "templateHash": of,
-                "template": {},
-                **spec,
-            },
-            "status": {"ready": serving, **status},
-        }
-    )
+    spec["template_hash"] = of
+    status["ready"] = serving
+    allocation = make.allocation(f"p-{index}", pool="InferencePool", created=at(-500), spec=spec, **status)
     return Member(allocation, serving)
 
 

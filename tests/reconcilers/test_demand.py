@@ -13,9 +13,10 @@ from rollyard.kinds.autoscaling import GpuLedger, InferenceAutoscaling
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Stage
-from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
+from rollyard.kinds.rollout_pool import RolloutPoolSpec
 from rollyard.reconcilers.demand import LoadReport, inference_metrics, max_workers, rollout_metrics, sessions
 from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT, SHOWN_SECONDS, account_gpu_hours, decide_size, shown_hours
+from tests.support import make
 
 NOW = 1_700_000_000.0
 INIT, RUN, EVAL = Stage.INIT, Stage.RUN, Stage.EVAL
@@ -96,25 +97,14 @@ def allocation(name: str, *, start: float | None = None, end: float | None = Non
     def at(seconds: float | None) -> datetime | None:
         return None if seconds is None else datetime.fromtimestamp(NOW + seconds, UTC)
 
-    return Allocation.model_validate(
-        {
-            "kind": "Allocation",
-            "metadata": {"name": name},
-            "spec": {
-                "pool": {"kind": "InferencePool", "name": "policy", "uid": "u"},
-                "index": 0,
-                "templateHash": "h",
-                "template": {"nodes": 2, "gpusPerNode": 4},
-            },
-            "status": {
-                "job_state": "RUNNING" if end is None else "COMPLETED",
-                "node": "n1",
-                "start_time": at(start),
-                "end_time": at(end if end is not None else 28_800),
-                **status,
-            },
-        }
-    )
+    facts = {
+        "job_state": "RUNNING" if end is None else "COMPLETED",
+        "node": "n1",
+        "start_time": at(start),
+        "end_time": at(end if end is not None else 28_800),
+    }
+    spec = {"template": {"nodes": 2, "gpusPerNode": 4}}
+    return make.allocation(name, pool="InferencePool", spec=spec, **(facts | status))
 
 
 def test_what_runs_counts_as_long_as_it_runs_and_what_only_waits_does_not() -> None:
@@ -167,15 +157,8 @@ def test_however_often_one_looks_the_sum_is_the_same(jobs: list[tuple[int, int]]
     assert ledger == GpuLedger(past=8 * sum(n for _, n in jobs))
 
 
-def inference_pool(cap: float | None, **status: Any) -> InferencePool:
-    spec = {
-        "model": {"path": "/m"},
-        "engine": {"vllm": {}},
-        "replicas": 2,
-        "maxGpuHours": cap,
-        "allocation": {"gpusPerNode": 8},
-    }
-    return InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec, "status": status})
+def inference_pool(cap: float | None) -> InferencePool:
+    return make.inference_pool(replicas=2, max_gpu_hours=cap, allocation={"gpusPerNode": 8})
 
 
 def test_at_the_cap_everything_is_given_back_and_says_why() -> None:
@@ -198,7 +181,7 @@ def test_hours_in_the_status_do_not_move_with_every_look() -> None:
 
 
 def test_a_suspended_pool_and_a_fixed_one_ask_nobody() -> None:
-    pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 3}})
+    pool = make.rollout_pool(replicas=3)
     assert decide_size(pool, None, [], GpuLedger(), NOW).desired == 3
     off = evolve(pool, spec=evolve(pool.spec, suspend=True))
     assert decide_size(off, None, [], GpuLedger(), NOW).desired == 0

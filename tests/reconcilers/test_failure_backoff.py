@@ -20,6 +20,7 @@ from rollyard.reconcilers.failure_backoff import (
     EndCounts,
     count_ends,
 )
+from tests.support import make
 
 NOW = 1_700_000_000.0
 
@@ -31,21 +32,9 @@ def at(seconds: float) -> datetime:
 def one(index: int, made: float, state: str, end: float | None = None, *, of: str = "t", **more: Any) -> Allocation:
     """Times are seconds after NOW; `ready`: when it was for the first time."""
     ready, drain = more.pop("ready", None), more.pop("drain", False)
-    status = {"jobState": state, "endTime": at(end) if end is not None else None, **more}
-    return Allocation.model_validate(
-        {
-            "kind": "Allocation",
-            "metadata": {"name": f"p-{index}", "creationTimestamp": at(made)},
-            "spec": {
-                "pool": {"kind": "RolloutPool", "name": "p", "uid": "u"},
-                "index": index,
-                "templateHash": of,
-                "template": {},
-                "drain": drain,
-            },
-            "status": status | ({"readyAt": at(ready)} if ready is not None else {}),
-        }
-    )
+    times = {"end_time": at(end) if end is not None else None, "ready_at": at(ready) if ready is not None else None}
+    spec = {"template_hash": of, "drain": drain}
+    return make.allocation(f"p-{index}", created=at(made), spec=spec, job_state=state, **times, **more)
 
 
 @dataclass

@@ -16,17 +16,14 @@ from rollyard.reconcilers.missing_jobs import (
     why_doubted,
 )
 from rollyard.slurm.base import Job, JobState, Snapshot
+from tests.support.make import job, snapshot
 
 NOW = 1_000.0
 SOON, LATER = 5.0, ABSENT_SECONDS + 5.0
 
 
-def job(id: str, state: JobState = JobState.RUNNING, restart_count: int = 0) -> Job:
-    return Job(id, "rollyard-x", "c", state, restart_count=restart_count)
-
-
 def table(*jobs: Job, at: float = NOW) -> Snapshot:
-    return Snapshot(at, {j.id: j for j in jobs})
+    return snapshot(*jobs, at=at)
 
 
 def absent(ago: float, heard: float | None = None, account: JobState | None = None, **more: object) -> Absence:

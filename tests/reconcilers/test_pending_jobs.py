@@ -9,22 +9,11 @@ import pytest
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.values.slurm_reasons import is_limit, reason_text
 from rollyard.reconcilers.pending_jobs import pending_reason
+from tests.support import make
 
 
 def allocation(index: int, state: str, reason: str = "", start: datetime | None = None) -> Allocation:
-    return Allocation.model_validate(
-        {
-            "kind": "Allocation",
-            "metadata": {"name": f"p-{index}"},
-            "spec": {
-                "pool": {"kind": "RolloutPool", "name": "p", "uid": "u"},
-                "index": index,
-                "templateHash": "h",
-                "template": {},
-            },
-            "status": {"jobState": state, "reason": reason, "startTime": start},
-        }
-    )
+    return make.allocation(f"p-{index}", job_state=state, reason=reason, start_time=start)
 
 
 def test_nothing_waits_when_all_run() -> None:

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.core.clock import time_of_day
-from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.plan import STUCK_SECONDS, Member, PoolPlan, Successor, blocked, plan_pool, template_hash
 from rollyard.reconcilers.renewal import before_expiry, due_times, learn_startup, startup_seconds
+from tests.support import make
 
 NOW = 1_700_000_000.0
 LIMIT = 3600.0
@@ -26,16 +26,9 @@ def at(seconds: float) -> datetime:
 
 
 def pool(strategy: str = "Overlap", surge: int = 1, *, startup: float | None = 100.0) -> InferencePool:
-    spec = {
-        "model": {"path": "/m"},
-        "engine": {"embedded": {}},
-        "replicas": 1,
-        "allocation": {"timeLimit": "01:00:00"},
-        "renewal": {"strategy": strategy, "beforeExpirySeconds": 300, "maxSurge": surge},
-    }
-    return InferencePool.model_validate(
-        {"metadata": {"name": "policy"}, "spec": spec, "status": {"startupSeconds": startup}}
-    )
+    renewal = {"strategy": strategy, "beforeExpirySeconds": 300, "maxSurge": surge}
+    status = {"startupSeconds": startup}
+    return make.inference_pool(status=status, allocation={"timeLimit": "01:00:00"}, renewal=renewal)
 
 
 def member(
@@ -50,22 +43,9 @@ def member(
     **status: Any,
 ) -> Member:
     state = "RUNNING" if ends_in is not None else "PENDING"
-    facts = {"jobState": state, "jobId": str(index), "endTime": at(NOW + ends_in) if ends_in is not None else None}
-    allocation = Allocation.model_validate(
-        {
-            "kind": "Allocation",
-            "metadata": {"name": f"policy-{index}"},
-            "spec": {
-                "pool": {"kind": "InferencePool", "name": "policy", "uid": "u"},
-                "index": index,
-                "templateHash": hash or template_hash(pool()),
-                "template": {},
-                "successorOf": of,
-                "afterJob": after,
-            },
-            "status": {**facts, **status},
-        }
-    )
+    facts = {"job_state": state, "job_id": str(index), "end_time": at(NOW + ends_in) if ends_in is not None else None}
+    spec = {"template_hash": hash or template_hash(pool()), "successor_of": of, "after_job": after}
+    allocation = make.allocation(f"policy-{index}", pool="InferencePool", spec=spec, **(facts | status))
     return Member(allocation, ready and ends_in is not None, load)
 
 

@@ -13,56 +13,34 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
-from rollyard.wire.base import Identity
-from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, WeightsReport
+from tests.support import make
 from tests.support.reconciler_site import Site
 
 KEY = PoolKey("default", "policy")
 
 
 def pool() -> InferencePool:
-    spec = {"model": {"path": "/m"}, "engine": {"vllm": {}}, "autoscaling": {"maxReplicas": 8}}
-    return InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec})
+    return make.inference_pool(engine={"vllm": {}}, autoscaling={"maxReplicas": 8})
 
 
 def allocation(name: str, **status: Any) -> Allocation:
-    return Allocation.model_validate(
-        {
-            "kind": "Allocation",
-            "metadata": {"name": name, "uid": name},
-            "spec": {
-                "pool": {"kind": "InferencePool", "name": "policy", "uid": "u"},
-                "index": 0,
-                "templateHash": "h",
-                "template": {},
-            },
-            "status": {"jobState": "RUNNING", "readyAt": "2026-01-01T00:00:00Z", **status},
-        }
-    )
-
-
-def identity(name: str) -> Identity:
-    return Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
+    given = {"job_state": "RUNNING", "ready_at": "2026-01-01T00:00:00Z", **status}
+    return make.allocation(name, pool="InferencePool", uid=name, **given)
 
 
 def register(endpoints: EndpointRegistry, name: str) -> None:
-    endpoint = Endpoint(id=f"default/{name}", url=f"https://{name}", model="policy", weights_version="", tokenizer="/m")
-    endpoints.register(KEY, identity(name), endpoint)
+    endpoints.register(KEY, make.identity(name), make.endpoint(f"default/{name}"))
 
 
 def beat(endpoints: EndpointRegistry, name: str, **load: Any) -> None:
-    words = EngineHeartbeat(
-        identity=identity(name), url=f"https://{name}", ready=True, weights=WeightsReport(version="1"), **load
-    )
-    assert endpoints.heartbeat(f"default/{name}", words)
+    assert endpoints.heartbeat(f"default/{name}", make.heartbeat(name, **load))
 
 
 async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> None:
     clock = ManualClock()
     endpoints = EndpointRegistry(clock, lambda endpoint: 0)
     trade = InferencePoolObserver(endpoints, site.rollouts, list, lambda pool: 0, clock)
-    loading = allocation("c", readyAt=None)
+    loading = allocation("c", ready_at=None)
 
     async def look() -> PoolObservation:
         return await trade.observe(pool(), [allocation("a"), allocation("b"), loading])

@@ -5,22 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from rollyard.core.clock import ManualClock
-from rollyard.kinds.base import evolve
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
-from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.status_metrics import STATUS_METRICS_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
-from rollyard.wire.base import Identity
-from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineLoad, WeightsReport
+from rollyard.wire.engine import EngineLoad
+from tests.support import make
 from tests.support.reconciler_site import Site
 
 KEY = PoolKey("default", "policy")
-POOL = InferencePool.model_validate(
-    {"metadata": {"name": "policy"}, "spec": {"model": {"path": "/m"}, "engine": {"vllm": {}}, "replicas": 2}}
-)
+POOL = make.inference_pool(replicas=2)
 
 
 class Server:
@@ -28,27 +23,14 @@ class Server:
 
     def __init__(self, endpoints: EndpointRegistry, clock: ManualClock, name: str) -> None:
         self._endpoints, self._clock = endpoints, clock
-        self._identity = Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
-        self._began = clock.now
-        endpoint = Endpoint(id=f"default/{name}", url=name, model="policy", weights_version="", tokenizer="/m")
-        endpoints.register(KEY, self._identity, endpoint)
+        self._name, self._began = name, clock.now
+        endpoints.register(KEY, make.identity(name), make.endpoint(f"default/{name}", f"https://{name}"))
 
     def beat(self, **more: float) -> None:
         at = self._clock.now - self._began
         load = EngineLoad(at=at, generated_tokens=int(5 * at * at))
-        words = evolve(
-            EngineHeartbeat(
-                identity=self._identity,
-                url=self._identity.uid,
-                ready=True,
-                weights=WeightsReport(version="1"),
-                waiting=int(at),
-                load=load,
-            ),
-            running=100,
-            **more,
-        )
-        assert self._endpoints.heartbeat(f"default/{self._identity.uid}", words)
+        words = make.heartbeat(self._name, waiting=int(at), load=load, **({"running": 100} | more))
+        assert self._endpoints.heartbeat(f"default/{self._name}", words)
 
 
 async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endpoint_comes_or_falls_silent(

@@ -13,7 +13,7 @@ import openai
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord
 from rollyard.server.wiring import Parts
-from rollyard.wire.endpoint import Endpoint
+from tests.support import make
 
 QUESTION: list[dict[str, Any]] = [
     {"role": "system", "content": "Solve it."},
@@ -38,7 +38,7 @@ class Api:
         self.endpoints, self.sessions, self.open_sessions = parts.endpoints, parts.sessions, parts.open_sessions
 
     def serve(self, id: str, url: str, version: str = "v1") -> None:
-        endpoint = Endpoint(id=id, url=url, model="policy", weights_version=version, tokenizer=str(self.model))
+        endpoint = make.endpoint(id, url, version=version, tokenizer=str(self.model))
         self.endpoints.add_external(POOL, endpoint, 1.0)
         self.endpoints.probed(id, None)
 

@@ -19,6 +19,7 @@ from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.failover import FailoverPolicy
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
+from tests.support import make
 
 MAX_TOKENS = 1500
 
@@ -53,7 +54,7 @@ async def listening(socket: Path) -> AsyncIterator[str]:
 @asynccontextmanager
 async def endpoint(name: str, socket: Path) -> AsyncIterator[Endpoint]:
     async with listening(socket) as url:
-        yield Endpoint(id=name, url=url, model="policy", weights_version=f"weights of {name}", tokenizer="")
+        yield make.endpoint(name, url, version=f"weights of {name}")
 
 
 def exact_logprobs(model_dir: Path, prompt: list[int], ids: list[int]) -> list[float]:

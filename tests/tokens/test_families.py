@@ -22,7 +22,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import ToolCall, parser_for
-from rollyard.wire.endpoint import Endpoint
+from tests.support import make
 from tests.support.small_tokenizers import LOSSLESS, SHAPES, fitted
 from tests.support.template_families import FAMILIES, Call, Family, Said
 
@@ -197,7 +197,7 @@ async def test_so_it_is_with_a_model_of_random_weights(
     engine = start_engine(model=random_model(tmp_path, tokenizer))
     template = ChatTemplate.load(tmp_path)
     sampler = Sampler(family, template, len(tokenizer), random.Random(shape))
-    endpoint = Endpoint(id="engine", url="http://engine", model="policy", weights_version="v1", tokenizer="")
+    endpoint = make.endpoint("engine", "http://engine")
     async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(engine.socket))) as http:
         client = TokenClient(http)
 

@@ -20,6 +20,7 @@ from rollyard.tokens.failover import FailoverPolicy, seed_after
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.tokens.token_client import StreamTimeouts, TokenClient
 from rollyard.wire.endpoint import Endpoint
+from tests.support import make
 
 TOKEN = "tok-5f0c1e"
 PROMPT = [1, 2, 3]
@@ -82,7 +83,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.fixture
 def endpoint(server: Any) -> Endpoint:
-    return Endpoint(id="one", url=server.url, token=TOKEN, model="policy", weights_version="v1", tokenizer="")
+    return make.endpoint("one", server.url, token=TOKEN)
 
 
 @pytest.fixture
@@ -426,7 +427,7 @@ async def foreign() -> AsyncIterator[tuple[Server, Endpoint]]:
     app.router.add_get("/v1/models", models)
     async with TestServer(app) as running:
         url = str(running.make_url("/"))
-        yield scripted, Endpoint(id="x", url=url, model="policy", weights_version="external", tokenizer="", ca=False)
+        yield scripted, make.endpoint("x", url, version="external", ca=False)
         scripted.released.set()
 
 

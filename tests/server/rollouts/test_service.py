@@ -35,8 +35,6 @@ from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
-from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, WeightsReport
 from rollyard.wire.node import (
     Cancel,
     CapacityRequest,
@@ -48,6 +46,7 @@ from rollyard.wire.node import (
     ResultHeader,
     ToNode,
 )
+from tests.support import make
 from tests.support.until import until
 
 LEASE_SECONDS = 30.0
@@ -61,7 +60,7 @@ def request(id: str | None = None, *, answer: str = "1", **more: Any) -> Rollout
 
 
 def identity(uid: str) -> Identity:
-    return Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance=f"i-{uid}", node=f"n-{uid}")
+    return make.identity(uid, instance=f"i-{uid}", node=f"n-{uid}")
 
 
 @dataclass
@@ -83,7 +82,7 @@ class Yard:
         self.parts, self.store, self.clock = parts, store, clock
         self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
         self.rollouts, self.dispatcher = parts.rollouts, parts.dispatcher
-        self.pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 1}})
+        self.pool = make.rollout_pool()
 
     async def declare(self, **spec: Any) -> None:
         """The pool, with these fields of its spec changed."""
@@ -109,12 +108,8 @@ class Yard:
 
     def engine(self, name: str) -> None:
         """A model server registers and says that it is healthy."""
-        url = f"http://{name}/v1"
-        endpoint = Endpoint(id=name, url=url, model="policy", weights_version="", tokenizer="/t")
-        self.endpoints.register(PoolKey("default", "policy-pool"), identity(name), endpoint)
-        assert self.endpoints.heartbeat(
-            name, EngineHeartbeat(identity=identity(name), url=url, ready=True, weights=WeightsReport(version="w1"))
-        )
+        self.endpoints.register(PoolKey("default", "policy-pool"), identity(name), make.endpoint(name, version=""))
+        assert self.endpoints.heartbeat(name, make.heartbeat(name, version="w1"))
 
     async def leased(self, node: Node, id: str) -> Lease:
         """Submit one rollout and see it leased to this node agent."""

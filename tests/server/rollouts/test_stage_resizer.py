@@ -11,13 +11,12 @@ from rollyard.core.aio import running
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
-from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
-from rollyard.wire.base import Identity
 from rollyard.wire.node import CapacityRequest, LeaseRef, Resize, ToNode
+from tests.support import make
 from tests.support.until import until
 
 KEY = PoolKey("default", "swe")
@@ -47,8 +46,7 @@ class Server:
             if isinstance(message, Resize):
                 asked.append(message.widths)
 
-        identity = Identity(allocation=uid, namespace="default", uid=uid, job_id="1", instance="i", node="n")
-        agent = ConnectedAgent(identity, KEY, hear, capacity=places, expel=lambda: None)
+        agent = ConnectedAgent(make.identity(uid), KEY, hear, capacity=places, expel=lambda: None)
         self.agents.connect(agent)
         self.agents.heartbeat(agent, [], AT_REST)
         return agent, asked
@@ -64,7 +62,7 @@ def held(stage: Stage, n: int) -> list[LeaseRef]:
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
     store = await SqliteStore.open(tmp_path, SystemClock())
-    await store.create(RolloutPool.model_validate({"metadata": {"name": KEY[1]}, "spec": SPEC}))
+    await store.create(make.rollout_pool(KEY.name, **SPEC))
     parts = Parts(store, LocalDriver(tmp_path / "slurm"), tmp_path, SystemClock())
     async with running(parts.resizer.run()):
         yield Server(parts)
@@ -117,8 +115,7 @@ async def test_an_allocation_of_unknown_size_is_left_alone(server: Server) -> No
 def test_room_is_not_given_away_twice() -> None:
     """A word said before the last grant arrived counts the same room again."""
     agents = ConnectedAgents(SystemClock())
-    identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
-    agent = ConnectedAgent(identity, KEY, lambda message: None, expel=lambda: None)
+    agent = ConnectedAgent(make.identity(), KEY, lambda message: None, expel=lambda: None)
     agents.connect(agent)
     agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
     agent.free_init, agent.grants = 0, 1  # as the dispatcher does

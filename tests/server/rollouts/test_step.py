@@ -28,16 +28,10 @@ from rollyard.server.rollouts.step import (
     step,
 )
 from rollyard.server.store.base import BlobRef, RolloutRecord
+from tests.support.make import rollout
 
 BLOB = BlobRef("pack", 0, 3, "00")
 FAULT = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="it died")
-
-
-def fresh() -> RolloutRecord:
-    return RolloutRecord(
-        namespace="default", id="r", digest="d", request="{}", pool="p", task_kind="math", group=None,
-        sample_index=0, mode="train", priority=0, created_at=0.0,
-    )  # fmt: skip
 
 
 def granted(record: RolloutRecord, at: float = 1.0) -> RolloutRecord:
@@ -51,7 +45,7 @@ def finished(
 
 
 def test_a_rollout_goes_from_the_queue_to_one_terminal_record() -> None:
-    record = granted(fresh())
+    record = granted(rollout())
     assert (record.status, record.fence, record.queued_seconds) == (Status.RUNNING, 1, 1.0)
     record, effects = step(record, RunStored(1.5, 1, BLOB))
     assert (record.stage, record.run, effects) == (Stage.EVAL, BLOB, ())
@@ -60,7 +54,7 @@ def test_a_rollout_goes_from_the_queue_to_one_terminal_record() -> None:
 
 
 def test_a_word_from_a_void_lease_is_fenced() -> None:
-    record = granted(granted_again := step(granted(fresh()), Lost(2.0, 1, "Expired"))[0])
+    record = granted(granted_again := step(granted(rollout()), Lost(2.0, 1, "Expired"))[0])
     assert granted_again.status is Status.QUEUED
     for stale in (RunStored(3.0, 1, BLOB), Lost(3.0, 1, "x"), EndpointMoved(3.0, 1, "policy", "e2")):
         with pytest.raises(Fenced):
@@ -70,14 +64,14 @@ def test_a_word_from_a_void_lease_is_fenced() -> None:
 
 
 def test_a_lost_lease_costs_an_attempt_but_no_retry() -> None:
-    record, effects = step(granted(fresh()), Lost(5.0, 1, "Preempted"))
+    record, effects = step(granted(rollout()), Lost(5.0, 1, "Preempted"))
     assert (record.attempt, record.faults, record.losses) == (2, 0, 1)
     assert record.endpoints == {"policy": "e1"}, "its prefix is in that cache"
     assert effects == (Requeued(5.0),)
 
 
 def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
-    record = fresh()
+    record = rollout()
     for _ in range(MAX_LOSSES + 5):
         record = granted(record)
         record, _ = step(record, Lost(1.0, record.fence, "NodeAgentStopped", handed_back=True))
@@ -85,7 +79,7 @@ def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
 
 
 def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
-    record = fresh()
+    record = rollout()
     for losses in range(1, MAX_LOSSES + 1):
         assert is_suspect(record) == (losses > SUSPECT_LOSSES), "after a few it runs alone"
         record = granted(record)
@@ -97,7 +91,7 @@ def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
 
 
 def test_what_got_through_its_run_is_no_suspect_any_more() -> None:
-    record = fresh()
+    record = rollout()
     for _ in range(SUSPECT_LOSSES):
         record = granted(record)
         record, _ = step(record, Lost(1.0, record.fence, "Expired"))
@@ -109,7 +103,7 @@ def test_what_got_through_its_run_is_no_suspect_any_more() -> None:
 
 @pytest.mark.parametrize("status", [Status.COMPLETED, Status.TRUNCATED])
 def test_a_reward_without_a_sampled_token_does_not_exist(status: Status) -> None:
-    record = granted(fresh())
+    record = granted(rollout())
     record, effects = step(record, finished(record, status, 1.0, sampled=0))
     assert (record.status, record.reward, record.result, effects) == (Status.FAILED, None, BLOB, (Ended(),))
     assert record.error is not None
@@ -118,7 +112,7 @@ def test_a_reward_without_a_sampled_token_does_not_exist(status: Status) -> None
 
 @pytest.mark.parametrize("reward", [None, float("nan"), float("inf"), float("-inf")])
 def test_a_score_that_is_no_finite_number_is_a_failure(reward: float | None) -> None:
-    record = granted(fresh())
+    record = granted(rollout())
     record, _ = step(record, finished(record, Status.COMPLETED, reward))
     assert (record.status, record.reward) == (Status.FAILED, None)
     assert record.error is not None
@@ -126,7 +120,7 @@ def test_a_score_that_is_no_finite_number_is_a_failure(reward: float | None) -> 
 
 
 def test_infrastructure_faults_are_retried_and_then_end_without_a_reward() -> None:
-    record = fresh()
+    record = rollout()
     for fault in (1, 2):
         record = granted(record)
         record, effects = step(record, finished(record, Status.INFRA_FAILED))
@@ -139,21 +133,21 @@ def test_infrastructure_faults_are_retried_and_then_end_without_a_reward() -> No
 
 
 def test_a_fault_in_eval_scores_the_stored_run_again() -> None:
-    record = granted(fresh())
+    record = granted(rollout())
     record, _ = step(record, RunStored(1.0, record.fence, BLOB))
     record, _ = step(record, finished(record, Status.INFRA_FAILED))
     assert (record.status, record.stage, record.run, record.attempt) == (Status.QUEUED, Stage.EVAL, BLOB, 1)
 
 
 def test_cancelling_ends_at_once_and_stops_the_holder() -> None:
-    record, effects = step(granted(fresh()), Cancelled(2.0))
+    record, effects = step(granted(rollout()), Cancelled(2.0))
     assert (record.status, effects) == (Status.CANCELLED, (StopHolder("uid/instance", 1), Ended()))
     assert step(record, Cancelled(3.0)) == (record, ())
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED])
 def test_only_scored_endings_have_a_reward(status: Status) -> None:
-    record = granted(fresh())
+    record = granted(rollout())
     record, _ = step(record, finished(record, status, 1.0, attempts=1))
     assert record.reward is None
 
@@ -187,7 +181,7 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
 
 @given(EVENTS)
 def test_whatever_happens_a_rollout_ends_once_and_fences_only_grow(events: list[tuple[str, bool, Status]]) -> None:
-    record, endings = fresh(), 0
+    record, endings = rollout(), 0
     for at, (word, stale, status) in enumerate(events):
         before = record
         try:

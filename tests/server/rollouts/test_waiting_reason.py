@@ -27,7 +27,7 @@ from rollyard.server.rollouts.waiting_reason import (
 )
 from rollyard.server.routing.staleness import ServedVersions
 from rollyard.server.store.base import GroupVersions, RolloutRecord
-from rollyard.wire.base import Identity
+from tests.support import make
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
 AT = "2026-01-01T11:00:00Z"
@@ -44,13 +44,11 @@ def record(**more: Any) -> RolloutRecord:
 
 
 def rollout_pool(status: dict[str, Any] | None = None, **spec: Any) -> RolloutPool:
-    given = {"replicas": 1, "inference": {"policy": "policy"}, **spec}
-    return RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": given, "status": status or {}})
+    return make.rollout_pool(status=status, **({"inference": {"policy": "policy"}} | spec))
 
 
 def inference_pool(status: dict[str, Any] | None = None, **spec: Any) -> InferencePool:
-    given = {"replicas": 1, "model": {"path": "/m"}, "engine": {"embedded": {}}, **spec}
-    return InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": given, "status": status or {}})
+    return make.inference_pool(status=status, **spec)
 
 
 def condition(type: str, status: str, reason: str = "Because", message: str = "") -> dict[str, Any]:
@@ -62,16 +60,13 @@ def conditions(*found: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def allocation(name: str, pool: str = "RolloutPool", **status: Any) -> Allocation:
-    spec = {"pool": {"kind": pool, "name": "p", "uid": "u"}, "index": 0, "templateHash": "h", "template": {}}
-    meta = {"name": name, "creationTimestamp": AT}
-    return Allocation.model_validate({"metadata": meta, "spec": spec, "status": status})
+    return make.allocation(name, pool=pool, created=AT, **status)
 
 
 def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> ConnectedAgent:
-    identity = Identity(allocation="a", namespace="default", uid="u", job_id="1", instance="i", node="n")
     pool = PoolKey("default", "swe")
     made = ConnectedAgent(
-        identity, pool, lambda message: None, init, eval, frozenset(kinds), failed, expel=lambda: None
+        make.identity(), pool, lambda message: None, init, eval, frozenset(kinds), failed, expel=lambda: None
     )
     made.walltime_ends = ends
     return made

@@ -19,9 +19,9 @@ from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWat
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import RolloutRecord
 from rollyard.server.wiring import StoredPools
-from rollyard.wire.engine import EngineHeartbeat, WeightsReport
 from rollyard.wire.node import Cancel
 from tests.server.rollouts.test_service import Yard, header, identity, request, until, yard  # noqa: F401 - the yard is a fixture
+from tests.support import make
 
 POOL = PoolKey("default", "policy-pool")
 
@@ -52,10 +52,7 @@ class Versions:
         if self.yard.endpoints.get(name) is None:
             self.yard.engine(name)
         endpoints: EndpointRegistry = self.yard.endpoints
-        beat = EngineHeartbeat(
-            identity=identity(name), url=f"http://{name}/v1", ready=True, weights=WeightsReport(version=version)
-        )
-        assert endpoints.heartbeat(name, evolve(beat, **load))
+        assert endpoints.heartbeat(name, make.heartbeat(name, version=version, **load))
 
     async def look(self) -> int:
         return await self.watch.check_pool(self.yard.pool)

@@ -13,9 +13,8 @@ from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, to
 from rollyard.server.routing.endpoint_rates import UNKNOWN, WINDOW_SECONDS, EndpointRates, History, append, merge, rates
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS, STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
-from rollyard.wire.base import Identity
-from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineLoad, WeightsReport
+from rollyard.wire.engine import EngineLoad
+from tests.support import make
 
 KEY = PoolKey("default", "policy")
 
@@ -98,19 +97,11 @@ def endpoints(clock: ManualClock) -> EndpointRegistry:
 
 
 def serve(endpoints: EndpointRegistry, name: str) -> None:
-    endpoint = Endpoint(id=f"default/{name}", url=f"https://{name}", model="policy", weights_version="", tokenizer="/m")
-    endpoints.register(KEY, identity(name), endpoint)
-
-
-def identity(name: str) -> Identity:
-    return Identity(allocation=name, namespace="default", uid=name, job_id="1", instance="i", node="n1")
+    endpoints.register(KEY, make.identity(name), make.endpoint(f"default/{name}"))
 
 
 def beat(endpoints: EndpointRegistry, name: str, **load: Any) -> EndpointState:
-    words = EngineHeartbeat(
-        identity=identity(name), url=f"https://{name}", ready=True, weights=WeightsReport(version="1"), **load
-    )
-    assert endpoints.heartbeat(f"default/{name}", words)
+    assert endpoints.heartbeat(f"default/{name}", make.heartbeat(name, **load))
     state = endpoints.get(f"default/{name}")
     assert state is not None
     return state
@@ -148,7 +139,7 @@ def test_how_long_it_is_known_begins_with_this_server_and_anew_with_its_last_wor
     clock.turn(100)
     assert endpoints.weights_report("e", "default/e").known_for == 100, "not a word so far"
     serve(endpoints, "e")
-    uid = identity("e").uid
+    uid = make.identity("e").uid
     assert (endpoints.weights_report(uid, "e").is_heard, endpoints.weights_report(uid, "e").known_for) == (
         False,
         0,

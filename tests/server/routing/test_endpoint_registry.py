@@ -13,8 +13,7 @@ from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.server.routing.endpoint_registry import CLEARED_SECONDS, STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
 from rollyard.wire.base import Identity
-from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat
+from tests.support import make
 
 POOL = PoolKey("default", "policy")
 
@@ -39,16 +38,13 @@ class Yard:
         self.probes += 1
 
     def register(self, name: str, port: int = 1, capacity: float = 1.0) -> None:
-        endpoint = Endpoint(id=name, url=f"https://{name}:{port}", model="m", weights_version="", tokenizer="/t")
+        endpoint = make.endpoint(name, f"https://{name}:{port}", version="")
         self.endpoints.register(POOL, identity(name), endpoint, capacity=capacity)
 
     def beat(self, name: str, *, ready: bool = True, **load: float | str) -> None:
         state = self.endpoints.get(name)
         assert state is not None
-        url = state.endpoint.url
-        beat = EngineHeartbeat.model_validate(
-            {"identity": identity(name), "url": url, "ready": ready, "weights_version": "w", **load}
-        )
+        beat = make.heartbeat(name, url=state.endpoint.url, ready=ready, **load)
         assert self.endpoints.heartbeat(name, beat)
 
     def sessions(self, **counts: int) -> None:
@@ -73,7 +69,7 @@ class Yard:
 
 
 def identity(name: str) -> Identity:
-    return Identity(allocation=name, namespace="default", uid=f"u-{name}", job_id="1", instance="i", node=f"n-{name}")
+    return make.identity(name, node=f"n-{name}")
 
 
 def test_a_new_one_among_busy_ones_takes_its_share_by_and_by() -> None:
@@ -100,7 +96,7 @@ def test_after_a_restart_of_the_server_who_has_sessions_is_not_new() -> None:
 
 def test_a_drained_silent_or_unwell_one_gets_nothing() -> None:
     yard = Yard("a", "b", "c", "d")
-    yard.endpoints.drain("u-a")
+    yard.endpoints.drain("a")
     yard.beat("b", ready=False, **{})
     yard.clock.turn(STALE_SECONDS + 1)
     yard.beat("d")
@@ -158,7 +154,7 @@ def test_it_goes_on_elsewhere_and_on_the_same_only_when_a_probe_cleared_it() -> 
     found = yard.endpoints.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "b"
-    yard.endpoints.forget("u-b")
+    yard.endpoints.forget("b")
     assert yard.endpoints.choose_again(POOL, "a", "a", "") is None, "the probe is still out"
     yard.endpoints.probed("a", None)
     found = yard.endpoints.choose_again(POOL, "a", "a", "")
@@ -186,10 +182,10 @@ def test_who_asks_again_stays_unless_it_should_go() -> None:
     assert yard.endpoints.to_move() == {"a": 3}
     assert again() == "b"
     yard.sessions(a=12, b=10)
-    yard.endpoints.drain("u-a")
+    yard.endpoints.drain("a")
     assert yard.endpoints.to_move() == {"a": 12}
     assert again() == "b"
-    yard.endpoints.drain("u-b")
+    yard.endpoints.drain("b")
     assert again() == "a", "there is nowhere better, and it still answers"
 
 
@@ -248,7 +244,7 @@ def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> Non
 def test_a_session_never_goes_on_with_weights_that_it_may_not_have() -> None:
     yard = Yard("a", "b", "c")
     yard.sessions(a=9, b=0, c=3)
-    yard.beat("b", weights_version="other")
+    yard.beat("b", version="other")
 
     def goes_to(failed: str) -> str | None:
         found = yard.endpoints.choose_again(POOL, "a", failed, "", lambda endpoint: endpoint.weights_version == "w")
@@ -256,10 +252,10 @@ def test_a_session_never_goes_on_with_weights_that_it_may_not_have() -> None:
 
     yard.beat("c", running=3, waiting=0, kv_usage=0.99)
     assert (goes_to("a"), goes_to("")) == ("c", "c"), "full rather than of other weights"
-    yard.endpoints.drain("u-c")
+    yard.endpoints.drain("c")
     assert goes_to("a") is None
     assert goes_to("") == "a"
-    yard.beat("a", weights_version="other")
+    yard.beat("a", version="other")
     assert goes_to("") is None, "the one in use has changed under it"
 
 

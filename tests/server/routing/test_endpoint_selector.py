@@ -9,17 +9,13 @@ from hypothesis import strategies as st
 
 from rollyard.server.routing.admission import Admission
 from rollyard.server.routing.endpoint_selector import Candidate, EndpointIndex
-from rollyard.wire.endpoint import Endpoint
-
-
-def endpoint(name: str) -> Endpoint:
-    return Endpoint(id=name, url=f"https://{name}", model="m", weights_version="w", tokenizer="/t")
+from tests.support import make
 
 
 def order(*, node: str = "", **sessions: int) -> EndpointIndex:
     made = EndpointIndex()
     for name, count in sessions.items():
-        made.put(Candidate(endpoint(name), node if name == "local" else ""), count)
+        made.put(Candidate(make.endpoint(name), node if name == "local" else ""), count)
     return made
 
 
@@ -41,8 +37,8 @@ def test_the_fewest_sessions_first_until_they_are_level() -> None:
 
 def test_by_capacity() -> None:
     made = EndpointIndex()
-    made.put(Candidate(endpoint("small"), capacity=1), 0)
-    made.put(Candidate(endpoint("large"), capacity=4), 0)
+    made.put(Candidate(make.endpoint("small"), capacity=1), 0)
+    made.put(Candidate(make.endpoint("large"), capacity=4), 0)
     assert taken(made, 50) == {"small": 10, "large": 40}
 
 
@@ -53,11 +49,11 @@ def test_ties_go_by_chance() -> None:
 
 def test_one_that_starts_slowly_gets_its_share_alone_and_an_idle_one_its_first() -> None:
     made = order(old=9)
-    made.put(Candidate(endpoint("new"), share=0.2), 0)
+    made.put(Candidate(make.endpoint("new"), share=0.2), 0)
     assert taken(made, 1) == {"new": 1}
     made.set_sessions("new", 1)
     assert taken(made, 10)["new"] <= 2
-    made.put(Candidate(endpoint("new"), share=1.0), 1)
+    made.put(Candidate(make.endpoint("new"), share=1.0), 1)
     assert taken(made, 3)["new"] == 3
 
 
@@ -76,15 +72,15 @@ def test_a_warm_prefix_goes_before_the_same_node() -> None:
 
 def test_only_what_is_allowed_and_the_rest_is_still_there() -> None:
     heap = order(a=0, b=5, c=7).selector()
-    assert heap.checkout(allow=lambda e: e.id == "c") == endpoint("c")
+    assert heap.checkout(allow=lambda e: e.id == "c") == make.endpoint("c")
     assert heap.checkout(allow=lambda e: False) is None
-    assert heap.checkout() == endpoint("a")
+    assert heap.checkout() == make.endpoint("a")
 
 
 def test_a_limit_holds_but_an_idle_one_takes_one() -> None:
     made = EndpointIndex()
-    made.put(Candidate(endpoint("a"), admission=Admission(3)), 1)
-    made.put(Candidate(endpoint("b"), admission=Admission(0)), 0)
+    made.put(Candidate(make.endpoint("a"), admission=Admission(3)), 1)
+    made.put(Candidate(make.endpoint("b"), admission=Admission(0)), 0)
     assert taken(made, 9) == {"a": 2, "b": 1}
     made.set_sessions("a", 3)
     made.set_sessions("b", 1)
@@ -122,7 +118,8 @@ def test_after_any_changes_the_best_of_those_that_take_work(
     def change(what: str, name: str, sessions: int, limit: int | None) -> None:
         if what == "put":
             made.put(
-                Candidate(endpoint(name), node=f"n{name[1]}", capacity=capacity, admission=Admission(limit)), sessions
+                Candidate(make.endpoint(name), node=f"n{name[1]}", capacity=capacity, admission=Admission(limit)),
+                sessions,
             )
             truth[name] = (sessions, limit)
         elif what == "count":

@@ -24,6 +24,7 @@ from rollyard.server.rollouts.step import (
 )
 from rollyard.server.routing.staleness import ServedVersions, allowed_versions, check, why_waiting
 from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
+from tests.support import make
 
 SAME = WeightsConstraint(same=True)
 BLOB = BlobRef("p", 0, 1, "s")
@@ -38,8 +39,7 @@ def served(*ready: str, current: str = "v3", **endpoints: str) -> ServedVersions
 
 
 def record(**more: Any) -> RolloutRecord:
-    made = RolloutRecord("n", "r", "d", "{}", "p", "math", "g", 0, "train", 0, 1.0)
-    return replace(made, **more)
+    return make.rollout(**({"group": "g"} | more))
 
 
 def leased(**more: Any) -> RolloutRecord:

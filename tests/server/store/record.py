@@ -27,7 +27,7 @@ from rollyard.server.store.base import BlobRef, RolloutRecord, Transaction
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.store.tables import FIRST_SCHEMA, MIGRATIONS
 from tests.support.filled import filled
-from tests.support.store_samples import event, record
+from tests.support.make import event, rollout
 from tests.wire.samples import ERROR, LEASE, OUTCOME
 
 FOLDER = Path(__file__).with_name("recorded")
@@ -91,7 +91,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         group_version="same",
         max_staleness=2,
     )
-    return record(
+    return rollout(
         status.value,
         request=request.model_dump_json(),
         pool="rolloutpool",

@@ -21,14 +21,14 @@ from rollyard.server.store.blobs import PackWriter, read_blob
 from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.store.tables import FIRST_SCHEMA, MIGRATIONS
-from tests.support.store_samples import pool
+from tests.support.make import rollout_pool
 
 
 async def test_a_folder_has_one_server_at_a_time(tmp_path: Path) -> None:
     first = await SqliteStore.open(tmp_path)
     with pytest.raises(Unavailable, match=rf"in use by pid {os.getpid()} on "):
         await SqliteStore.open(tmp_path)
-    await first.create(pool())
+    await first.create(rollout_pool())
     await first.close()
     second = await SqliteStore.open(tmp_path)
     assert (second.epoch, second.server_id) == (first.epoch + 1, first.server_id)
@@ -92,7 +92,7 @@ async def test_a_newer_schema_is_left_alone(tmp_path: Path) -> None:
 
 async def test_an_object_of_another_version_is_named(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path)
-    await store.create(pool())
+    await store.create(rollout_pool())
     await store.close()
     with sqlite3.connect(tmp_path / "rollyard.db") as db:
         db.execute('UPDATE objects SET body = replace(body, \'"spec":{\', \'"spec":{"unheardOf":1,\')')
@@ -105,12 +105,12 @@ async def test_wal_only_where_the_file_system_is_local(tmp_path: Path, monkeypat
     local = journal_mode.file_system_of(tmp_path) in journal_mode.LOCAL
     store = await SqliteStore.open(tmp_path)
     assert store.journal == ("WAL" if local else "TRUNCATE")
-    await store.create(pool("one"))
+    await store.create(rollout_pool("one"))
     await store.close()
     monkeypatch.setattr(journal_mode, "LOCAL", frozenset())
     store = await SqliteStore.open(tmp_path)
     assert store.journal == "TRUNCATE"
-    await store.create(pool("two"))
+    await store.create(rollout_pool("two"))
     assert not list(tmp_path.glob("*-wal"))
     await store.close()
     monkeypatch.undo()
@@ -198,15 +198,15 @@ def test_a_reference_reaches_no_other_file(tmp_path: Path, name: str) -> None:
 async def test_a_later_run_of_a_job_takes_the_folder_from_one_that_lives_on(tmp_path: Path) -> None:
     """Slurm has given its node up and started the next; the process there still holds the lock, and still writes."""
     old = await SqliteStore.open(tmp_path, run=JobRun("server", 7))
-    await old.create(pool("one"))
+    await old.create(rollout_pool("one"))
     opening = asyncio.create_task(SqliteStore.open(tmp_path, run=JobRun("server", 8)))
     with pytest.raises(Superseded):
         await _confirm_for_ever(old)
     with pytest.raises(Superseded, match="a newer server uses this data folder"):
-        await old.create(pool("two"))
+        await old.create(rollout_pool("two"))
     await old.close()
     new = await opening
-    await new.create(pool("three"))
+    await new.create(rollout_pool("three"))
     assert [o.metadata.name for o in (await new.list_objects("RolloutPool"))[0]] == ["one", "three"]
     await new.close()
 
@@ -217,9 +217,9 @@ async def test_a_lock_that_a_lost_node_keeps_is_gone_without_until_it_lets_go(
     monkeypatch.setattr(database, "TAKE_OVER_SECONDS", 0.2)
     old = await SqliteStore.open(tmp_path, run=JobRun("server", 7))
     new = await SqliteStore.open(tmp_path, run=JobRun("server", 7, restart=1))
-    await new.create(pool("one"))
+    await new.create(rollout_pool("one"))
     with pytest.raises(Superseded):
-        await old.create(pool("two"))
+        await old.create(rollout_pool("two"))
     await old.close()
     await new.confirm()
     with pytest.raises(Unavailable, match=r"in use by pid .*, run 7\.1 of job server; stop that server first"):
@@ -249,7 +249,7 @@ async def test_nobody_else_is_driven_out(tmp_path: Path, holder: JobRun | None, 
     with pytest.raises(Unavailable, match="is in use by"):
         await SqliteStore.open(tmp_path, run=newcomer)
     await store.confirm()
-    await store.create(pool())
+    await store.create(rollout_pool())
     await store.close()
 
 

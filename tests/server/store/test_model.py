@@ -14,7 +14,7 @@ from rollyard.core.errors import AlreadyExists, ApiError, Conflict, NotFound
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.server.store.sqlite_store import SqliteStore
-from tests.support.store_samples import pool
+from tests.support.make import rollout_pool
 
 Verb = Literal["create", "update", "status", "delete"]
 
@@ -94,7 +94,7 @@ async def carry_out(store: SqliteStore, namespace: str, op: Operation, model: Mo
     metadata: dict[str, Any] = {"resource_version": "999999999"} if op.stale else {}
     if op.finalizer and not (before and before.deleting and not before.finalizer):
         metadata["finalizers"] = ["a/b"]
-    obj = pool(op.name, replicas=op.value, namespace=namespace, **metadata)
+    obj = rollout_pool(op.name, replicas=op.value, metadata={"namespace": namespace, **metadata})
     if op.verb == "create":
         await store.create(obj)
     elif op.verb == "update":

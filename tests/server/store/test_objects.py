@@ -13,7 +13,7 @@ from rollyard.kinds.base import ObjectKey, ObjectMeta, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
 from rollyard.server.store.sqlite_store import SqliteStore
-from tests.support.store_samples import event, pool
+from tests.support.make import event, rollout_pool
 
 KEY = ObjectKey(kind="RolloutPool", namespace="default", name="swe")
 
@@ -33,7 +33,7 @@ async def create(store: SqliteStore, obj: RolloutPool) -> RolloutPool:
 
 
 async def test_create_gives_identity_and_is_read_back(store: SqliteStore, clock: ManualClock) -> None:
-    made = await create(store, pool(uid="mine", generation=7, resource_version="99"))
+    made = await create(store, rollout_pool(metadata={"uid": "mine", "generation": 7, "resource_version": "99"}))
     assert made.metadata.uid not in ("", "mine")
     assert (made.metadata.generation, made.metadata.resource_version) == (1, "1")
     assert made.metadata.creation_timestamp == as_datetime(clock.time())
@@ -41,22 +41,27 @@ async def test_create_gives_identity_and_is_read_back(store: SqliteStore, clock:
 
 
 async def test_create_twice_is_refused_in_kubectls_words(store: SqliteStore) -> None:
-    await store.create(pool(finalizers=["a/b"]))
+    await store.create(rollout_pool(metadata={"finalizers": ["a/b"]}))
     with pytest.raises(AlreadyExists, match=r'^rolloutpools.rollyard.dev "swe" already exists$'):
-        await store.create(pool())
+        await store.create(rollout_pool())
     await store.delete(KEY)
     with pytest.raises(AlreadyExists, match=r"^object is being deleted: "):
-        await store.create(pool())
+        await store.create(rollout_pool())
 
 
 async def test_absent_objects_are_not_found(store: SqliteStore) -> None:
-    for call in (store.get(KEY), store.delete(KEY), store.update(pool(), "spec"), store.update(pool(), "status")):
+    for call in (
+        store.get(KEY),
+        store.delete(KEY),
+        store.update(rollout_pool(), "spec"),
+        store.update(rollout_pool(), "status"),
+    ):
         with pytest.raises(NotFound, match=r'^rolloutpools.rollyard.dev "swe" not found$'):
             await call
 
 
 async def test_generation_moves_with_spec_only(store: SqliteStore) -> None:
-    made = await create(store, pool())
+    made = await create(store, rollout_pool())
     labelled = await store.update(with_metadata(made, labels={"a": "b"}), "spec")
     assert (labelled.metadata.generation, labelled.metadata.labels) == (1, {"a": "b"})
     scaled = await store.update(with_replicas(with_metadata(labelled), 3), "spec")  # type: ignore[arg-type]
@@ -68,7 +73,7 @@ async def test_generation_moves_with_spec_only(store: SqliteStore) -> None:
 
 
 async def test_spec_and_status_are_written_apart(store: SqliteStore) -> None:
-    made = await create(store, pool())
+    made = await create(store, rollout_pool())
     both = evolve(with_replicas(made, 5), status=RolloutPoolStatus(next_index=9))
     after = await store.update(with_metadata(both, resource_version="", labels={"x": "y"}), "status")
     assert isinstance(after, RolloutPool)
@@ -82,15 +87,15 @@ async def test_spec_and_status_are_written_apart(store: SqliteStore) -> None:
 
 
 async def test_nothing_is_written_when_nothing_changes(store: SqliteStore) -> None:
-    made = await create(store, pool())
+    made = await create(store, rollout_pool())
     assert await store.update(made, "spec") is not made
     for part in ("spec", "status"):
-        assert await store.update(pool(), part) == made  # type: ignore[arg-type]
+        assert await store.update(rollout_pool(), part) == made  # type: ignore[arg-type]
     assert (await store.list_objects("RolloutPool"))[1] == "1"
 
 
 async def test_an_older_version_is_refused(store: SqliteStore) -> None:
-    made = await create(store, pool())
+    made = await create(store, rollout_pool())
     await store.update(with_replicas(made, 2), "spec")
     with pytest.raises(Conflict, match="the object has been modified"):
         await store.update(with_replicas(made, 3), "spec")
@@ -99,9 +104,9 @@ async def test_an_older_version_is_refused(store: SqliteStore) -> None:
 
 
 async def test_another_objects_uid_is_refused(store: SqliteStore) -> None:
-    first = await create(store, pool())
+    first = await create(store, rollout_pool())
     await store.delete(KEY)
-    await store.create(pool())
+    await store.create(rollout_pool())
     stale = with_metadata(first, resource_version="")
     with pytest.raises(Conflict, match="has replaced it"):
         await store.update(stale, "status")
@@ -110,7 +115,7 @@ async def test_another_objects_uid_is_refused(store: SqliteStore) -> None:
 
 
 async def test_of_many_writers_on_one_version_one_wins(store: SqliteStore) -> None:
-    made = await create(store, pool())
+    made = await create(store, rollout_pool())
     calls = [store.update(with_replicas(made, n), "spec") for n in range(2, 22)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert sum(isinstance(r, Conflict) for r in results) == 19
@@ -118,7 +123,7 @@ async def test_of_many_writers_on_one_version_one_wins(store: SqliteStore) -> No
 
 
 async def test_finalizers_hold_a_deleted_object(store: SqliteStore, clock: ManualClock) -> None:
-    await store.create(pool(finalizers=["a/b", "c/d"]))
+    await store.create(rollout_pool(metadata={"finalizers": ["a/b", "c/d"]}))
     clock.turn(60)
     going = await store.delete(KEY)
     assert going.metadata.deletion_timestamp == as_datetime(clock.time())
@@ -133,7 +138,7 @@ async def test_finalizers_hold_a_deleted_object(store: SqliteStore, clock: Manua
 
 
 async def test_a_deleted_object_gets_no_new_finalizer(store: SqliteStore) -> None:
-    await store.create(pool(finalizers=["a/b"]))
+    await store.create(rollout_pool(metadata={"finalizers": ["a/b"]}))
     going = await store.delete(KEY)
     with pytest.raises(Invalid, match="no new finalizer") as caught:
         await store.update(with_metadata(going, finalizers=["a/b", "c/d"]), "spec")  # type: ignore[arg-type]
@@ -142,7 +147,7 @@ async def test_a_deleted_object_gets_no_new_finalizer(store: SqliteStore) -> Non
 
 async def test_lists_are_by_namespace_and_name(store: SqliteStore) -> None:
     for namespace, name in (("b", "x"), ("a", "z"), ("a", "y")):
-        await store.create(pool(name, namespace=namespace))
+        await store.create(rollout_pool(name, metadata={"namespace": namespace}))
     await store.create(event("e"))
     found, version = await store.list_objects("RolloutPool")
     assert [(o.metadata.namespace, o.metadata.name) for o in found] == [("a", "y"), ("a", "z"), ("b", "x")]
@@ -152,14 +157,14 @@ async def test_lists_are_by_namespace_and_name(store: SqliteStore) -> None:
 
 
 async def test_what_the_caller_keeps_is_not_what_is_stored(store: SqliteStore) -> None:
-    given = pool(labels={"a": "b"})
+    given = rollout_pool(metadata={"labels": {"a": "b"}})
     await store.create(given)
     given.metadata.labels["a"] = "changed"
     assert (await store.get(KEY)).metadata.labels == {"a": "b"}
 
 
 async def test_an_object_that_breaks_its_own_rules_is_not_stored(store: SqliteStore) -> None:
-    broken = evolve(pool(), metadata=ObjectMeta.model_construct(name="No Name", namespace="default"))
+    broken = evolve(rollout_pool(), metadata=ObjectMeta.model_construct(name="No Name", namespace="default"))
     with pytest.raises(ValueError, match="pattern"):
         await store.create(broken)
     assert await store.list_objects("RolloutPool") == ([], "0")
@@ -197,21 +202,21 @@ async def test_an_object_of_another_kind_than_the_caller_expects_is_an_error(sto
 
 async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path)
-    kept = await create(store, pool("kept"))
-    changed = await store.update(with_replicas(await create(store, pool("changed")), 4), "spec")
-    await store.create(pool("gone"))
+    kept = await create(store, rollout_pool("kept"))
+    changed = await store.update(with_replicas(await create(store, rollout_pool("changed")), 4), "spec")
+    await store.create(rollout_pool("gone"))
     await store.delete(ObjectKey(kind="RolloutPool", namespace="default", name="gone"))
     before = await store.list_objects("RolloutPool")
     await store.close()
     store = await SqliteStore.open(tmp_path)
     assert await store.list_objects("RolloutPool") == before == ([changed, kept], "5")
-    assert (await store.create(pool("new"))).metadata.resource_version == "6"
+    assert (await store.create(rollout_pool("new"))).metadata.resource_version == "6"
     await store.close()
 
 
 async def test_a_status_that_another_release_wrote_is_no_obstacle(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path)
-    await store.create(pool("kept", replicas=3))
+    await store.create(rollout_pool("kept", replicas=3))
     await store.close()
     with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db, db:
         for path in ("$.status.another", "$.status.replicas.another"):
@@ -228,7 +233,7 @@ async def test_a_closed_store_says_so(tmp_path: Path) -> None:
     await store.close()
     await store.close()
     with pytest.raises(Unavailable, match="closed"):
-        await store.create(pool())
+        await store.create(rollout_pool())
     with pytest.raises(Unavailable, match="closed"):
         await store.get_rollout("default", "r")
     with pytest.raises(Unavailable, match="closed"):

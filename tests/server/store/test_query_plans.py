@@ -15,7 +15,7 @@ from rollyard.server.store.base import RolloutFilter
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.rollout_transaction import RolloutTransaction
 from rollyard.server.store.writer import WriteUnit
-from tests.support.store_samples import record
+from tests.support.make import rollout
 
 Ask = Callable[[sqlite3.Connection, RolloutTransaction], object]
 RUNNING, FAILED = (Status.RUNNING,), (Status.FAILED,)
@@ -23,7 +23,7 @@ POOL = PoolKey("n", "p")
 QUESTIONS: dict[str, Ask] = {
     "get": lambda db, tx: tx.get("n", "r"),
     "queued": lambda db, tx: tx.queued([POOL, PoolKey("n", "q")], list(Stage), 0.0, 5),
-    "queued behind": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, kinds={"math"}, after=record("r")),
+    "queued behind": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, kinds={"math"}, after=rollout("r")),
     "queued with least versions": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, minima={"v1", "v2"}),
     "what asks something of the weights": lambda db, tx: tx.version_bound(POOL),
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),

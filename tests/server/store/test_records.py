@@ -19,17 +19,10 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction
 from rollyard.server.store.sqlite_store import SqliteStore
+from tests.support.make import rollout as record
 
 POOL = [PoolKey("default", "p")]
 INIT = [Stage.INIT]
-
-
-def record(id: str = "r", **changes: object) -> RolloutRecord:
-    plain = RolloutRecord(
-        namespace="default", id=id, digest="d", request='{"pool":"p"}', pool="p", task_kind="math", group=None,
-        sample_index=0, mode="train", priority=0, created_at=1.0,
-    )  # fmt: skip
-    return replace(plain, **changes)  # type: ignore[arg-type]
 
 
 async def put(store: SqliteStore, *records: RolloutRecord) -> list[RolloutRecord]:

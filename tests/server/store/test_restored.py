@@ -17,7 +17,7 @@ from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.wire.node import LeaseRef, ResultHeader
-from tests.support.store_samples import pool
+from tests.support.make import rollout_pool
 
 
 async def work(folder: Path, word: bytes) -> None:
@@ -71,7 +71,7 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
     store, clock = await SqliteStore.open(tmp_path), SystemClock()
     request = RolloutRequest.model_validate({"id": "r", "pool": "swe", "task": {"kind": "math"}})
     await RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15), dict).submit("default", [request])
-    late = (await store.create(pool("later"))).metadata.resource_version
+    late = (await store.create(rollout_pool("later"))).metadata.resource_version
     await store.close()
     shutil.move(tmp_path / "backup", tmp_path / "rollyard.db")
 

@@ -11,7 +11,7 @@ from rollyard.server.store import watch as watch_module
 from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.objects import KEPT_CHANGES
 from rollyard.server.store.sqlite_store import SqliteStore
-from tests.support.store_samples import event, pool
+from tests.support.make import event, rollout_pool
 
 
 def version(event: WatchEvent) -> int:
@@ -26,7 +26,7 @@ async def take(store: SqliteStore, since: int | str, count: int, kind: str | Non
 
 async def test_changes_come_in_order_and_without_a_gap(store: SqliteStore) -> None:
     watching = asyncio.create_task(take(store, 0, 60))
-    await asyncio.gather(*(store.create(pool(f"p{n}")) for n in range(30)))
+    await asyncio.gather(*(store.create(rollout_pool(f"p{n}")) for n in range(30)))
     await asyncio.gather(
         *(store.delete(ObjectKey(kind="RolloutPool", namespace="default", name=f"p{n}")) for n in range(30))
     )
@@ -37,7 +37,7 @@ async def test_changes_come_in_order_and_without_a_gap(store: SqliteStore) -> No
 
 async def test_listing_then_watching_misses_nothing(store: SqliteStore) -> None:
     """Against writers that never pause: what was listed plus what is watched is what is there."""
-    writing = asyncio.gather(*(store.create(pool(f"p{n}")) for n in range(50)))
+    writing = asyncio.gather(*(store.create(rollout_pool(f"p{n}")) for n in range(50)))
     for _ in range(3):
         await asyncio.sleep(0)
     listed, since = await store.list_objects("RolloutPool")
@@ -49,7 +49,7 @@ async def test_listing_then_watching_misses_nothing(store: SqliteStore) -> None:
 
 async def test_a_kind_is_watched_alone(store: SqliteStore) -> None:
     await store.create(event("e0"))
-    await store.create(pool("p"))
+    await store.create(rollout_pool("p"))
     await store.create(event("e1"))
     assert [e.object.metadata.name for e in await take(store, 0, 2, "Event")] == ["e0", "e1"]
     assert [e.object.metadata.name for e in await take(store, 0, 3)] == ["e0", "p", "e1"]
@@ -60,19 +60,19 @@ async def test_waiting_may_be_cancelled_and_begun_again(store: SqliteStore) -> N
     for n in range(20):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(watch), 0.001)
-        await store.create(pool(f"p{n}"))
-        await store.create(pool(f"q{n}"))
+        await store.create(rollout_pool(f"p{n}"))
+        await store.create(rollout_pool(f"q{n}"))
         assert [version(await anext(watch)), version(await anext(watch))] == [2 * n + 1, 2 * n + 2]
 
 
 async def test_a_watch_resumes_after_a_restart(tmp_path: Path) -> None:
     store = await SqliteStore.open(tmp_path)
     for n in range(10):
-        await store.create(pool(f"p{n}"))
+        await store.create(rollout_pool(f"p{n}"))
     before = await take(store, 0, 10)
     await store.close()
     store = await SqliteStore.open(tmp_path)
-    await store.create(pool("p10"))
+    await store.create(rollout_pool("p10"))
     after = await take(store, 4, 7)
     assert after[:6] == before[4:]
     assert after[6].object.metadata.name == "p10"

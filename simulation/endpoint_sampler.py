@@ -1,0 +1,25 @@
+"""Samples the turns of a session on one endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.token_client import TokenClient
+from rollyard.wire.endpoint import Endpoint
+
+
+@dataclass
+class EndpointSampler:
+    tokens: TokenClient
+    endpoint: Endpoint
+    stop_ids: Sequence[int]
+
+    async def sample(
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+    ) -> Sampled:
+        return await self.tokens.complete(
+            self.endpoint, prompt_ids, sampling, sampling.max_tokens, self.stop_ids, on_progress
+        )
