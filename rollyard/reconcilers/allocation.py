@@ -17,11 +17,12 @@ from rollyard.kinds.allocation import SUBMITTED, Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, Reason, evolve, get_condition, set_condition
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
+from rollyard.reconcilers.allocation_plan import MIN_MISSES, AllocationPlan, plan_allocation
 from rollyard.reconcilers.failure_backoff import GONE
 from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
 from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, why_not_gone
-from rollyard.reconcilers.plan import COMPLETING, MIN_MISSES, AllocationPlan, plan_allocation
+from rollyard.reconcilers.plan import COMPLETING
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.routing.endpoint_registry import EndpointRegistry

@@ -1,4 +1,4 @@
-"""Plans for a pool and for an allocation, from the spec and the observed state. Pure.
+"""Plan for a pool, from its spec and the observed state of its allocations. Pure.
 
 Nothing here acts, waits, or reads a clock. The same view gives the same plan; a plan carried out in part gives a view
 from which the rest is planned again.
@@ -20,7 +20,7 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.slurm_reasons import is_limit, is_transient, reason_with_text, reason_word
 from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
 from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
-from rollyard.slurm.base import Job, JobState, Snapshot
+from rollyard.slurm.base import JobState
 
 EMPTY_GRACE_SECONDS = 3.0
 """Seconds after the order to drain; times in conditions are cut to whole seconds."""
@@ -30,9 +30,6 @@ STAND_IN_SECONDS = 60.0
 """Seconds for which a member that served has been suspended or silent until another stands in for it, within the surge."""
 STUCK_SECONDS = 30.0
 """Seconds without a start time from Slurm after which a successor is not counted on."""
-SUBMIT_MARGIN_SECONDS = 2.0
-"""A snapshot begun so long after a submit was decided shows the job, if there is one."""
-MIN_MISSES = 2
 COMPLETING, SUSPENDED = JobState.COMPLETING.value, JobState.SUSPENDED.value
 
 
@@ -47,9 +44,6 @@ def template_hash(pool: Pool) -> str:
         parts = [pool.spec.allocation, pool.spec.sandbox, pool.spec.stages]
     text = json.dumps([part.model_dump(mode="json", exclude_defaults=True) for part in parts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-# pools
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,67 +383,3 @@ def pool_ends(pool: Pool, members: Sequence[Member], now: float) -> EndCounts:
         serves=any(m.serves for m in active),
         all_ready=bool(active) and all(m.ready for m in active),
     )
-
-
-# allocations
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationPlan:
-    adopt: Job | None = None
-    """The job found for it, or the recorded one, as last seen."""
-    submit: bool = False
-    """Write the intent, then submit."""
-    cancel: tuple[str, ...] = ()
-    gone: bool = False
-    """Its job is in no complete snapshot any more."""
-    remove: bool = False
-    """Nothing of it is left: its finalizer may go."""
-    wait: bool = field(default=False)
-    """Undecided until a later snapshot."""
-
-
-def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
-    """Plan for one allocation; `missed` counts complete snapshots in a row without its job."""
-    status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
-    if status.is_ended:
-        # A copy found after the end was concluded: no process will ever use it.
-        left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
-        return AllocationPlan(remove=deleting and not left, cancel=left)
-    if status.intents == 0 and deleting:
-        return AllocationPlan(remove=True)
-    if snapshot is None:
-        return AllocationPlan(wait=True)
-    if status.intents == 0:
-        return AllocationPlan(submit=True)
-    copies = sorted(snapshot.by_owner(owner), key=lambda j: (j.state.ended, _job_number(j.id)))
-    job = snapshot.jobs.get(status.job_id) if status.job_id else next(iter(copies), None)
-    if job is None:
-        return _without_job(allocation, snapshot, missed, deleting)
-    strays = tuple(c.id for c in copies if c.id != job.id and not c.state.ended)
-    over = job.state.ended or job.state is JobState.COMPLETING
-    if not over and (deleting or _is_second_run(allocation, job)):
-        return AllocationPlan(adopt=job, cancel=(job.id, *strays))
-    return AllocationPlan(adopt=job, cancel=strays)
-
-
-def _is_second_run(allocation: Allocation, job: Job) -> bool:
-    """Whether this is another run of a job whose earlier run was bound: that run's work has been given to others."""
-    binding = allocation.status.binding
-    return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
-
-
-def _job_number(id: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in id.split("_") if part.isdecimal())
-
-
-def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleting: bool) -> AllocationPlan:
-    """Plan after a complete snapshot without our job. One may be wrong: two in a row are believed."""
-    status = allocation.status
-    assert status.intended_at is not None
-    early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS
-    if early or missed < MIN_MISSES:
-        return AllocationPlan(wait=True)
-    if status.job_id is not None:
-        return AllocationPlan(gone=True)
-    return AllocationPlan(remove=True) if deleting else AllocationPlan(submit=True)

@@ -1,4 +1,4 @@
-"""Plans for pools and allocations: by example, and carried out in a random world."""
+"""Plans for pools: by example, and carried out in a random world."""
 
 from __future__ import annotations
 
@@ -16,20 +16,16 @@ from rollyard.reconcilers.failure_backoff import BACKOFF_CAP_SECONDS, GONE, IDLE
 from rollyard.reconcilers.plan import (
     EMPTY_GRACE_SECONDS,
     KEPT_ENDED,
-    MIN_MISSES,
     STAND_IN_SECONDS,
-    SUBMIT_MARGIN_SECONDS,
     Member,
     PoolPlan,
     Successor,
-    plan_allocation,
     plan_pool,
     template_hash,
 )
-from rollyard.slurm.base import Job, JobState, Snapshot
+from tests.support import make
 
 NOW = 1_700_000_000.0
-COMMENT = "rollyard:server:uid"
 
 
 def at(seconds: float) -> datetime:
@@ -37,12 +33,12 @@ def at(seconds: float) -> datetime:
 
 
 def pool(*, deleted: bool = False, **status: Any) -> RolloutPool:
-    metadata = {"name": "swe", **({"deletionTimestamp": at(NOW)} if deleted else {})}
-    fresh = {"templateHash": FRESH} if status else {}
-    return RolloutPool.model_validate({"metadata": metadata, "spec": {"replicas": 2}, "status": fresh | status})
+    fresh = {"template_hash": FRESH} if status else {}
+    metadata = {"deletion_timestamp": at(NOW) if deleted else None}
+    return make.rollout_pool("swe", fresh | status, metadata=metadata, replicas=2)
 
 
-FRESH = template_hash(RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 2}}))
+FRESH = template_hash(make.rollout_pool(replicas=2))
 
 
 def allocation(
@@ -55,22 +51,8 @@ def allocation(
     after_job: str | None = None,
     **status: Any,
 ) -> Allocation:
-    return Allocation.model_validate(
-        {
-            "kind": "Allocation",
-            "metadata": {"name": f"swe-{index}", **({"deletionTimestamp": at(NOW)} if deleted else {})},
-            "spec": {
-                "pool": {"kind": "RolloutPool", "name": "swe", "uid": "u"},
-                "index": index,
-                "templateHash": hash,
-                "template": {},
-                "drain": drain,
-                "successorOf": of,
-                "afterJob": after_job,
-            },
-            "status": status,
-        }
-    )
+    spec = {"template_hash": hash, "drain": drain, "successor_of": of, "after_job": after_job}
+    return make.allocation(f"swe-{index}", deleted=at(NOW) if deleted else None, spec=spec, **status)
 
 
 def member(index: int, *, ready: bool = True, load: int = 0, state: str | None = "RUNNING", **more: Any) -> Member:
@@ -155,7 +137,7 @@ def test_a_successor_that_hangs_is_in_nobodys_way() -> None:
 
 def test_what_drains_keeps_its_place_beside_the_surge() -> None:
     bounds = {"autoscaling": {"minReplicas": 0, "maxReplicas": 4}}
-    of = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": bounds})
+    of = make.rollout_pool(**bounds)
     members = [member(i, load=1, drain=i > 0) for i in range(4)]
     assert len(plan(members, 4, of).create) == 1, "4 and a surge of 1"
     assert len(plan(members[:2], 4, of).create) == 3
@@ -179,11 +161,8 @@ def test_one_that_is_suspended_or_silent_for_long_is_made_up_for_within_the_surg
     assert plan([quiet(1, long)], 0).delete == ("swe-1",)
 
 
-def test_a_job_that_slurm_only_cleans_up_after_holds_no_place_and_is_cancelled_once() -> None:
+def test_a_job_that_slurm_only_cleans_up_after_holds_no_place() -> None:
     assert len(plan([member(0), member(1, state="COMPLETING")], 2).create) == 1
-    stuck = allocation(0, deleted=True, intents=1, intended_at=at(NOW), job_id="7", job_state="COMPLETING")
-    job = Job("7", "n", COMMENT, JobState.COMPLETING)
-    assert plan_allocation(stuck, COMMENT, Snapshot(NOW + 9, {"7": job}), 0).cancel == ()
 
 
 def test_nothing_is_done_while_slurm_cannot_be_read_but_tearing_down() -> None:
@@ -370,101 +349,3 @@ def test_nothing_busy_is_ended_and_no_one_goes_before_a_better_victim(
 @settings(deadline=None)
 def test_the_same_view_gives_the_same_plan(world: World, desired: int) -> None:
     assert plan(world.members, desired) == plan(world.members, desired)
-
-
-# allocations
-
-
-def job(id: str, state: JobState = JobState.RUNNING, comment: str = COMMENT) -> Job:
-    return Job(id=id, name="rollyard-swe-0", comment=comment, state=state)
-
-
-def snapshot(*jobs: Job, taken_at: float = NOW + 100) -> Snapshot:
-    return Snapshot(taken_at, {j.id: j for j in jobs})
-
-
-INTENT = {"intents": 1, "intended_at": at(NOW)}
-
-
-def test_the_first_submit_needs_a_snapshot_that_can_be_read() -> None:
-    assert plan_allocation(allocation(0), COMMENT, snapshot(), 0).submit
-    unknown = plan_allocation(allocation(0), COMMENT, None, 0)
-    assert (unknown.submit, unknown.wait) == (False, True)
-
-
-def test_after_an_intent_only_a_later_complete_snapshot_lets_it_be_repeated() -> None:
-    pending = allocation(0, **INTENT)
-    for view in (None, snapshot(taken_at=NOW), snapshot(taken_at=NOW + SUBMIT_MARGIN_SECONDS - 0.1)):
-        found = plan_allocation(pending, COMMENT, view, 0)
-        assert (found.submit, found.wait) == (False, True)
-    later = snapshot(job("9", comment="rollyard:server:other"), taken_at=NOW + SUBMIT_MARGIN_SECONDS)
-    assert plan_allocation(pending, COMMENT, later, MIN_MISSES - 1).wait, "one look-up may be wrong"
-    assert plan_allocation(pending, COMMENT, later, MIN_MISSES).submit
-
-
-@given(
-    intents=st.integers(0, 2),
-    taken=st.none() | st.floats(NOW - 10, NOW + 10),
-    jobs=st.lists(st.sampled_from(["1", "2", "3"]), unique=True),
-    recorded=st.none() | st.sampled_from(["1", "2"]),
-    deleted=st.booleans(),
-)
-def test_nothing_is_ever_submitted_where_a_job_may_be(
-    intents: int, taken: float | None, jobs: list[str], recorded: str | None, deleted: bool
-) -> None:
-    status: dict[str, Any] = {"intents": intents, "intended_at": at(NOW) if intents else None}
-    one = allocation(0, deleted=deleted, **status, job_id=recorded if intents else None)
-    view = None if taken is None else snapshot(*(job(id) for id in jobs if intents), taken_at=taken)
-    found = plan_allocation(one, COMMENT, view, MIN_MISSES)
-    if found.submit:
-        assert view is not None
-        assert not deleted
-        assert intents == 0 or (not jobs and recorded is None and view.taken_at >= NOW + SUBMIT_MARGIN_SECONDS)
-    assert sum([found.adopt is not None, found.submit, found.gone, found.remove, found.wait]) == 1
-
-
-def test_a_job_whose_id_was_never_recorded_is_adopted_by_its_comment() -> None:
-    ours = job("12")
-    view = snapshot(job("11", comment="rollyard:server:another"), ours)
-    assert plan_allocation(allocation(0, **INTENT), COMMENT, view, 0).adopt == ours
-
-
-def test_of_several_copies_one_stays_and_the_others_are_cancelled() -> None:
-    view = snapshot(job("7"), job("10"), job("5", JobState.FAILED), job("8", comment="another"))
-    adopted = plan_allocation(allocation(0, **INTENT), COMMENT, view, 0)
-    assert (adopted.adopt, adopted.cancel) == (job("7"), ("10",)), "the first that lives, by number"
-    recorded = plan_allocation(allocation(0, **INTENT, job_id="10"), COMMENT, view, 0)
-    assert (recorded.adopt, recorded.cancel) == (job("10"), ("7",))
-
-
-def test_a_job_counts_as_gone_only_after_two_misses() -> None:
-    one = allocation(0, **INTENT, job_id="7", job_state="RUNNING")
-    for missed in (0, 1):
-        found = plan_allocation(one, COMMENT, snapshot(), missed)
-        assert (found.gone, found.wait, found.submit) == (False, True, False)
-    assert plan_allocation(one, COMMENT, snapshot(), 2).gone
-    assert plan_allocation(one, COMMENT, None, 9).wait, "a snapshot that failed says nothing"
-
-
-def test_a_deleted_one_ends_its_jobs_before_it_goes() -> None:
-    running = plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(job("7"), job("9")), 0)
-    assert (set(running.cancel), running.remove) == ({"7", "9"}, False)
-    assert plan_allocation(allocation(0, deleted=True, **INTENT, job_state="CANCELLED"), COMMENT, None, 0).remove
-    assert plan_allocation(allocation(0, deleted=True), COMMENT, None, 0).remove, "nothing was ever submitted"
-    unsure = plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(taken_at=NOW), 0)
-    assert (unsure.remove, unsure.wait) == (False, True)
-    assert plan_allocation(allocation(0, deleted=True, **INTENT), COMMENT, snapshot(), MIN_MISSES).remove
-
-
-def test_what_has_ended_is_left_alone() -> None:
-    over = allocation(0, **INTENT, job_id="7", job_state="FAILED")
-    found = plan_allocation(over, COMMENT, snapshot(), 5)
-    assert (found.adopt, found.submit, found.remove, found.cancel, found.gone) == (None, False, False, (), False)
-
-
-def test_a_copy_that_lives_on_after_its_end_was_concluded_is_ended_first() -> None:
-    view = snapshot(job("7"), job("8", JobState.FAILED), job("9", comment="another"))
-    over = plan_allocation(allocation(0, **INTENT, job_id="7", job_state=GONE), COMMENT, view, 0)
-    assert (over.cancel, over.remove) == (("7",), False)
-    deleted = plan_allocation(allocation(0, deleted=True, **INTENT, job_id="7", job_state=GONE), COMMENT, view, 0)
-    assert (deleted.cancel, deleted.remove) == (("7",), False)

@@ -1,0 +1,76 @@
+"""Plan for one allocation, from the recorded state and a snapshot of Slurm's queue. Pure.
+
+One rule protects against a second job: without a complete snapshot nothing is submitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rollyard.kinds.allocation import Allocation
+from rollyard.slurm.base import Job, JobState, Snapshot
+
+SUBMIT_MARGIN_SECONDS = 2.0
+"""A snapshot begun so long after a submit was decided shows the job, if there is one."""
+MIN_MISSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationPlan:
+    adopt: Job | None = None
+    """The job found for it, or the recorded one, as last seen."""
+    submit: bool = False
+    """Write the intent, then submit."""
+    cancel: tuple[str, ...] = ()
+    gone: bool = False
+    """Its job is in no complete snapshot any more."""
+    remove: bool = False
+    """Nothing of it is left: its finalizer may go."""
+    wait: bool = False
+    """Undecided until a later snapshot."""
+
+
+def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
+    """Plan for one allocation; `missed` counts complete snapshots in a row without its job."""
+    status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
+    if status.is_ended:
+        # A copy found after the end was concluded: no process will ever use it.
+        left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
+        return AllocationPlan(remove=deleting and not left, cancel=left)
+    if status.intents == 0 and deleting:
+        return AllocationPlan(remove=True)
+    if snapshot is None:
+        return AllocationPlan(wait=True)
+    if status.intents == 0:
+        return AllocationPlan(submit=True)
+    copies = sorted(snapshot.by_owner(owner), key=lambda j: (j.state.ended, _job_number(j.id)))
+    job = snapshot.jobs.get(status.job_id) if status.job_id else next(iter(copies), None)
+    if job is None:
+        return _without_job(allocation, snapshot, missed, deleting)
+    strays = tuple(c.id for c in copies if c.id != job.id and not c.state.ended)
+    over = job.state.ended or job.state is JobState.COMPLETING
+    if not over and (deleting or _is_second_run(allocation, job)):
+        return AllocationPlan(adopt=job, cancel=(job.id, *strays))
+    return AllocationPlan(adopt=job, cancel=strays)
+
+
+def _is_second_run(allocation: Allocation, job: Job) -> bool:
+    """Whether this is another run of a job whose earlier run was bound: that run's work has been given to others."""
+    binding = allocation.status.binding
+    return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
+
+
+def _job_number(id: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in id.split("_") if part.isdecimal())
+
+
+def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleting: bool) -> AllocationPlan:
+    """Plan after a complete snapshot without our job. One may be wrong: two in a row are believed."""
+    status = allocation.status
+    assert status.intended_at is not None
+    early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS
+    if early or missed < MIN_MISSES:
+        return AllocationPlan(wait=True)
+    if status.job_id is not None:
+        return AllocationPlan(gone=True)
+    return AllocationPlan(remove=True) if deleting else AllocationPlan(submit=True)
