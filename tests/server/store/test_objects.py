@@ -193,7 +193,7 @@ async def test_old_events_are_pruned_and_the_deletion_is_logged(store: SqliteSto
 
 
 async def test_an_object_of_another_kind_than_the_caller_expects_is_an_error(store: SqliteStore) -> None:
-    await store.create(pool("swe"))
+    await store.create(rollout_pool("swe"))
     assert (await store.get(KEY, RolloutPool)).metadata.name == "swe"
     assert await store.get(KEY, (InferencePool, RolloutPool)) == await store.get(KEY)
     with pytest.raises(TypeError, match="rolloutpool/default/swe is a RolloutPool, not a"):
