@@ -1,1 +1,1 @@
-"""An HTTP server in the shapes of OpenAI's and Anthropic's APIs for agents with their own loop; it records exact tokens."""
+"""An HTTP server with the APIs of OpenAI and Anthropic, for agents with their own loop. It records exact tokens."""

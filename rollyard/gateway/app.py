@@ -1,7 +1,7 @@
-"""The application: one route for each API, errors in each API's own shape, streams that begin with their first text.
+"""The application: one route for each API, errors in each API's own format, streams that begin with their first text.
 
-The process that runs it provides the transport, and `handler_cancellation`: a caller that disconnects ends its handler,
-and with it the call.
+The process that runs it provides the transport, and `handler_cancellation`: when a caller disconnects, its handler is
+cancelled, and with it the call.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from rollyard.gateway.session.session import GatewaySession, SendText
 log = logging.getLogger(__name__)
 
 BODY_SECONDS = 120.0
-"""A request that takes longer to arrive is abandoned, to free its memory for others."""
+"""Seconds after which a request that has not arrived completely is refused, to free its memory for others."""
 WRITE_STALL_SECONDS = 60.0
-"""A caller that reads nothing of its response for this long counts as gone."""
+"""Seconds without a read of its response after which a caller counts as gone."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
@@ -52,8 +52,7 @@ APIS: dict[str, MakeExchange] = {
 def build(find: FindSession) -> web.Application:
     """Build the application. Every path also exists below `/s/{session}`, for callers that can set only a base URL.
 
-    Bodies are decompressed here: the caller must turn `auto_decompress` off, which would decompress before
-    authentication.
+    Bodies are decompressed here, after authentication. So the caller must turn aiohttp's `auto_decompress` off.
     """
     app = web.Application(middlewares=[_no_such_path])
     front = _GatewayRoutes(find)
@@ -68,7 +67,7 @@ def build(find: FindSession) -> web.Application:
 
 
 def named_session(request: web.Request) -> str | None:
-    """Return the session named by path, header or key; None when none is named."""
+    """Return the session's name from path, header or key; None if there is none."""
     if (by_path := request.match_info.get("session")) is not None:
         return by_path
     if (by_header := request.headers.get(SESSION_HEADER)) is not None:
@@ -111,7 +110,7 @@ class _GatewayRoutes:
             return _error_response(MessagesExchange.error_body(refusal), refusal)
 
     async def models(self, request: web.Request) -> web.Response:
-        """List the models, in OpenAI's and Anthropic's shape at once."""
+        """List the models in one answer that fits OpenAI's and Anthropic's clients."""
         try:
             session = await self._session(request)
         except GatewayError as refusal:
@@ -145,13 +144,13 @@ async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _error(request: web.Request, refusal: GatewayError) -> dict[str, Any]:
-    """Build an error body; on a path that several APIs share, in the shape of the client's API."""
+    """Build an error body. On a path that several APIs share, the request shows the client's API."""
     anthropics = "/v1/messages/" in f"{request.path}/" or "anthropic-version" in request.headers
     return MessagesExchange.error_body(refusal) if anthropics else openai_error(refusal)
 
 
 async def _stream_response(request: web.Request, session: GatewaySession, exchange: Exchange) -> web.StreamResponse:
-    """Stream the response. Raises GatewayError before anything is sent: only then can the error set the status."""
+    """Stream the response. Raises GatewayError only before anything is sent, while the error can still set the status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
     async def send(events: bytes, *, last: bool = False) -> None:
@@ -159,7 +158,8 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
             async with asyncio.timeout(WRITE_STALL_SECONDS):
                 if not response.prepared:
                     await response.prepare(request)
-                # the last events in one write: with two, the end of the body would arrive after the caller has woken up
+                # the last events are one write with the end: as a second write the end would arrive when the caller
+                # already runs
                 await (response.write_eof(events) if last else response.write(events))
         except TimeoutError:
             if request.transport is not None:
@@ -181,7 +181,7 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
 
 
 def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:
-    """Build an error response. A bug of the gateway would repeat, so a header tells clients that know it not to retry."""
+    """Build an error response. A bug of the gateway would repeat, so a header tells clients not to retry."""
     headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
     return web.json_response(body, status=refusal.status, headers=headers)
 
@@ -193,7 +193,7 @@ async def _run_exchange(exchange: Exchange, session: GatewaySession, on_text: Se
 
 @contextlib.contextmanager
 def _errors_as_refusals() -> Iterator[None]:
-    """Turn errors into GatewayErrors, so that callers receive them in their API's shape."""
+    """Turn errors into GatewayErrors, so that callers receive them in the format of their API."""
     try:
         yield
     except (GatewayError, ConnectionError):  # ConnectionError: the caller is gone
@@ -208,7 +208,7 @@ def _errors_as_refusals() -> Iterator[None]:
 
 
 def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
-    """Return the limit of the body in bytes. Raises GatewayError when its own length header exceeds it."""
+    """Return the limit of the body in bytes. Raises GatewayError if the request's length header exceeds it."""
     most, said = session.config.max_body, request.content_length
     if said is not None and said > most:
         raise session.too_large()
@@ -263,7 +263,7 @@ def _check_value_count(body: dict[str, Any]) -> MessagesExchange:
 
 
 def _model(session: GatewaySession) -> dict[str, Any]:
-    """Describe the model in OpenAI's and Anthropic's fields; its creation time is the session's."""
+    """Describe the model in OpenAI's and Anthropic's fields. Its creation time is that of the session."""
     name, at = session.config.model, session.opened_at
     created = {"created": at, "created_at": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")}
     return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rollyard", **created}

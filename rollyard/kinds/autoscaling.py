@@ -34,17 +34,17 @@ class ScalingRules(KindModel):
     policies: list[ScalingPolicy] = []
     """Limits of the speed. Without limits, the size may change by any number at once."""
     select_policy: Literal["Max", "Min", "Disabled"] = "Max"
-    """Choice between the policies: Max allows the largest change, Min the smallest; Disabled never scales this way."""
+    """Choice between the policies. Max allows the largest change, Min the smallest. Disabled never scales in this direction."""
 
 
 class ScaleUpRules(ScalingRules):
     stabilization_window_seconds: int = Field(default=0, ge=0, le=MAX_WINDOW_SECONDS)
-    """Window in seconds. The size rises to the lowest recommendation of the window; 0 follows at once."""
+    """Window in seconds. The size rises to the lowest recommendation of the window; with 0 it follows at once."""
 
 
 class ScaleDownRules(ScalingRules):
     stabilization_window_seconds: int = Field(default=300, ge=0, le=MAX_WINDOW_SECONDS)
-    """Window in seconds. The size falls to the highest recommendation of the window; 0 follows at once."""
+    """Window in seconds. The size falls to the highest recommendation of the window; with 0 it follows at once."""
 
 
 class Behavior(KindModel):
@@ -60,9 +60,9 @@ class Autoscaling(KindModel):
     """Bounds of a size that follows the demand."""
 
     min_replicas: int = Field(default=0, ge=0, le=MAX_REPLICAS)
-    """Fewest allocations."""
+    """Fewest allocations that the pool has."""
     max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
-    """Most allocations."""
+    """Most allocations that the pool has."""
     idle_timeout_seconds: int = Field(default=900, ge=0)
     """Seconds without work after which the last allocation is given back, if `minReplicas` is 0."""
     behavior: Behavior = Behavior()
@@ -99,7 +99,7 @@ class ScalingRecord(StatusModel):
     direction: Literal["Up", "Down"] | None = None
     """Direction of the last change."""
     turns: list[datetime] = []
-    """Times at which the direction changed, within the time that the flap budget covers."""
+    """Times at which the direction changed, as far back as the flap budget looks."""
 
 
 class GpuUsage(StatusModel):
@@ -108,7 +108,7 @@ class GpuUsage(StatusModel):
     gpus: int
     start: datetime
     end: datetime | None = None
-    """Time at which it ended. Until that is known: the end of its walltime. Absent if the walltime has no end."""
+    """Time at which the allocation ended. Until this is known: the end of its walltime. Absent if the walltime has no end."""
 
     def seconds(self, now: float) -> float:
         """GPU-seconds up to `now` (Unix seconds)."""
@@ -117,7 +117,7 @@ class GpuUsage(StatusModel):
 
 
 class GpuLedger(StatusModel):
-    """GPU time that the allocations of a pool have used. Each counts once: in `spells` while it exists, then in `past`."""
+    """GPU time that the allocations of a pool have used. An allocation counts in `spells` while it exists, then in `past`."""
 
     past: float = 0
     """GPU-seconds of allocations that no longer exist."""

@@ -1,4 +1,4 @@
-"""Base models and the metadata every kind shares. Kinds are camelCase on the wire and snake_case in Python."""
+"""Base models, and the metadata that every kind has. Kinds are camelCase on the wire and snake_case in Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KindModel(BaseModel):
 
 
 class StatusModel(KindModel):
-    """Part of a status. Unknown fields of another release are dropped: they are observed again, or not needed."""
+    """Part of a status. Unknown fields from another release are dropped: they are observed again, or are not needed."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -39,9 +39,10 @@ class WireModel(BaseModel):
 
 
 def evolve(model: M, /, **changes: Any) -> M:
-    """Return a shallow copy of a model with these fields changed. Values are not validated: they come from code.
+    """Return a shallow copy of a model with these fields changed. Values are not validated, because they come from
+    code.
 
-    `model_copy(update=...)` takes a misspelt field without an error.
+    `model_copy(update=...)` would accept a misspelt field.
 
     Raises:
         TypeError: a field that the model does not have.
@@ -62,7 +63,7 @@ class OwnerReference(KindModel):
 
 
 class ObjectMeta(KindModel):
-    # Foreign metadata (managedFields, generateName, ...) is dropped without an error: kubectl sends it.
+    # Foreign metadata that kubectl sends (managedFields, generateName, ...) is dropped without an error.
     model_config = ConfigDict(extra="ignore")
 
     name: str = Field(pattern=NAME_PATTERN, max_length=63)
@@ -93,7 +94,7 @@ class Reason(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Reason:
-        """The reason that `str` made into this text. A text of another form gets the word `Unknown`."""
+        """Return the reason of which `text` is the `str`. A text in another form gets the word `Unknown`."""
         found = _REASON.fullmatch(text)
         return cls(found[1], found[2] or "") if found else cls("Unknown", text)
 
@@ -138,12 +139,12 @@ class KindObject(KindModel):
         return ObjectKey(kind=self.kind, namespace=self.metadata.namespace, name=self.metadata.name)
 
     def dump(self) -> dict[str, Any]:
-        """The JSON form, camelCase, without fields that are unset."""
+        """Return the JSON form in camelCase, without fields that are not set."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 class ObjectKey(BaseModel):
-    """Name of one object; a reconcile request contains nothing else."""
+    """Name of one object. A reconcile request has nothing else."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -165,7 +166,7 @@ def set_condition(
     generation: int,
     now: datetime,
 ) -> list[Condition]:
-    """Add a condition to a copy of the list; its transition time is kept unless its status changed."""
+    """Add a condition to a copy of the list. Its transition time changes only if its status does."""
     word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"
     before = next((c for c in conditions if c.type == type), None)
     since = before.last_transition_time if before and before.status == word else now

@@ -9,9 +9,9 @@ class EndpointMetrics(StatusModel):
     """Metrics of one endpoint, or of all endpoints of a pool together."""
 
     tokens_per_second: float | None = None
-    """Tokens sampled a second. All rates here are those of the last 15 seconds."""
+    """Tokens sampled per second. All rates here are those of the last 15 seconds."""
     prompt_tokens_per_second: float | None = None
-    """Prompt tokens processed a second, including those found in the prefix cache."""
+    """Prompt tokens processed per second, including those found in the prefix cache."""
     running: int | None = None
     """Requests in the batch."""
     waiting: int | None = None
@@ -19,8 +19,8 @@ class EndpointMetrics(StatusModel):
     kv_usage: float | None = None
     """Filled share of the key-value cache, 0 to 1. For a pool: the mean of its endpoints."""
     prefix_hit_rate: float | None = None
-    """Share of the looked-up prompt tokens that the prefix cache held, 0 to 1. Absent while none is looked up."""
+    """Share of the looked-up prompt tokens that were in the prefix cache, 0 to 1. Absent if no token is looked up."""
     first_token_seconds: float | None = None
-    """Mean time from a request's arrival at the engine to its first token. Absent while there are no first tokens."""
+    """Mean time from a request's arrival at the engine to its first token. Absent if there are no first tokens."""
     preemptions_per_second: float | None = None
-    """Requests that the engine interrupted a second because its key-value cache was full."""
+    """Requests per second that the engine interrupted because its key-value cache was full."""

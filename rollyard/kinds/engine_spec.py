@@ -61,15 +61,15 @@ class ExternalEndpoint(KindModel):
     url: str = Field(pattern=r"^https?://")
     """Base URL of a server with OpenAI's API, such as http://node7:8000/v1."""
     token_file: str | None = None
-    """File with its bearer token; a path on the node of the Rollyard server."""
+    """File with the server's bearer token; a path on the node of the Rollyard server."""
     capacity: float = Field(default=1, gt=0, le=100_000)
     """Weight in load balancing between the pool's endpoints, such as its number of GPUs."""
     logprobs_mode: Literal["raw", "processed"] = "raw"
-    """Kind of logprobs that it returns; see `engine.vllm.logprobsMode`."""
+    """Kind of logprobs that the server returns; see `engine.vllm.logprobsMode`."""
 
     @property
     def base(self) -> str:
-        """Base of its routes; distinguishes endpoints."""
+        """Base of the server's routes. It distinguishes endpoints."""
         return base_url(self.url)
 
 
@@ -120,11 +120,11 @@ class EngineSpec(KindModel):
 
 
 class Patience(KindModel):
-    """Times that a rollout waits for a model server before it continues at another, in seconds."""
+    """Times that a rollout waits for a model server before it continues at another one, in seconds."""
 
     connect_seconds: float = Field(default=10, gt=0, le=3600)
     """Longest time until the connection is open."""
     first_token_seconds: float = Field(default=300, gt=0, le=86_400)
-    """Longest time until the first token of an answer. It includes queueing in the engine and the prompt."""
+    """Longest time until the first token of an answer. It includes waiting in the engine and reading the prompt."""
     idle_seconds: float = Field(default=60, gt=0, le=3600)
     """Longest time between two tokens of an answer."""

@@ -63,7 +63,7 @@ def _nodes_of(allocation: AllocationTemplate, engine: VllmEngine) -> None:
 
 
 class EndpointStatus(EndpointMetrics):
-    """State of one endpoint. Its metrics are up to 30 seconds old here; `rollyard top` shows the present ones."""
+    """State of one endpoint. Its metrics here are up to 30 seconds old; `rollyard top` shows the present ones."""
 
     id: str
     url: str
@@ -72,13 +72,13 @@ class EndpointStatus(EndpointMetrics):
     weights_version: str = ""
     ready: bool = False
     reason: str = ""
-    """Reason why it is not ready."""
+    """Reason why the endpoint is not ready."""
     capacity: float = 1
     """Weight in load balancing between the endpoints of the pool."""
     draining: bool = False
-    """True: it gets no new rollouts, and its rollouts move to other endpoints with their next turn."""
+    """True: the endpoint gets no new rollouts, and its rollouts move to other endpoints with their next turn."""
     max_sessions: int | None = None
-    """Most rollouts that it gets at present; null for no limit."""
+    """Most rollouts that the endpoint gets at present; null for no limit."""
     full: str = ""
     """Reason of the limit."""
 
@@ -86,8 +86,8 @@ class EndpointStatus(EndpointMetrics):
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
     weights: WeightsStatus = WeightsStatus()
-    """Weights that the pool serves. The API's update request and the pool's controller both write this, each only if it has
-    not changed since they read it."""
+    """Weights that the pool serves. The API and the pool's controller write them, each only if they are unchanged since
+    it read them."""
     load: EndpointMetrics = EndpointMetrics()
     """Metrics of all endpoints together, up to 30 seconds old."""
 

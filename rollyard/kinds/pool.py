@@ -12,10 +12,10 @@ from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling, GpuLedger, Sca
 from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 
 MAX_NAME = 48
-"""Longest name of a pool; its allocations have the name with a suffix."""
+"""Longest name of a pool. Its allocations have this name with a suffix."""
 
 STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", "GpuHoursSpent", "ReconcileFailed"})
-"""Reasons of Ready and Updated that hold until somebody changes something; other reasons may pass by themselves."""
+"""Reasons of Ready and Updated that last until somebody changes something. Other reasons may pass by themselves."""
 
 
 class PoolKey(NamedTuple):
@@ -29,9 +29,10 @@ class Renewal(KindModel):
     """Replacement of allocations before their walltime ends, or after the pool was changed."""
 
     strategy: Literal["Overlap", "Replace"] = "Overlap"
-    """Overlap: the old one ends after its successor is ready. Replace: the successor starts after the old one's job ended."""
+    """Overlap: the old one ends after its successor is ready. Replace: the successor starts after the old one's job has
+    ended."""
     before_expiry_seconds: int | None = Field(default=None, ge=0)
-    """Seconds between a ready successor and the end of the walltime. Default: 900, or the sum of the stages' budgets."""
+    """Seconds from the successor's readiness to the end of the walltime. Default: 900, or the sum of the stages' budgets."""
     max_surge: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Most successors that exist at once beside the allocations that they replace."""
     drain_timeout_seconds: int = Field(default=600, ge=0)
@@ -78,16 +79,16 @@ class PoolStatus(StatusModel):
     next_index: int = 0
     """Index of the next allocation."""
     startup_seconds: float | None = None
-    """Seconds from submit to ready, as measured lately. Successors are submitted earlier by this time."""
+    """Seconds from submit to ready, as measured lately. Successors are submitted this much earlier."""
     startup_measured_at: datetime | None = None
     """Time at which the last allocation of this measurement became ready."""
     template_hash: str = ""
     """Hash of the spec that allocations are made from now."""
     failures: int = 0
-    """Allocations of this hash that failed in a row; it drives the back-off. One that is ready for ten seconds resets it."""
+    """Allocations of this hash that failed in a row; the back-off grows with them. Ten seconds of one being ready reset it."""
     last_failure_time: datetime | None = None
     interruptions: int = 0
-    """Allocations in a row that something outside ended: a node, an administrator or a user."""
+    """Allocations in a row that were ended from outside: by a node, an administrator or a user."""
     last_interruption_time: datetime | None = None
     scaling: ScalingRecord = ScalingRecord()
     gpu_hours: float = 0

@@ -1,4 +1,4 @@
-"""Preview of a pool's next submit: shown by dry runs and by `diff`, stored nowhere."""
+"""Preview of a pool's next submit. Dry runs and `diff` show it; it is not stored."""
 
 from __future__ import annotations
 
@@ -17,4 +17,4 @@ class Submission(KindModel):
     jobs: int
     """Number of allocations that would be submitted now, including replacements."""
     summary: str
-    """One line for people: number, resources of each, walltime and place."""
+    """One line for people: number of allocations, resources of each, walltime and place."""

@@ -21,13 +21,13 @@ BY_PLURAL: dict[str, type[KindObject]] = {k.PLURAL: k for k in KINDS.values()}
 
 
 def find_kind(word: str) -> type[KindObject] | None:
-    """The kind for `RolloutPool`, `rolloutpools`, `rolloutpool` or `rp`; None when there is none."""
+    """Return the kind for `RolloutPool`, `rolloutpools`, `rolloutpool` or `rp`; None if there is none."""
     low = word.lower()
     return next((k for name, k in KINDS.items() if low in (name.lower(), k.PLURAL, k.SINGULAR, *k.SHORT)), None)
 
 
 def parse_object(data: dict[str, Any]) -> KindObject:
-    """Parse an object from a server into its model; a newer server may send fields that we do not know.
+    """Parse an object from a server into its model. A newer server may send fields that this release does not know.
 
     Raises pydantic.ValidationError, KeyError for an unknown kind.
     """

@@ -1,6 +1,6 @@
-"""Rollouts for trainers: request, record, trajectory. snake_case, because trainers are Python.
+"""Rollouts for trainers: request, record, trajectory. The fields are snake_case, because trainers are Python.
 
-A rollout is one accepted request for one trajectory of one task. It may take several attempts and ends in exactly one
+A rollout is one accepted request for one trajectory of one task. It may take several attempts, and ends in exactly one
 terminal record.
 """
 
@@ -21,11 +21,11 @@ RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 
 MAX_MESSAGE_CHARS = 4000
 IN_QUEUE, PARKED = "InQueue", "Parked"
-"""Words of `RolloutView.waiting`: it only waits for its turn, whose position changes all the time; it waits in RUN."""
+"""Words of `RolloutView.waiting`. InQueue: it waits only for its turn; its position changes often. Parked: it waits in RUN."""
 
 
 class RolloutKey(NamedTuple):
-    """Name of one rollout: an id is unique within its namespace."""
+    """Name of one rollout. An id is unique within its namespace."""
 
     namespace: str
     id: str
@@ -56,7 +56,7 @@ class Status(StrEnum):
 
     @property
     def scored(self) -> bool:
-        """Whether it has a reward; every other terminal status has `reward: null`."""
+        """Whether the rollout has a reward. With every other terminal status `reward` is null."""
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
@@ -111,7 +111,7 @@ class Sampling(WireModel):
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
     """Words that the model may not write."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Texts that end a turn. The turn keeps its tokens up to there."""
+    """Texts that end a turn. The turn keeps its tokens up to the text."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Ids of further tokens that end a turn, beside the model's own."""
     logprobs: Literal["raw", "processed"] = "raw"
@@ -135,16 +135,17 @@ class AgentSpec(WireModel):
     """Agent of a rollout: the built-in loop, or a command (harness) with a loop of its own."""
 
     type: Literal["loop", "command"] = "loop"
-    """`command` runs a harness in the sandbox. Its model calls go to a gateway there, which records the trajectory."""
+    """`command` runs a harness in the sandbox. A gateway there answers its model calls and records the trajectory."""
     command: str | None = Field(default=None, min_length=1, max_length=65536)
-    """Bash command, run in /workspace of the sandbox. OPENAI_BASE_URL, ANTHROPIC_BASE_URL and their keys point to the gateway.
-    ROLLYARD_PROMPT_FILE is a file with the task, ROLLYARD_SYSTEM_PROMPT_FILE one with the built-in loop's system prompt."""
+    """Bash command, run in /workspace of the sandbox. OPENAI_BASE_URL, ANTHROPIC_BASE_URL and their keys point to the
+    gateway. ROLLYARD_PROMPT_FILE names a file with the task, ROLLYARD_SYSTEM_PROMPT_FILE one with the built-in loop's
+    system prompt."""
     env: dict[EnvName, str] = {}
     """Further environment variables of the command."""
     sampling: Literal["rollout", "harness"] = "rollout"
-    """Source of the sampling parameters: the rollout, or the harness for those parameters that its calls set."""
+    """Source of the sampling parameters: the rollout, or the harness for parameters that its calls set."""
     max_turns: int = Field(default=20, ge=1, le=1000)
-    """Most model calls. Reaching it ends the rollout Truncated; further calls of a command are refused."""
+    """Most model calls. At this number the rollout ends Truncated; further calls of a command are refused."""
     tool_timeout_seconds: float = Field(default=30.0, gt=0)
     """Longest time of one tool call. After it, the tool result says that the call timed out."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
@@ -164,13 +165,13 @@ class Budgets(WireModel):
     """Limits of this rollout. Each can only be tighter than the pool's."""
 
     init_seconds: float | None = Field(default=None, gt=0)
-    """Budget of INIT in seconds. Exceeding it is an infrastructure failure."""
+    """Budget of INIT in seconds. If it is exceeded, this counts as an infrastructure failure."""
     run_seconds: float | None = Field(default=None, gt=0)
-    """Budget of RUN in seconds. Exceeding it ends the rollout Truncated; its work is scored."""
+    """Budget of RUN in seconds. If it is exceeded, the rollout ends Truncated, and its work is scored."""
     eval_seconds: float | None = Field(default=None, gt=0)
-    """EVAL."""
+    """Budget of EVAL in seconds."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of the conversation. Exceeding it ends the rollout Truncated."""
+    """Most tokens of the conversation. If they are exceeded, the rollout ends Truncated."""
 
 
 class Task(WireModel):
@@ -189,7 +190,7 @@ class WeightsConstraint(WireModel):
     """Requirements of a started rollout on the weights."""
 
     same: bool = False
-    """Version that the rest of its group is sampled from."""
+    """True: the version from which the rest of the rollout's group is sampled."""
     max_staleness: int | None = None
 
 
@@ -197,10 +198,10 @@ class RolloutRequest(WireModel):
     """Body of a submit. n > 1 makes one group with sample_index 0..n-1."""
 
     id: RolloutId | None = None
-    """Id chosen by the caller. A repeated id with the same body attaches to the existing rollout; with another body it is
-    a 409. With n > 1 it names the group, and the rollouts are called `<id>.<sample_index>`."""
+    """Id chosen by the caller. A repeated id with the same body attaches to the existing rollout; with another body the
+    answer is a 409. With n > 1 it names the group, and the rollouts are called `<id>.<sample_index>`."""
     pool: str = Field(pattern=NAME_PATTERN)
-    """RolloutPool that runs it."""
+    """RolloutPool that runs the rollout."""
     task: Task
     n: int = Field(default=1, ge=1, le=1024)
     """Number of rollouts of this task."""
@@ -214,13 +215,14 @@ class RolloutRequest(WireModel):
     mode: Literal["train", "eval"] = "train"
     """Free data of the caller, stored with the trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
-    """Oldest version of the policy's weights that may sample it. The rollout stays queued until an endpoint serves this
+    """Oldest version of the policy's weights that may sample the rollout. It stays queued until an endpoint serves this
     version or a newer one. You may name a version that does not exist yet."""
     group_version: Literal["any", "same"] = "any"
-    """same: one version samples all rollouts of the group, that of the first one to start. If that version is gone and the
-    group has no sampled token, the group restarts. Otherwise its unfinished rollouts end Cancelled; the group is smaller."""
+    """same: one version samples all rollouts of the group, that of the first one to start. If that version is gone and
+    the group has no sampled token, the group restarts. Otherwise its unfinished rollouts end Cancelled; the group is
+    smaller."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Most versions by which the pool may be ahead of the version that the rollout started with. Beyond, it restarts."""
+    """Most versions by which the pool may be ahead of the version with which the rollout started. Beyond this it restarts."""
 
     @model_validator(mode="after")
     def _consistent_versions(self) -> Self:
@@ -230,7 +232,7 @@ class RolloutRequest(WireModel):
 
     @property
     def weights(self) -> WeightsConstraint | None:
-        """Constraint on the weights once it has begun; None for none."""
+        """Constraint on the weights after the rollout has begun; None if there is none."""
         demand = WeightsConstraint(same=self.group_version == "same", max_staleness=self.max_staleness)
         return demand if demand != WeightsConstraint() else None
 
@@ -252,7 +254,7 @@ class RolloutError(WireModel):
     @field_validator("message")
     @classmethod
     def _storable(cls, message: str) -> str:
-        """Cut and clean the message: it may be long, and hold halves of surrogate pairs, which no JSON can hold."""
+        """Cut and clean the message. It may be long, or have halves of surrogate pairs, which JSON cannot have."""
         return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 
 
@@ -270,7 +272,7 @@ class Segment(WireModel):
 
     `loss_mask[i]` is 1 if the policy sampled token i. For other tokens `logprobs[i]` and `weights_version[i]` are null.
     `logprobs` are natural logarithms: of the model's own distribution or, if the request's `sampling.logprobs` is
-    `processed`, of the distribution that the token was drawn from.
+    `processed`, of the distribution from which the token was drawn.
     """
 
     token_ids: list[int]
@@ -278,7 +280,7 @@ class Segment(WireModel):
     logprobs: list[float | None]
     weights_version: list[str | None]
     prompt_length: int
-    """Tokens before the first sampled one."""
+    """Number of tokens before the first sampled one."""
     extras: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -293,7 +295,7 @@ class Segment(WireModel):
 
 
 def sampled_tokens(segments: Sequence[Segment]) -> int:
-    """Number of sampled tokens, the ones to learn from."""
+    """Number of sampled tokens: those to learn from."""
     return sum(sum(segment.loss_mask) for segment in segments)
 
 
@@ -312,7 +314,7 @@ class Turn(WireModel):
 
 
 class Outcome(WireModel):
-    """Outcome of one rollout, as the node agent uploads it. The server adds the identity and stores it."""
+    """Outcome of one rollout, as the node agent uploads it. The server adds the rollout's identity and stores both."""
 
     status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
     reward: float | None = None
@@ -334,7 +336,7 @@ class Outcome(WireModel):
 
 
 class RunResult(WireModel):
-    """Result of RUN: the outcome so far and the artifact that EVAL scores. Any node can score it, more than once."""
+    """Result of RUN: the outcome so far, and the artifact that EVAL scores. Any node can score it, also repeatedly."""
 
     outcome: Outcome
     artifact: dict[str, str]
@@ -369,7 +371,7 @@ class RolloutView(WireModel):
     outdated: int = 0
     """Attempts that were restarted because their weights had become too old. They do not count as retries."""
     waiting: str | None = None
-    """While it is queued: cause and start of the wait, as `Word: sentence (since ...)`. The word is from a fixed set."""
+    """Cause and start of the wait of a queued rollout, as `Word: sentence (since ...)`. The word is from a fixed set."""
 
 
 class Trajectory(WireModel):

@@ -15,16 +15,16 @@ from rollyard.kinds.values.paths import AbsolutePath
 from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, walltime_text
 
 SPARE_SECONDS = 5
-"""Part of a walltime kept for work outside of the stages' budgets, such as the upload."""
+"""Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
 STARTUP_SECONDS = 30
-"""Part of a walltime kept for the start of the node agent."""
+"""Seconds of a walltime that are kept for the start of the node agent."""
 
 
 class Workers(KindModel):
     min: int = Field(default=1, ge=1, le=4096)
-    """Fewest stage workers; the number at the start."""
+    """Fewest stage workers, and the number at the start."""
     max: int = Field(default=4, ge=1, le=4096)
-    """Most stage workers. The cores and the memory of the allocation limit the number further."""
+    """Most stage workers. The allocation's cores and memory may allow fewer."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Workers:
@@ -40,51 +40,51 @@ class StageSpec(KindModel):
 
 class InitStage(StageSpec):
     timeout_seconds: int = Field(default=300, ge=1)
-    """Time budget of the stage; its clock starts with the stage."""
+    """Time budget of the stage. It begins when the stage begins."""
 
 
 class RunStage(StageSpec):
     timeout_seconds: int = Field(default=1800, ge=1)
-    """Time budget of the stage; its clock starts with the stage."""
+    """Time budget of the stage. It begins when the stage begins."""
 
 
 class EvalStage(StageSpec):
     timeout_seconds: int = Field(default=900, ge=1)
-    """Time budget of the stage; its clock starts with the stage."""
+    """Time budget of the stage. It begins when the stage begins."""
 
 
 class Stages(KindModel):
     init: InitStage = InitStage()
-    """INIT prepares the sandbox."""
+    """Stage that prepares the sandbox."""
     run: RunStage = RunStage()
-    """RUN runs the agent's turns."""
+    """Stage that runs the agent's turns."""
     eval: EvalStage = EvalStage()
-    """EVAL scores the artifact in a fresh sandbox."""
+    """Stage that scores the artifact in a fresh sandbox."""
 
 
 class SandboxTemplate(KindModel):
     runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
     """Container runtime. auto: the first one found of Apptainer, Singularity and bubblewrap."""
     default_image: AbsolutePath | None = None
-    """Image of tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
+    """Image for tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
     """Network of sandboxes: none."""
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Memory limit of one process in the sandbox. If the allocation sets memory, each sandbox counts for this much."""
+    """Memory limit of one process in the sandbox. If the allocation sets memory, each sandbox counts for this amount."""
     disk: Size = "1G"
     """Most data that a sandbox may write."""
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
-    """Sandboxes that fit into one allocation: by its cores, and by its memory where a number is requested."""
+    """Number of sandboxes that fit into one allocation: by its cores, and by its memory if an amount is requested."""
     by_cores, by_memory = _sandbox_capacities(sandbox, allocation)
     return by_cores if by_memory is None else min(by_cores, by_memory)
 
 
 def _sandbox_capacities(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
-    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 6 / 0.1 is not quite 60
+    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 6 / 0.1 is slightly less than 60
     if not allocation.memory_bytes:
         return by_cores, None
     return by_cores, allocation.memory_bytes // max(1, size_bytes(sandbox.memory))
@@ -124,7 +124,7 @@ class RolloutPoolSpec(KindModel):
     stages: Stages = Stages()
     """Stage workers and budgets of one allocation."""
     max_attempts: int = Field(default=3, ge=1, le=20)
-    """Attempts after which a rollout with failing infrastructure ends InfraFailed."""
+    """Attempts after which a rollout ends InfraFailed if the infrastructure fails each time."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: Autoscaling | None = None
@@ -162,17 +162,17 @@ class StageStatus(StatusModel):
 
     @property
     def busy(self) -> int:
-        """Stage workers that are busy."""
+        """Number of busy stage workers."""
         return min(self.in_flight, self.width)
 
     @property
     def waiting(self) -> int:
-        """Rollouts that node agents hold and that wait for a stage worker."""
+        """Number of rollouts that node agents hold and that wait for a stage worker."""
         return self.in_flight - self.busy
 
     @property
     def text(self) -> str:
-        """`8/8 +20`: busy stage workers, all of them, and rollouts that wait for one."""
+        """`8/8 +20`: busy stage workers, all stage workers, and rollouts that wait for one."""
         return f"{self.busy}/{self.width}" + (f" +{self.waiting}" if self.waiting else "")
 
 

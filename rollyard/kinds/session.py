@@ -1,6 +1,6 @@
 """Sessions of external agents: request, view, trajectory.
 
-A session lives in the server's memory alone; every view has a field `durable`.
+A session exists only in the server's memory; every view says so in its field `durable`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class SessionRequest(WireModel):
     """Body of POST /v1/sessions."""
 
     id: RolloutId | None = None
-    """Id chosen by the caller. A repeated id with the same body attaches to the existing session; with another body it is
-    a 409."""
+    """Id chosen by the caller. A repeated id with the same body attaches to the existing session; with another body the
+    answer is a 409."""
     pool: str = Field(pattern=NAME_PATTERN)
     """InferencePool whose model answers the calls."""
     sampling: Sampling = Sampling()
@@ -35,7 +35,7 @@ class SessionRequest(WireModel):
     """Oldest version of the pool's weights that may sample. No session opens until an endpoint serves this version or a newer
     one."""
     idle_seconds: float = Field(default=IDLE_SECONDS, ge=1, le=MAX_IDLE_SECONDS)
-    """Seconds without a model call or a GET after which the session is dropped, and its trajectory with it."""
+    """Seconds without a model call or a GET after which the session and its trajectory are deleted."""
 
 
 class SessionView(WireModel):
@@ -59,7 +59,7 @@ class SessionView(WireModel):
     created_at: float
     """Unix seconds."""
     expires_in_idle: float
-    """Seconds until the session is dropped if nobody calls or reads it."""
+    """Seconds until the session is deleted if nobody calls or reads it."""
     durable: Literal[False] = False
 
 

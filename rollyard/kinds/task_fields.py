@@ -1,4 +1,4 @@
-"""Fields of the built-in task kinds; checked when a rollout is submitted, so that a bad task is refused at once."""
+"""Fields of the built-in task kinds. They are checked at the submit, so a bad task is refused at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CodeCase(WireModel):
     call: str
     """Python expression that uses the solution's definitions, such as f(3)."""
     expect: str = Field(max_length=16_000)
-    """Python literal that the value must equal. It never enters a sandbox."""
+    """Python literal that the value must equal. Sandboxes never get it."""
 
     @field_validator("expect")
     @classmethod
@@ -60,7 +60,7 @@ BUILT_IN = frozenset(_MODELS)
 
 
 def check_task(task: Task) -> None:
-    """Check a task. Raises Invalid with each wrong field of a built-in kind; plug-ins check their own tasks."""
+    """Check a task. Raises Invalid with each wrong field of a built-in kind. Handlers of other kinds check their own tasks."""
     model = _MODELS.get(task.kind)
     if model is None:
         return

@@ -1,4 +1,4 @@
-"""Present state of pools for the API's `top`: from memory, stored nowhere."""
+"""Present state of pools for the API's `top`. It comes from memory and is not stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PoolTop(StatusModel):
     name: str
     replicas: Replicas
     reason: str
-    """Reason of the condition Ready, in one word."""
+    """Reason of the condition Ready, as one word."""
 
 
 class InferencePoolTop(PoolTop):

@@ -12,7 +12,7 @@ from rollyard.kinds.values.paths import AbsolutePath
 
 VERSION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:+-]*$"
 KEPT_VERSIONS = 100
-"""Most versions in a pool's history."""
+"""Greatest number of versions in a pool's history."""
 
 Mode = Literal["Drain", "Pause", "Abort"]
 Version = Annotated[str, Field(pattern=VERSION_PATTERN, max_length=64)]
@@ -31,12 +31,11 @@ class WeightsUpdate(KindModel):
     """Treatment of running requests. Drain: they end first. Pause: they continue with the new weights. Abort: they end with
     the tokens that they have."""
     checksum: str | None = Field(default=None, pattern=r"^[0-9a-f]{12}$")
-    """Expected checksum of the folder; engines refuse any other content. Default: the checksum that the first engine
-    computes."""
+    """Expected checksum of the folder; engines refuse other content. Default: the checksum that the first engine computes."""
     timeout_seconds: int = Field(default=900, ge=1, le=86400)
     """Seconds after which an endpoint that has not finished the update counts as failed."""
     transfer: bool = False
-    """True: the trainer moves the weights into the running engines itself. Other and later engines load `path`."""
+    """True: the trainer moves the weights into the running engines itself. Other engines, and later ones, load `path`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -58,7 +57,7 @@ class WeightsRecord(StatusModel):
     path: str | None = None
     adapter: str | None = None
     checksum: str | None = None
-    """Checksum that the update asked for."""
+    """Checksum that the update requested."""
     proven: str | None = None
     """Checksum that the first engine computed. Engines refuse other content under this version."""
     mode: Mode = "Drain"
@@ -88,11 +87,11 @@ class EndpointProgress(StatusModel):
     transferring: bool = False
     """True: the endpoint waits for the trainer's transfer, or receives it."""
     attempt: int | None = None
-    """Number of the attempt, if the endpoint has one of its own because it tries again."""
+    """Number of the endpoint's own attempt, if it tries again by itself."""
 
 
 class WeightsOperation(StatusModel):
-    """Weights update since it was accepted. The last one stays visible after its end."""
+    """Weights update from its acceptance on. The last one stays visible after its end."""
 
     target: WeightsRecord
     timeout_seconds: int = 900
@@ -114,7 +113,7 @@ class WeightsOperation(StatusModel):
 
     @property
     def receivers(self) -> list[str]:
-        """Ids of the endpoints that wait for their trainer; empty as long as one whose turn it is may join them."""
+        """Ids of the endpoints that wait for their trainer; empty while another one, whose turn it is, may still join them."""
         at_it = {id: p for id, p in self.endpoints.items() if p.phase == "Ordered" and not p.reason}
         return sorted(at_it) if all(p.transferring for p in at_it.values()) else []
 
@@ -140,12 +139,12 @@ class WeightsStatus(StatusModel):
         return next((r for r in self.history if r.version == version), None)
 
     def at_least(self, version: str, minimum: str) -> bool:
-        """Whether a version came no earlier than another. One that is not in the history is neither early nor late."""
+        """Whether a version is not older than another. The answer is False if one of them is not in the history."""
         found, least = self.record(version), self.record(minimum)
         return found is not None and least is not None and found.number >= least.number
 
     def behind(self, version: str) -> int:
-        """Number of versions by which it is older than the current one; 0 for an unknown or newer one."""
+        """Number of versions by which this one is older than the current one; 0 for an unknown or newer one."""
         found = self.record(version)
         if self.current is None or found is None:
             return 0

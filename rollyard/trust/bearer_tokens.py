@@ -1,4 +1,4 @@
-"""Bearer tokens that carry their claims and a signature: checking one needs no look-up.
+"""Bearer tokens that contain their claims and a signature, so a token is checked without a look-up.
 
 `ry1.<claims>.<signature>`: claims are base64url JSON, the signature is HMAC-SHA256 over everything before it.
 """
@@ -23,22 +23,22 @@ KEY_BYTES = 32
 
 class Role(StrEnum):
     ADMIN = "admin"
-    """Every right of a person or trainer; the right to write a pool equals a shell."""
+    """A person or trainer, with every right. The right to write a pool gives a shell."""
     NODE = "node"
     """A node agent, for its own allocation."""
     ENGINE = "engine"
     """An engine, for its own allocation."""
     ENDPOINT = "endpoint"
-    """Shown to an engine's reverse proxy, never to the server."""
+    """For an engine's reverse proxy; the server does not accept it."""
     SESSION = "session"
-    """An agent outside of sandboxes, at the gateway, for its own session."""
+    """An external agent at the gateway, for its own session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
     role: Role
     subject: str
-    """The allocation's uid; for an admin a name."""
+    """The allocation's uid, or an admin's name."""
 
 
 class TokenSigner:
@@ -51,23 +51,23 @@ class TokenSigner:
 
     @classmethod
     def open(cls, path: Path) -> TokenSigner:
-        """Open the key file, and create it when it is missing. Raises Unavailable when the file holds no complete key."""
+        """Open the key file, or create it if it is missing. Raises Unavailable if the file has no complete key."""
         if not path.exists():
             write_secret(path, secrets.token_bytes(KEY_BYTES))
         try:
             return cls(path.read_bytes())
         except ValueError as error:
-            # Anyone could sign with the key of an empty file.
+            # With the key of an empty file anyone could sign.
             raise Unavailable(f"{path}: {error}. If you remove the file, all tokens become invalid") from None
 
     def issue(self, role: Role, subject: str, expires_at: float | None = None) -> str:
-        """`expires_at` in Unix seconds; None for a token that lives as long as the key."""
+        """Issue a token. `expires_at` is in Unix seconds; with None the token is valid as long as the key."""
         claims = json.dumps([role.value, subject, expires_at], separators=(",", ":"))
         body = f"{PREFIX}.{_encode(claims.encode())}"
         return f"{body}.{_encode(self._signature(body))}"
 
     def verify(self, token: str, now: float) -> Claims:
-        """Return the claims. Raises Unauthorized for a token without a valid signature, or one that has expired."""
+        """Return the claims. Raises Unauthorized for a token without a valid signature, or an expired one."""
         body, _, signature = token.rpartition(".")
         try:
             genuine = hmac.compare_digest(_decode(signature), self._signature(body))

@@ -33,10 +33,9 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Open the authority in `folder` (0700), and create it when it is missing. One file holds key and certificate
-        together.
+        """Open the authority in `folder` (0700), or create it if it is missing. Key and certificate are in one file.
 
-        Raises Unavailable when that file cannot be parsed.
+        Raises Unavailable if that file cannot be parsed.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "ca.pem"
@@ -57,7 +56,7 @@ class Authority:
         return self._certificate.public_bytes(Encoding.PEM).decode()
 
     def server_certificate(self, hosts: Sequence[str]) -> Path:
-        """Return one PEM file (0600) with the server's key and certificate; renewed for other hosts or near its expiry."""
+        """Return one PEM file (0600) with the server's key and certificate, renewed for other hosts or near its expiry."""
         path = self._folder / "server.pem"
         if not (path.exists() and self._still_good(path, hosts)):
             key = ec.generate_private_key(ec.SECP256R1())
@@ -66,7 +65,7 @@ class Authority:
         return path
 
     def sign_csr(self, pem: str, hosts: Sequence[str]) -> str:
-        """Issue a certificate for these hosts only, whatever the request asks for. Raises Invalid."""
+        """Issue a certificate for these hosts, whatever names the request has. Raises Invalid."""
         try:
             request = x509.load_pem_x509_csr(pem.encode())
             if not request.is_signature_valid:
@@ -81,7 +80,8 @@ class Authority:
     def _still_good(self, path: Path, hosts: Sequence[str]) -> bool:
         try:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            # Checked by its signature, not by the issuer's name: every authority of Rollyard has the same name.
+            # Checked by the signature and not by the issuer's name, because every authority of Rollyard has the same
+            # name.
             certificate.verify_directly_issued_by(self._certificate)
         except (ValueError, InvalidSignature):
             return False
@@ -108,7 +108,7 @@ class Authority:
 
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Convert hosts to names. Raises Invalid without a host, or for one that is neither an address nor a name."""
+    """Convert hosts to names. Raises Invalid if there is none, or if one is neither an address nor a name."""
     if not hosts:
         raise Invalid("a certificate needs at least one host name or address")
     return [_name(host) for host in dict.fromkeys(hosts)]
@@ -118,7 +118,7 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        pass  # then it is a name
+        pass  # so it is a name
     try:
         return x509.DNSName(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""`endpoint.json`: the server's current address. The server with the newest epoch writes it; an older one cannot."""
+"""`endpoint.json`: the server's current address. Only the server with the newest epoch can write it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.wire.files import EndpointFile
 
 
 def read_endpoint(path: Path) -> EndpointFile | None:
-    """Read the file; None when it is missing or cannot be parsed. Blocks."""
+    """Read the file; return None if it is missing or cannot be parsed. Blocks."""
     try:
         return EndpointFile.model_validate_json(path.read_bytes())
     except (OSError, ValueError):

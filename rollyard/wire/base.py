@@ -1,7 +1,7 @@
 """Base of all messages, the identity of their senders, and the versions that work together.
 
 Messages only grow: new fields have defaults, and receivers ignore unknown fields and unknown message types. So an old
-node agent or engine finishes its work under a new server. A new field leaves PROTOCOL as it is.
+node agent or engine finishes its work under a new server. A new field does not change PROTOCOL.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 PROTOCOL = 2
-"""Grows only with a change that an older process would misunderstand; a server refuses a newer one."""
+"""Number that grows only with a change that an older process would misunderstand. A server refuses a newer number."""
 MIN_PROTOCOL = 2
 """Oldest protocol that a server works with."""
 
@@ -21,12 +21,12 @@ class WireMessage(BaseModel):
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Self:
-        """Read from the wire: fields that are unknown are ignored, at every depth. Raises ValueError."""
+        """Parse a message. Unknown fields are ignored, at every depth. Raises ValueError."""
         return cls.model_validate(data, extra="ignore")
 
 
 class Identity(WireMessage):
-    """Sender of a message: one process in one run of one job of an allocation. Only the first process that registers counts."""
+    """Sender of a message: one process in one run of an allocation's job. Only the first process that registers counts."""
 
     allocation: str
     namespace: str
@@ -41,10 +41,10 @@ class Identity(WireMessage):
 
 
 def protocol_refusal(hello: Any) -> str | None:
-    """The reason why a process with this first message cannot work under this server; None where it can, or does not say.
+    """Return why a process with this first message cannot work under this server; None if it can, or sends no number.
 
-    Only the number is read, since the message around it may have another shape. At most 120 bytes: a WebSocket's close
-    frame holds no more.
+    Only the number is read, because the rest of the message may have another form. The text has at most 120 bytes,
+    because a WebSocket's close frame has room for no more.
     """
     identity = hello.get("identity") if isinstance(hello, dict) else None
     number = identity.get("protocol") if isinstance(identity, dict) else None

@@ -50,10 +50,10 @@ class EngineWelcome(WireMessage):
 
 
 class EngineLoad(WireMessage):
-    """Totals since the engine's start; null if unknown. Rates: `server/routing/endpoint_rates.py`."""
+    """Totals since the engine's start; null if unknown. `server/routing/endpoint_rates.py` makes rates from them."""
 
     life: int = 0
-    """Number of the engine's start within its allocation. The totals start at zero with each."""
+    """Number of the engine's start within its allocation. The totals begin at zero with each start."""
     at: float
     """Time at which the totals were read, in seconds of the sender's monotonic clock."""
     generated_tokens: int | None = None
@@ -75,12 +75,12 @@ WeightsPhase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Fa
 
 
 class WeightsReport(WireMessage):
-    """Weights of one engine, as it reports them: the only shape of these facts, from the engine to the pool's status."""
+    """Weights of one engine, as it reports them. The facts have this form everywhere, from the engine to the pool's status."""
 
     version: str = ""
-    """Verified version that it serves; empty until the verification."""
+    """Verified version that the engine serves; empty until the verification."""
     checksum: str = ""
-    """Checksum of the folder that the weights came from."""
+    """Checksum of the folder from which the weights came."""
     phase: WeightsPhase = ""
     """Progress towards the last target; empty when it is reached. Transferring: the engine waits for the trainer."""
     error: str = ""
@@ -88,11 +88,11 @@ class WeightsReport(WireMessage):
     attempt: int | None = None
     """`attempt` of the failed target; null from an engine that does not send it."""
     note: str | None = None
-    """Reason why it loaded the folder in spite of a transfer, else empty. Null from an engine without transfers."""
+    """Reason why the engine loaded the folder in spite of a transfer, else empty. Null from an engine without transfers."""
 
     @property
     def settled(self) -> bool:
-        """Whether it is not on its way to another version; after a failure it still has the one before."""
+        """Whether the engine is not on its way to another version. After a failure it still has the version before."""
         return self.phase in ("", "Failed")
 
 
@@ -103,16 +103,16 @@ class EngineHeartbeat(WireMessage):
     url: str
     ready: bool
     reason: str = ""
-    """Reason why it is not ready, as `Word` or `Word: message`."""
+    """Reason why the engine is not ready, as `Word` or `Word: message`."""
     weights: WeightsReport = WeightsReport()
-    """On the wire its fields stand beside the others, as `weights_version` and so on."""
+    """Weights of the engine. On the wire these fields are beside the others, as `weights_version` and so on."""
     running: int = 0
     waiting: int | None = None
     """Requests that wait in the engine; null if unknown."""
     kv_usage: float | None = None
-    """Filled share of its key-value cache, 0 to 1; null if unknown."""
+    """Filled share of the engine's key-value cache, 0 to 1; null if unknown."""
     load: EngineLoad | None = None
-    """Totals of its work; null if unknown."""
+    """Totals of the engine's work; null if unknown."""
 
     @property
     def why_not_ready(self) -> Reason | None:
@@ -135,6 +135,6 @@ class EngineHeartbeat(WireMessage):
 
 class EngineOrders(WireMessage):
     known: bool = True
-    """False: the server does not know the engine, so register again."""
+    """False: the server does not know the engine, which must register again."""
     drain: bool = False
     weights: WeightsTarget | None = None

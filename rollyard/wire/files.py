@@ -17,7 +17,7 @@ class AllocationFile(WireMessage):
     pool_kind: Literal["InferencePool", "RolloutPool"]
     pool: str
     endpoint_file: str
-    """Path of the server's `endpoint.json`. It is read again before each reconnect."""
+    """Path of the server's `endpoint.json`, which is read again before each reconnect."""
     ca_file: str
     """PEM of the server's own CA."""
     scratch: str

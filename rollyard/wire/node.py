@@ -18,9 +18,9 @@ NODE_AGENT_ERROR = "NodeAgentError"
 UNREADABLE_LEASE_REASON = "UnreadableLease"
 """Reason of a hand-back of a lease with fields that the node agent is too old to know."""
 CLOSE_HELLO_EXPECTED = 4408
-"""Close code of the WebSocket: the first message was no hello, or came too late."""
+"""Close code of the WebSocket: the first message was no hello, or it came too late."""
 CLOSE_FENCED = 4409
-"""Close code of the WebSocket: this process must exit, because another has taken its place or its job has ended."""
+"""Close code of the WebSocket: this process must exit, because another one has taken its place or its job has ended."""
 CLOSE_INCOMPATIBLE = 4426
 """Close code of the WebSocket: one side is too old for the other; the reason says which."""
 MAX_ARTIFACT_BYTES = 4 << 20
@@ -28,7 +28,7 @@ MAX_RESULT_BYTES = 256 << 20
 
 
 class LeaseKey(NamedTuple):
-    """`LeaseRef` without the stage, which changes while the lease lives."""
+    """`LeaseRef` without the stage, which changes during the lease."""
 
     namespace: str
     id: str
@@ -36,7 +36,7 @@ class LeaseKey(NamedTuple):
 
 
 class LeaseRef(WireMessage):
-    """Name of one lease. A higher fence of the same rollout makes it void."""
+    """Name of one lease. It is void once the rollout has a lease with a higher fence."""
 
     namespace: str
     id: str
@@ -66,7 +66,7 @@ class Lease(LeaseRef):
 
     @field_serializer("agent", "sampling", "budgets")
     def _dump_without_defaults(self, asked: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
-        """Fields that users set are parsed strictly, so an older node agent gets a new field only if a user has set it."""
+        """Users' fields are parsed strictly, so an older node agent gets a new field only if a user has set it."""
         return asked.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -83,7 +83,7 @@ class Hello(WireMessage):
     places: int = 0
     """Sandboxes that fit into the allocation, from its first `Welcome`. 0 before that, and if it is unknown."""
     kinds: list[str] = []
-    """Task kinds this node agent has handlers for. Empty if it sends them in `CapacityRequest` only."""
+    """Task kinds for which this node agent has handlers. Empty if it sends them in `CapacityRequest` only."""
     failed_kinds: dict[str, str] = {}
     """Task kind -> reason why its handler cannot be loaded here."""
 
@@ -95,7 +95,7 @@ class CapacityRequest(WireMessage):
     init: int = 0
     eval: int = 0
     kinds: list[str] = []
-    """Task kinds this node agent has handlers for."""
+    """Task kinds for which this node agent has handlers."""
     grants: int | None = None
     """Number of Grants received on this connection. The server ignores the message while another Grant is on its way."""
 
@@ -108,7 +108,7 @@ class Heartbeat(WireMessage):
     widths: dict[str, int] = {}
     """Stage -> stage workers."""
     sent_at: float = 0.0
-    """The sender's monotonic clock, echoed in `Renewed`."""
+    """The sender's monotonic clock. `Renewed` returns it."""
 
 
 class HandBack(WireMessage):
@@ -129,20 +129,20 @@ class Welcome(WireMessage):
     protocol: int = PROTOCOL
     epoch: int
     lease_seconds: float
-    """Seconds without a renewal after which a holder stops its work."""
+    """Seconds without a renewal after which a node agent stops the work of a lease."""
     sandbox: SandboxTemplate
     stages: Stages
     places: int = 0
     """Sandboxes of this kind that fit into the allocation. As with `sandbox` and `stages`, the first welcome counts."""
     lost: list[LeaseRef] = []
-    """Leases of `hello` that are void; stop their work."""
+    """Leases of `hello` that are void. Their work must stop."""
 
 
 class UnreadableLease(WireMessage):
     """Lease that arrived but cannot be parsed."""
 
     lease: LeaseRef | None
-    """None if not even the name can be parsed."""
+    """Name of the lease; None if not even this can be parsed."""
     why: str
 
 
@@ -154,7 +154,7 @@ class Grant(WireMessage):
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Self:
-        """Parse each lease by itself, so that one with newer fields does not spoil the others."""
+        """Parse each lease by itself, so that a lease with newer fields does not spoil the others."""
         found = data.get("leases")
         if not isinstance(found, list):
             return super().from_wire(data)
@@ -180,9 +180,9 @@ class Cancel(WireMessage):
 
 
 class RechooseEndpoint(WireMessage):
-    """Request to ask for the endpoint of this role again before the next turn, because there may be a better one.
+    """Request to ask again for the endpoint of this role before the next turn, because there may be a better one.
 
-    It is a hint: the server chooses and records the endpoint when the node agent asks (`NewEndpoint` without `failed`).
+    It is a hint: the server chooses and records an endpoint when the node agent asks (`NewEndpoint` without `failed`).
     """
 
     type: Literal["rechoose_endpoint"] = "rechoose_endpoint"
@@ -218,7 +218,7 @@ class NewEndpoint(WireMessage):
     """Id of the failed endpoint. Empty if none failed; then the answer may be the endpoint in use."""
     why: str = ""
     again: bool = False
-    """True: a repeated request after the same failure. It counts as no new complaint."""
+    """True: the request is repeated after the same failure, and counts as no new complaint."""
 
 
 class ResultHeader(WireMessage):

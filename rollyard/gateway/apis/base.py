@@ -1,4 +1,4 @@
-"""The interface of an API: parsing of requests; shapes of responses, streams and errors."""
+"""The interface of an API: parses requests, and formats responses, streams and errors."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ MAX_MODEL = 512
 
 
 class Exchange(Protocol):
-    """One call in one API's shape, made from the request's body; raises GatewayError when that cannot be parsed."""
+    """One call of one API, made from the request's body. Making it raises GatewayError if the body cannot be parsed."""
 
     stream: bool
 
     async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse: ...
 
     def response_body(self, response: ChatResponse) -> dict[str, Any]:
-        """The response in one piece."""
+        """Return the response in one piece."""
         ...
 
     def text_events(self, piece: str) -> bytes:
-        """Events for a piece of text; the first ones open the stream."""
+        """Return the events for a piece of text. The first of them open the stream."""
         ...
 
     def end_events(self, response: ChatResponse) -> bytes:
-        """Events for everything after the text."""
+        """Return the events for everything after the text."""
         ...
 
     def error_events(self, refusal: GatewayError) -> bytes:
-        """Events for an error in the middle of the stream."""
+        """Return the events for an error in the middle of the stream."""
         ...
 
     @staticmethod
     def error_body(refusal: GatewayError) -> dict[str, Any]:
-        """The body of an error."""
+        """Return the body of an error."""
         ...
 
 
@@ -56,8 +56,7 @@ def openai_error(refusal: GatewayError) -> dict[str, Any]:
 
 
 def model_of(body: Body) -> str:
-    """Return the model's name. Any name is accepted: a session has one policy, and harnesses have names of their own
-    for it."""
+    """Return the model's name. Any name is accepted: a session has one policy, and harnesses name it as they like."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise bad_request("`model` must be the name of a model", param="model")
@@ -102,5 +101,5 @@ def sse_data(body: Mapping[str, Any]) -> bytes:
 
 
 def sse_event(body: Mapping[str, Any]) -> bytes:
-    """Format an event, with its type as the event's name too."""
+    """Format an event; its type is also the event's name."""
     return f"event: {body['type']}\n".encode() + sse_data(body)

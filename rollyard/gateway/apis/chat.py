@@ -114,7 +114,7 @@ def _tools(body: Body) -> list[dict[str, Any]]:
 
 
 def _message(message: dict[str, Any]) -> Message:
-    """Normalise a message for the template: fields that harnesses add or leave out make no difference."""
+    """Normalise a message for the template, so that fields which harnesses add or leave out make no difference."""
     role = ROLES.get(str(message.get("role")))
     if role is None:
         raise bad_request(f"`role` must be one of {', '.join(ROLES)}, not {message.get('role')!r}", param="messages")

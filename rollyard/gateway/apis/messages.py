@@ -124,7 +124,7 @@ def read(body: Body) -> ChatRequest:
 
 
 def _merge_assistant_messages(messages: list[Message]) -> tuple[list[Message], str]:
-    """Merge consecutive assistant messages, as Anthropic does; a trailing one is the beginning of the next turn."""
+    """Merge consecutive assistant messages, as Anthropic does. If the last message is one, the next turn begins with it."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None

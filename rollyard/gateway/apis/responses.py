@@ -162,7 +162,7 @@ def read(body: Body) -> ChatRequest:
 
 
 def _assistant_item(item: dict[str, Any]) -> bool:
-    """Return whether this item is a part of a model's turn: text, calls and thoughts are separate items."""
+    """Return whether this item is part of a model's turn. Text, calls and thoughts of a turn are separate items."""
     return item.get("type") in ("function_call", "reasoning") or item.get("role") == "assistant"
 
 

@@ -1,1 +1,1 @@
-"""The common form of all APIs' requests, and the errors that answer them."""
+"""The common form of all APIs' requests, and the errors with which requests are answered."""

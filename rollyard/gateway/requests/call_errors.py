@@ -1,4 +1,4 @@
-"""Errors of a call; each API formats them in its own shape."""
+"""Errors of a call. Each API formats them in its own way."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from rollyard.core.errors import RollyardError
 
 
 class GatewayError(RollyardError):
-    """An error that a caller receives. `status` decides whether clients retry by themselves: on 429 and 5xx, not on
-    other 4xx."""
+    """An error that a caller receives. Clients retry by themselves on status 429 and 5xx, but not on any other 4xx."""
 
     def __init__(
         self, status: int, kind: str, message: str, *, code: str | None = None, param: str | None = None
@@ -22,7 +21,7 @@ class GatewayError(RollyardError):
         self.code = code
         self.param = param
         self.details: Mapping[str, Any] | None = None
-        """Details for clients of Anthropic's API that act on them."""
+        """Details for clients of Anthropic's API that use them."""
         self.too_long: tuple[int, int] | None = None
         """(tokens of the prompt, tokens of the context) when the prompt does not fit."""
 
@@ -32,12 +31,12 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
 
 
 def too_long(message: str) -> GatewayError:
-    """Error with the code by which clients recognise that a retry does not help."""
+    """Error with the code from which clients know that a retry does not help."""
     return bad_request(message, code="context_length_exceeded", param="messages")
 
 
 def prompt_too_long(tokens: int, context: int) -> GatewayError:
-    """Error in the wording that OpenAI's clients search for."""
+    """Error in the words that OpenAI's clients search for."""
     refusal = too_long(
         f"This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens, "
         "which leaves no room for an answer. Please reduce the length of the messages."
@@ -52,15 +51,14 @@ def no_model(name: str, served: str) -> GatewayError:
 
 
 def no_threads(advice: str) -> GatewayError:
-    """Error with details that Anthropic's client knows: it repeats the call without `thread`, and its tool runner
-    continues."""
+    """Error with details that Anthropic's client knows. Its tool runner repeats the call without `thread` and continues."""
     refusal = bad_request(f"this gateway cannot apply `thread`; {advice}", param="thread")
     refusal.details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     return refusal
 
 
 def template_unusable(message: str) -> GatewayError:
-    """Error of the template: the conversation is correct, and a retry does not help."""
+    """Error of the chat template. The conversation is correct, but a retry does not help."""
     return GatewayError(422, "invalid_request_error", message, code="template_unusable")
 
 

@@ -1,4 +1,4 @@
-"""The common form of a model call in all APIs: messages in the template's shape, tools, sampling."""
+"""The common form of a model call in all APIs: messages in the form of the template, tools, sampling."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.tokens.chat_template import Message
 
 MAX_OBJECTS = 20_000
-"""Most messages in a call: rendering half a million takes a minute, whatever their content."""
+"""Greatest number of messages in a call. To render half a million takes a minute, whatever their content."""
 MESSAGE_CHARACTERS = 40
-"""Characters that a template adds to each message."""
+"""Number of characters that a template adds to each message."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -25,16 +25,16 @@ class ChatToolCall:
     id: str
     name: str
     arguments: str
-    """JSON text."""
+    """The arguments as JSON text."""
 
 
 @dataclass(frozen=True)
 class ChatRequest:
     messages: list[Message]
-    """`role` and `content` as text; for an assistant also `tool_calls` with arguments as objects; for a tool
-    `tool_call_id`."""
+    """`role`, and `content` as text. An assistant's message may have `tool_calls`, whose arguments are objects; a
+    tool's has `tool_call_id`."""
     tools: list[dict[str, Any]]
-    """Tools in the form of OpenAI's chat API; empty when the caller wants no calls."""
+    """Tools in the form of OpenAI's chat API; empty if the caller wants no calls."""
     overrides: SamplingOverrides
     continued_text: str = ""
     """Beginning of the next turn, after all messages; the policy continues it."""
@@ -57,11 +57,11 @@ class ChatResponse:
     prompt_tokens: int
     completion_tokens: int
     stop: str | None = None
-    """The stop string that ended the turn, if one did."""
+    """Stop string that ended the turn, or None."""
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return content as one text, with parts joined. Raises GatewayError for content that is not text, such as an image."""
+    """Return content as one text, with its parts joined. Raises GatewayError for anything but text, such as an image."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -89,7 +89,7 @@ def text_field(value: Any, where: str) -> str:
 
 
 def objects(value: Any, where: str) -> list[dict[str, Any]]:
-    """Return a list of objects; null becomes an empty list."""
+    """Return a list of objects; null gives an empty list."""
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
@@ -111,7 +111,7 @@ def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, A
 
 
 def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools of a call by its `tool_choice`, which is a word, or an object with a `type`."""
+    """Return the tools that a call's `tool_choice` allows. It is a word, or an object with a `type`."""
     word = choice.get("type") if isinstance(choice, dict) else choice
     if word in (None, "auto"):
         return tools
@@ -124,7 +124,7 @@ def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def assistant_message(content: str, calls: Sequence[tuple[str, str, Any]]) -> Message:
-    """Build an assistant's message. `calls`: (id, name, arguments as text or object) each."""
+    """Build an assistant's message. Each call is (id, name, arguments as text or object)."""
     message: Message = {"role": "assistant", "content": content}
     if calls:
         message["tool_calls"] = [
@@ -135,7 +135,7 @@ def assistant_message(content: str, calls: Sequence[tuple[str, str, Any]]) -> Me
 
 
 def _arguments_as_object(arguments: Any) -> Any:
-    """Parse arguments to the object that templates need; text that is not JSON stays unchanged."""
+    """Parse arguments to the object that templates need. Text that is not JSON stays unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

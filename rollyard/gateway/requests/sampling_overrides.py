@@ -1,7 +1,7 @@
 """Sampling parameters of callers, and the treatment of each.
 
-No field is ignored by accident: an API reads it itself, or it becomes part of the sampling, or it is in the list of
-`ignored_fields`, or it is refused with advice.
+No field is ignored by accident. An API reads it, or it becomes part of the sampling, or the list of `ignored_fields`
+accepts it, or it is refused with advice.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from rollyard.gateway.requests.ignored_fields import ACCEPTED, FieldRule, find_r
 from rollyard.kinds.rollout import Sampling
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
-"""Names for the most tokens of one turn; the first one given is used."""
+"""Names for the greatest number of tokens in one turn. The first name that is present counts."""
 STOPS = ("stop", "stop_sequences")
 OWN_RULES = ("logprobs", "extra")
-"""Fields of `Sampling` that mean something else in these APIs, or that only the trainer may set."""
+"""Fields of `Sampling` that have another meaning in these APIs, or that only the trainer may set."""
 PARALLEL = "parallel_tool_calls"
 MAX_STOPS, MAX_STOP = 32, 256
-"""Each piece of a stream is searched for all of them."""
+"""Greatest number of stop strings and length of each. Every piece of a stream is searched for all of them."""
 
 
 @dataclass(frozen=True)
 class SamplingOverrides:
-    """The caller's sampling parameters; the session's own may override them."""
+    """The caller's sampling parameters. The session's own may override them."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of `Sampling` that were given."""
+    """Fields of `Sampling` that the caller set."""
     parallel_tool_calls: bool = True
     """Whether a turn may contain more than one tool call."""
 
 
 def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOverrides:
-    """Parse all fields of `body` except `own`, which the API reads itself. Raises GatewayError for the first wrong field."""
+    """Parse all fields of `body` except `own`, which the API itself reads. Raises GatewayError for the first wrong field."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if name in own or name in (PARALLEL, *LIMITS) or _check_value(name, value):
@@ -53,14 +53,13 @@ def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOve
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
-    # The validated value: pydantic accepts "10" as a number, min() does not.
+    # The validated value, because pydantic accepts "10" as a number and min() does not.
     read = _validate(fields).model_dump(include=set(fields))
     return SamplingOverrides(read, parallel_tool_calls=body.get(PARALLEL) is not False)
 
 
 def merge_sampling(overrides: SamplingOverrides, own: Sampling, *, fixed: bool) -> Sampling:
-    """Return a session's sampling. `fixed`: its own values hold, and the caller may only shorten turns. Raises
-    GatewayError."""
+    """Return a session's sampling. `fixed`: its own values hold, and the caller may only shorten turns. Raises GatewayError."""
     fields = dict(overrides.fields)
     limit = min(own.max_tokens, fields.pop("max_tokens", own.max_tokens))
     if own.stop or fields.get("stop"):
@@ -69,7 +68,7 @@ def merge_sampling(overrides: SamplingOverrides, own: Sampling, *, fixed: bool) 
         fields = {name: value for name, value in fields.items() if name == "stop"}
     both = {**own.model_dump(), **fields, "max_tokens": limit}
     if both["min_tokens"] is not None:
-        both["min_tokens"] = min(both["min_tokens"], limit)  # one of the two may come from the caller
+        both["min_tokens"] = min(both["min_tokens"], limit)  # the caller may have set only one of the two
     return _validate(both)
 
 

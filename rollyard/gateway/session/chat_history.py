@@ -1,10 +1,10 @@
-"""The history of a session as a tree of conversations: each call extends the longest branch that is its prefix.
+"""The history of a session as a tree of conversations. Each call extends the longest branch that is its prefix.
 
-A branch is a `Conversation`. Callers send the whole history with every call, as text, and never exactly as they
-received it. So each message has a key without the parts that callers change without meaning. A branch continues when
-the keys up to its last sampled turn are equal; then that turn's ids replace its returned text. A history without a
-matching branch, because the caller edited or shortened it or is a sub-agent, opens a new branch; turns in it that were
-sampled before appear by their ids too, as context. A history without any sampled turn begins a conversation.
+A branch is a `Conversation`. Callers send the whole history as text with every call, and always with small changes. So
+each message has a key that leaves out the parts which callers change without meaning. A branch continues if the keys up
+to its last sampled turn are equal; then that turn's ids replace the text that came back. A history that matches no
+branch opens a new one: the caller has edited or shortened it, or is a sub-agent. Turns in it that were sampled before
+keep their ids, as context. A history without any sampled turn begins a new conversation.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
 Key = str
 """Digest of a message and all messages before it."""
 BEFORE, QUOTED = 10, 40
-"""Characters shown around a difference."""
+"""Number of characters shown before a difference, and from it on."""
 SEAM_CHARS = 64
-"""Characters before a continued text that decide where its first token starts."""
+"""Number of characters before a continued text that decide where its first token starts."""
 
 
 @dataclass
@@ -40,17 +40,17 @@ class ChatBranch:
 
     conversation: Conversation
     start: Key
-    """Digest of the tools, before any message."""
+    """Digest of the tools: the key before any message."""
     keys: list[Key] = field(default_factory=list)
-    """Keys before any message and after each, up to the last sampled turn."""
+    """The key before any message, then one after each message up to the last sampled turn."""
     said: list[Message] = field(default_factory=list)
     """Messages up to the last sampled turn, as the caller sees them."""
     first: int = 0
     """Number of messages before the first sampled turn."""
     calls: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Id of a tool call at the caller -> (name, id in the template)."""
+    """The caller's id of a tool call -> (name, id in the template)."""
     busy: bool = True
-    """A call is in flight: another call that could continue here opens its own branch."""
+    """True: a call is in flight. Another call that could continue here opens its own branch."""
     turns: list[Turn] = field(default_factory=list)
 
     @property
@@ -59,7 +59,7 @@ class ChatBranch:
         return len(self.said)
 
     def common_prefix(self, keys: Sequence[Key]) -> int:
-        """Count the leading messages that are equal; -1 when the tools differ."""
+        """Return the number of equal messages at the beginning; -1 if the tools differ."""
         return bisect(range(min(len(keys), len(self.keys))), True, key=lambda i: keys[i] != self.keys[i]) - 1
 
     @property
@@ -105,17 +105,17 @@ class ChatBranch:
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A call that is ready to be sampled, on its branch."""
+    """A call on its branch, ready to be sampled."""
 
     branch: ChatBranch
     messages: Sequence[Message]
     prompt: list[int]
     keys: list[Key]
-    """Keys after each message, the first before any."""
+    """The key before any message, then one after each message."""
     results: list[str]
     """Tool results that the caller sent since the branch's last turn."""
     continued_ids: list[int] = field(default_factory=list)
-    """The last ids of the prompt, with which the turn begins."""
+    """The last ids of the prompt: the given beginning of the turn."""
 
 
 class ChatHistory:
@@ -125,25 +125,23 @@ class ChatHistory:
         self._template = template
         self._branches: list[ChatBranch] = []
         self._by_digest: dict[tuple[Key, str], SampledMessage | None] = {}
-        """(key before an assistant's message, its own digest) -> the sampled turn, or None for a message that was not
-        sampled."""
+        """(key before an assistant's message, the message's digest) -> the sampled turn, or None if it was not sampled."""
         self._latest: dict[str, SampledMessage] = {}
-        """Digest of an assistant's message alone -> the latest sampled turn with this text."""
+        """Digest of an assistant's message -> the latest sampled turn with this text, wherever it was."""
         self._aliases: dict[tuple[Key, str], str] = {}
-        """(key before a message, digest of another form in which it comes back) -> digest of the message that the
-        caller received."""
+        """(key before a message, digest of another form that callers may send) -> digest of the message as they received it."""
 
     @property
     def branches(self) -> Sequence[ChatBranch]:
         return self._branches
 
     def prepare(self, asked: ChatRequest) -> PreparedChat:
-        """Find or open the branch and hold it until `record` or `release`. Raises TaskError for a refusal by the
-        model's template."""
+        """Find or open the branch, and hold it until `record` or `release`. Raises TaskError if the template refuses."""
         lead = self._continued_ids(asked) if asked.continued_text else []
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
         keys = self._keys(start, asked.messages)
-        # a later turn of another branch is recalled there by its ids, but would appear here as text
+        # a branch must reach the last assistant's message: if another branch has sampled it, only a new branch gets its
+        # ids
         last = max((i for i, m in enumerate(asked.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
@@ -163,9 +161,9 @@ class ChatHistory:
         return PreparedChat(branch, asked.messages, [*prompt, *lead], keys, results, lead)
 
     def record(self, prepared: PreparedChat, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
-        """Record that the branch's conversation has the turn; `message` is the caller's view of it.
+        """Record that the branch's conversation has the turn; `message` is the turn as the caller sees it.
 
-        `ended_by`: the stop string that ended the turn; callers who know it may send it back too.
+        `ended_by`: the stop string that ended the turn. Callers who know it may send it back too.
         """
         branch, before = prepared.branch, prepared.keys[-1]
         answer = branch.conversation.last
@@ -183,14 +181,14 @@ class ChatHistory:
         branch.busy = False
 
     def release(self, prepared: PreparedChat) -> None:
-        """Release the branch of a failed call; its messages are discarded."""
+        """Release the branch of a failed call and discard its messages."""
         prepared.branch.append_messages([])
         prepared.branch.busy = False
 
     def _continued_ids(self, asked: ChatRequest) -> list[int]:
-        """Return the ids of the next turn's beginning.
+        """Return the ids of the beginning that the caller gave for the next turn.
 
-        Raises TaskError when they would differ from the ids of a message that begins so in the template's rendering.
+        Raises TaskError if they differ from the ids of such a message in the template's rendering.
         """
         render, encode = self._template.render, self._template.encode
         open_turn = render(asked.messages, asked.tools, True)
@@ -218,7 +216,7 @@ class ChatHistory:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
-        # the first call's messages become part of the branch only with its answer
+        # the branch gets the first call's messages only with the call's answer
         branch.keys, branch.said = list(keys), list(asked.messages)
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
@@ -246,10 +244,10 @@ class ChatHistory:
         return self._aliases.get((before, own), own)
 
     def _sampled(self, message: Message, before: Key, recalled: bool) -> SampledMessage | None:
-        """Find the sampled turn of a message; in an edited history by the message alone.
+        """Find the sampled turn of a message. In an edited history, find it by the message alone.
 
-        Its thoughts are added to such a history only when the caller sends them too, or when an earlier turn was
-        `recalled`: a short answer may be a coincidence.
+        Then its ids are used only if the caller sends its thoughts too, or if an earlier turn was `recalled`: a short
+        answer may be equal by chance.
         """
         own = self._own_turn(message, before)
         if (before, own) not in self._by_digest:
@@ -266,7 +264,7 @@ def _trim_to_first_sampled(segment: Segment) -> Segment:
 
 
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:
-    """Describe where a history leaves the branch with which it has most in common."""
+    """Describe where a history leaves the branch that has most in common with it."""
     if common < 0:
         return "the offered tools differ"
     if common >= len(messages):
@@ -287,12 +285,12 @@ def _quote_difference(message: Message, other: Message) -> str:
 
 
 def common_length(text: str, other: str) -> int:
-    """Count the equal leading characters."""
+    """Return the number of equal characters at the beginning."""
     return bisect(range(1, min(len(text), len(other)) + 1), True, key=lambda n: text[:n] != other[:n])
 
 
 def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
-    """Return whether the message shows the turn's thoughts; Harmony's are in no text that a caller sees."""
+    """Return whether the message shows the turn's thoughts. Callers never see those of Harmony."""
     said, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
     return said[0].strip() == shown[0].strip() and (bool(said[1]) or not answer.turn.thinks)
 
@@ -300,7 +298,7 @@ def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
 def _message_digest(message: Message) -> str:
     """Digest a message without the parts that callers change without meaning.
 
-    These are space around it, thoughts, the formatting of arguments, and ids of calls.
+    These are space around the text, thoughts, the formatting of arguments, and ids of calls.
     """
     content = str(message["content"])
     if message["role"] == "assistant":

@@ -1,7 +1,7 @@
-"""Prompts without messages (`/v1/completions`): the same tree, matched by the beginning of the prompt itself.
+"""Prompts without messages (`/v1/completions`): the same tree, with branches matched by the beginning of the prompt.
 
-A prompt of ids continues a branch when it begins with the branch's ids. A prompt of text continues a branch when it
-begins with the branch's text; then only the rest is tokenised.
+A prompt of ids continues a branch if it begins with the branch's ids. A prompt of text continues a branch if it begins
+with the branch's text; then only the rest is tokenised.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class PromptBranch:
     opened_by: Break | None
     track: SegmentBuilder = field(default_factory=SegmentBuilder)
     text: str = ""
-    """Text of the ids, with which a prompt of text must begin."""
+    """Text of the ids. A prompt of text must begin with it."""
     first: int = 0
-    """Length of its first prompt in characters."""
+    """Length of the first prompt in characters."""
     busy: bool = True
     turns: list[Turn] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class PromptHistory:
         return PreparedPrompt(found, ids, text)
 
     def _why_no_branch(self, text: str) -> Break | None:
-        """Return why no branch matches a prompt; None for a new one, which has no sampled turn."""
+        """Return why no branch matches a prompt; None for a new prompt, which has no sampled turn."""
         near = max(self._branches, key=lambda b: common_length(b.text, text), default=None)
         common = common_length(near.text, text) if near is not None else 0
         if near is None or not near.first <= common < len(text):

@@ -1,7 +1,7 @@
 """Runs the work on one session's histories: one piece at a time, and long pieces in a thread.
 
-A conversation of 100,000 characters takes hundreds of milliseconds to tokenise. The loop serves others meanwhile; the
-histories are not thread-safe.
+A conversation of 100,000 characters takes hundreds of milliseconds to tokenise, and the event loop must serve others
+meanwhile. The histories are not thread-safe.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeVar
 
 T = TypeVar("T")
 THREAD_ABOVE_CHARACTERS = 1 << 16
-"""Longer pieces run in a thread: a million characters take seconds."""
+"""Length in characters above which a piece runs in a thread. A million characters take seconds."""
 
 
 class SerialExecutor:
     def __init__(self, executor: Executor | None = None, long: int = THREAD_ABOVE_CHARACTERS) -> None:
-        """`executor`: provides the threads, by default the loop's. `long`: limit in characters."""
+        """`executor`: provides the threads; default: the loop's executor. `long`: length in characters that needs a thread."""
         self._executor = executor
         self._long = long
         self._lock = asyncio.Lock()
@@ -29,7 +29,7 @@ class SerialExecutor:
         return self._lock.locked()
 
     async def run(self, work: Callable[[], T], characters: int, undo: Callable[[T], None] | None = None) -> T:
-        """Run `work` and return its result. Begun work is finished even when the caller is cancelled; then `undo` follows."""
+        """Run `work` and return its result. If the caller is cancelled, begun work is still finished; then `undo` follows."""
         await self._lock.acquire()
         if characters < self._long:
             try:
@@ -45,12 +45,12 @@ class SerialExecutor:
         try:
             return await asyncio.shield(done)
         except asyncio.CancelledError:
-            # a thread cannot be stopped; the result of a cancelled caller is undone
+            # a thread cannot be stopped, so the result for a cancelled caller is undone
             done.add_done_callback(lambda done: self._finish_abandoned(done, undo))
             raise
 
     def run_soon(self, work: Callable[[], None]) -> None:
-        """Run at once, or right after the current piece: for callers that are being cancelled and cannot wait."""
+        """Run `work` at once, or right after the current piece. It is for callers that are being cancelled and cannot wait."""
         if self.busy:
             self._waiting.append(work)
         else:

@@ -1,4 +1,4 @@
-"""One agent's session: its calls become turns and segments, on the endpoint that its policy stays with."""
+"""One agent's session: its calls become turns and segments, on the endpoint that the session keeps."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SendText = Callable[[str], Awaitable[None]]
-"""Called with each piece of text as it arrives."""
+"""Function that is called with each piece of text as it arrives."""
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
-"""Limits for the requests of one session in memory: at least so many bytes, and so many times the longest request."""
+"""Limits for the requests of one session in memory: at least this many bytes, and this many of the longest request."""
 CHARACTERS_A_TOKEN = 4
 
 
@@ -61,7 +61,7 @@ class SessionSampler(Protocol):
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
     ) -> Sampled:
-        """Sample one turn, even when endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and errors that
+        """Sample one turn, also if endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and errors that
         end the session."""
         ...
 
@@ -78,8 +78,8 @@ class GatewaySession:
         executor: SerialExecutor | None = None,
         shared_budget: ByteBudget | None = None,
     ) -> None:
-        """`executor`: renders and tokenises this session's conversations only. `shared_budget`: the memory budget that all
-        sessions of this process share."""
+        """`executor`: renders and tokenises for this session only. `shared_budget`: the memory budget of all sessions
+        of this process."""
         self.id = id
         self.config = config
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
@@ -88,14 +88,14 @@ class GatewaySession:
         self.exceeded: ContextExceeded | None = None
         """The last error of a prompt that did not fit the context."""
         self.truncated = False
-        """A limit was reached: of calls, or of the context."""
+        """True: a limit of calls, of tokens or of the context was reached."""
         self.tokens = 0
         """Tokens of all segments together, prompts included."""
         self.opened_at = int(time.time())
         """Unix seconds."""
         self.last_used = time.monotonic()
         self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * config.max_body), shared_budget)
-        """Memory budget of its calls, held until they end."""
+        """Memory budget of the session's calls, held until they end."""
         self._template = template
         self._policy = policy
         self._chats = ChatHistory(template)
@@ -103,7 +103,7 @@ class GatewaySession:
         self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
-        """Overrides of the last call, and the sampling that they result in."""
+        """Overrides of the last call, and the sampling that resulted."""
         self._calls_begun = 0
         self._calls_in_progress = 0
         self._calls_admitted = 0
@@ -128,14 +128,14 @@ class GatewaySession:
         return await self._executor.run(read, size)
 
     async def run_serialized(self, read: Callable[[], T]) -> T:
-        """Return `read()` on the segments, turns and breaks, while no call changes them."""
+        """Return `read()` of the segments, turns and breaks; meanwhile no call changes them."""
         return await self._executor.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
     def segments(self) -> list[Segment]:
         return [segment for branch in self._branches() for segment in branch.segments()]
 
     def turns(self) -> list[Turn]:
-        """Turns in the order of their ends; each with the number of its segment."""
+        """Turns in the order of their ends, each with the number of its segment."""
         first, so_far = {}, 0
         for branch in self._branches():
             first[id(branch)] = so_far
@@ -161,9 +161,9 @@ class GatewaySession:
     # calls
 
     def check_limits(self, *, counts: bool = True) -> None:
-        """Check the limits before a request is read. Raises GatewayError when no call can be answered any more.
+        """Check the limits before a request is read. Raises GatewayError if no call can be answered any more.
 
-        A call that `counts` is recorded as cut off.
+        `counts`: the refusal marks the session as truncated.
         """
         self.last_used = time.monotonic()
         self._check_open()
@@ -180,12 +180,12 @@ class GatewaySession:
             raise token_limit(self.config.max_tokens)
 
     def _check_open(self) -> None:
-        """Raise GatewayError once closed: the reported end must not change when a slowly read turn ends later."""
+        """Raise GatewayError once the session is closed: its reported trajectory must not change when a turn ends later."""
         if self._closed:
             raise session_gone("this session is closed")
 
     def too_large(self) -> GatewayError:
-        """Error for a request longer than `config.max_body`."""
+        """Return the error for a request longer than `config.max_body`."""
         message = f"a request may have at most {self.config.max_body} bytes; more do not fit into the context"
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
@@ -231,7 +231,7 @@ class GatewaySession:
         return said
 
     async def prompt_tokens(self, asked: ChatRequest) -> int:
-        """Count the tokens of such a call's prompt. Raises GatewayError."""
+        """Count the tokens of this call's prompt. Raises GatewayError."""
         prepared = await self._prepare(asked)
         self._executor.run_soon(partial(self._chats.release, prepared))
         return len(prepared.prompt)
@@ -247,7 +247,7 @@ class GatewaySession:
 
     @contextlib.contextmanager
     def _admit(self, wanted: SamplingOverrides) -> Iterator[Sampling]:
-        """Admit a call right before sampling, without an await between: parallel calls must not exceed the limit together."""
+        """Admit a call right before sampling. Nothing is awaited here, so parallel calls cannot exceed the limit together."""
         self.check_limits()
         self._calls_in_progress, self._calls_admitted = self._calls_in_progress + 1, self._calls_admitted + 1
         try:
@@ -260,7 +260,7 @@ class GatewaySession:
             self.last_used = time.monotonic()
 
     def _record_abandoned(self, said: ChatResponse) -> None:
-        """Record a turn whose caller gave up while a thread processed it."""
+        """Record a turn whose caller left while a thread processed it."""
         self._calls_admitted += 1
 
     def _parameters(self, wanted: SamplingOverrides) -> Sampling:
@@ -270,7 +270,7 @@ class GatewaySession:
         number, self._calls_begun = self._calls_begun, self._calls_begun + 1
         if sampling.seed is None or not self.config.fixed:
             return sampling
-        # each call has its own seed, the same in every attempt
+        # each call has its own seed, which is the same in every attempt
         seed = zlib.crc32(f"{sampling.seed}/{self.config.sample_index}/{number}".encode())
         return evolve(sampling, seed=seed)
 
@@ -302,7 +302,7 @@ class GatewaySession:
     async def _sampling(
         self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText | None
     ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
-        """Run the call inside the block; leaving the block before its end cancels it."""
+        """Run the call inside the block. It is cancelled if the block ends before it."""
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_ids(ids: Sequence[int]) -> None:
@@ -324,7 +324,7 @@ class GatewaySession:
             self._in_flight.discard(task)
 
     def _parser(self, asked: ChatRequest) -> ToolCallParser | None:
-        """Make the parser before anything is sampled; None without tools. Raises GatewayError."""
+        """Make the parser before anything is sampled; None if there are no tools. Raises GatewayError."""
         try:
             return parser_for(self._template, self.config.tool_parser, asked.tools) if asked.tools else None
         except TaskError as error:
@@ -424,7 +424,7 @@ def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
 
 
 def _finish_reason(sampled: Sampled, stop: str | None) -> str:
-    """Return the finish reason. A turn that continued on another endpoint may contain a stop string before its end."""
+    """Return the finish reason. If a turn continued on another endpoint, a stop string may be found before its end."""
     return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 

@@ -15,20 +15,20 @@ class SessionConfig:
     model: str
     sampling: Sampling
     fixed: bool = True
-    """The session's sampling holds, whatever callers request."""
+    """True: the session's sampling holds, whatever callers request."""
     max_calls: int | None = None
     tool_parser: str | None = None
     sample_index: int = 0
     max_tokens: int = 4 << 20
-    """Tokens of all segments together: as JSON they stay below the size limit of a result."""
+    """Greatest number of tokens of all segments together. As JSON they stay below the size limit of a result."""
     max_at_once: int | None = None
-    """Calls in flight."""
+    """Greatest number of calls in flight."""
     context: int | None = None
-    """Tokens of the context, if known before an engine reports it."""
+    """Number of tokens of the context, if known before an engine reports it."""
 
     @property
     def max_body(self) -> int:
-        """Limit of a request in bytes: a longer one cannot fit the context, however it is tokenised."""
+        """Greatest length of a request in bytes. A longer one cannot fit the context, however it is tokenised."""
         if self.context is None:
             return USUAL_BODY
         return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)

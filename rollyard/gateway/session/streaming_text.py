@@ -1,23 +1,23 @@
-"""Text of ids as they arrive: never half a character, never the beginning of a tool call."""
+"""Text of ids as they arrive. It never ends within a character, or with the beginning of a tool call."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 MAX_HELD_IDS = 16
-"""Ids without a whole character after which their bytes are taken to form none."""
+"""Number of ids without a whole character after which their text is returned anyway."""
 REPLACEMENT = "\ufffd"
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip
-"""Beginnings of calls in the families that have a parser; after one, no text is sent before the turn is complete."""
+"""Beginnings of calls in the families that have a parser. From such a mark on, no text is sent before the turn is complete."""
 
 
 class Detokenizer:
-    """Decodes a window of the last ids, so that a tokenizer's special treatment of a text's start has no effect."""
+    """Decodes a window of the last ids, so that it makes no difference how a tokenizer treats the start of a text."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
-        """`before`: ids of whole characters, whose text is not returned."""
+        """`before`: ids of whole characters that come before; their text is not returned."""
         self._decode = decode
         self._ids: list[int] = list(before)
         self._start = 0
@@ -26,7 +26,7 @@ class Detokenizer:
         """Number of ids whose text was returned."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return whole characters; ids that may still become one are held back."""
+        """Return whole characters. Ids that may still become a character are held back."""
         self._ids += ids
         text = self._decode_new()
         if text.endswith(REPLACEMENT) and len(self._ids) - self._sent < MAX_HELD_IDS:
@@ -59,7 +59,7 @@ class StreamingText:
         trim: bool,
         lead: Sequence[int] = (),
     ) -> None:
-        """`calls`: tool calls are possible. `trim`: strip space around the turn. `lead`: ids with which it began."""
+        """`calls`: tool calls are possible. `trim`: strip space around the turn. `lead`: ids with which the turn began."""
         self._detokenizer = Detokenizer(decode, lead)
         self._continued_text = bool(lead)
         self._stop_ids = frozenset(stop_ids)
@@ -83,13 +83,13 @@ class StreamingText:
         return delta
 
     def finish(self, content: str) -> str:
-        """Return the rest of a turn with the text `content`; empty when the sent text is not its beginning."""
+        """Return the rest of a turn with the text `content`; empty if `content` does not begin with the sent text."""
         return content[len(self._sent) :] if content.startswith(self._sent) else ""
 
     def _safe_length(self) -> int:
         text, end = self._text, len(self._text)
         if self._calls and text[self._position - len(self._sent) : self._position + 1].lstrip().startswith(("{", "[")):
-            return self._position - len(self._sent)  # a call may be bare JSON
+            return self._position - len(self._sent)  # a call may be JSON without a mark
         for mark in self._marks:
             found = text.find(mark, max(0, self._position - len(mark)))
             end = min(end, found) if found >= 0 else end

@@ -23,19 +23,19 @@ class FieldShape:
     description: str
     required: bool
     default: Any
-    """Default as JSON; None where there is none."""
+    """Default as JSON; None if there is none."""
     choices: tuple[str, ...]
     model: type[BaseModel] | None
     """Model of the value, or of the values in a list or mapping."""
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldShape]:
-    """Fields of a model, by the name on the wire."""
+    """Fields of a model, by their names on the wire."""
     return {shape.name: shape for shape in (_shape(name, field) for name, field in model.model_fields.items())}
 
 
 def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
-    """Model at `path`, which may hold list indexes and mapping keys; None where there is none."""
+    """Model at `path`, which may contain list indexes and mapping keys; None if there is none."""
     annotation: Any = model
     for part in path:
         annotation = _descend(_unwrapped(annotation), part)
@@ -64,7 +64,7 @@ def walk(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """`spec.engine.external.endpoints[0].url`, as Kubernetes writes paths."""
+    """Path in Kubernetes' notation, such as `spec.engine.external.endpoints[0].url`."""
     text = ""
     for part in path:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

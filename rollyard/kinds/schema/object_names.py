@@ -9,7 +9,7 @@ from typing import Any
 MAX_NAME = 63
 MAX_PREFIX = 253
 MAX_ANNOTATIONS_BYTES = 256 << 10
-"""Size of all keys and values together."""
+"""Greatest size of all keys and values together."""
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 _QUALIFIED = r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]"
@@ -31,7 +31,7 @@ def label_problems(labels: Mapping[Any, Any]) -> Iterator[str]:
     for key, value in labels.items():
         yield from _key_problems(key)
         if not isinstance(value, str):
-            continue  # another check reports its type
+            continue  # another check reports its wrong type
         if len(value) > MAX_NAME:
             yield f"{_quoted(value)}: must be no more than {MAX_NAME} characters"
         if not re.fullmatch(_VALUE, value):

@@ -1,7 +1,7 @@
 """YAML loader of manifests, without YAML's traps.
 
-`12:00:00` stays that string (plain PyYAML reads 43200), so do `010`, `on` and `yes`; a key given twice is an error. All
-mistakes of a text are reported together, each as `file:line:column: path: message`.
+`12:00:00` stays that string (plain PyYAML reads 43200), and so do `010`, `on` and `yes`. A key that occurs twice is an
+error. All mistakes of a text are reported together, each as `file:line:column: path: message`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollyard.kinds.schema.validation import Problem, parse
 from rollyard.kinds.values.paths import make_absolute
 
 MAX_NODES = 100_000
-"""Limit against a text whose aliases multiply."""
+"""Greatest number of nodes: a short text may multiply them by aliases."""
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -120,10 +120,10 @@ class _LocatedProblem(Problem):
 
 
 def load_manifests(text: str, source: str, base: str | None = None) -> list[KindObject]:
-    """Load the objects of a YAML (or JSON) text of one or more documents; a `List` of kind v1 stands for its items.
+    """Load the objects of a YAML (or JSON) text with one or more documents; a `List` of kind v1 stands for its items.
 
-    Relative paths are taken from the folder `base`, where one is given. `source` is the file name in reports of
-    mistakes. Raises Invalid: its text has one line a mistake, its causes the fields.
+    Relative paths are taken from the folder `base`, if it is given. `source` is the file name in reports of mistakes.
+    Raises Invalid: its text has a line for each mistake, its causes name the fields.
     """
     objects: list[KindObject] = []
     lines: list[str] = []
@@ -145,7 +145,7 @@ def load_manifests(text: str, source: str, base: str | None = None) -> list[Kind
 
 
 def _documents(text: str, source: str, lines: list[str]) -> Iterator[_Document]:
-    """Each document that is not empty. A text that is no YAML adds its error to `lines` and ends the iteration."""
+    """Yield each document that is not empty. If the text is no YAML, add its error to `lines` and stop."""
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             document = _Document()

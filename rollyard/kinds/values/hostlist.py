@@ -15,7 +15,7 @@ _HINT = "write names of nodes, or ranges such as n[1-4,7]"
 
 
 def expand(text: str) -> list[str]:
-    """Names in order, each once. Raises ValueError with the accepted form for a malformed list."""
+    """Return the names in order, each once. Raises ValueError with the accepted form if the list is malformed."""
     names: dict[str, None] = {}
     for item in re.split(r",(?![^\[]*\])", text):
         if not _ITEM.fullmatch(item):

@@ -1,4 +1,4 @@
-"""Paths in a spec: absolute ones, since they are on the allocation's node. A YAML file may have them relative to it."""
+"""Paths in a spec. They are absolute, because they are on the allocation's node. In a YAML file they may be relative to it."""
 
 from __future__ import annotations
 

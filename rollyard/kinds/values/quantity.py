@@ -13,7 +13,7 @@ _TIME = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?$")
 
 
 def size_bytes(text: str) -> int:
-    """`8G` -> 8589934592; binary units, as Slurm's --mem reads them."""
+    """Return the bytes: `8G` -> 8589934592. Units are binary, as in Slurm's --mem."""
     match = _SIZE.match(text)
     if not match:
         raise ValueError("write a size such as 512M, 8G or 1T")
@@ -21,7 +21,7 @@ def size_bytes(text: str) -> int:
 
 
 def walltime_seconds(text: str) -> int:
-    """Slurm's `[D-]HH:MM:SS`, `HH:MM:SS`, `MM:SS` or `MM` in seconds (man sbatch, --time)."""
+    """Return the seconds of Slurm's `[D-]HH:MM:SS`, `HH:MM:SS`, `MM:SS` or `MM` (man sbatch, --time)."""
     match = _TIME.match(text)
     if not match:
         raise ValueError('write a walltime such as "08:00:00", "30:00" or "2-12:00:00", in quotes')
@@ -38,7 +38,7 @@ def walltime_seconds(text: str) -> int:
 
 
 def walltime_text(seconds: int) -> str:
-    """`[D-]HH:MM:SS`."""
+    """Return the walltime as `[D-]HH:MM:SS`."""
     days, rest = divmod(seconds, 86_400)
     text = f"{rest // 3600:02d}:{rest % 3600 // 60:02d}:{rest % 60:02d}"
     return f"{days}-{text}" if days else text

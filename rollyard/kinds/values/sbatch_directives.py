@@ -1,4 +1,4 @@
-"""Values in a batch script's `#SBATCH` lines: they stay on their line, and replace no option of ours.
+"""Values in a batch script's `#SBATCH` lines: they cannot begin a new line, or replace an option of Rollyard.
 
 sbatch accepts shortened option names (`--arra` is `--array`), so shortened names are refused too.
 """
@@ -21,7 +21,7 @@ OWN_OPTIONS = {
     "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "tasks-per-node", "test-only",
     "uid", "usage", "version", "wait", "wrap",
 }  # fmt: skip
-"""Options that set what a job is, where it runs and how it is found again: set by Rollyard, or never.
+"""Options that decide what a job is, where it runs and how it is found again. Only Rollyard sets them, if anybody.
 
 These are for an allocation; the server's job has two more.
 """
@@ -51,7 +51,7 @@ IDENTITY = {
     "ROLLYARD_ALLOCATION", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID",
     "SLURM_RESTART_COUNT", "SLURMD_NODENAME",
 }  # fmt: skip
-"""Variables that identify a job to itself."""
+"""Variables by which a job identifies itself."""
 READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 """Variables that bash refuses to set."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -62,8 +62,8 @@ _UNIT = re.compile(r".*[KMGT]i?B?|0", re.IGNORECASE)
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
     """Check options.
 
-    Raises ValueError for an unknown option, one that Rollyard sets or that has a field, and for a value of several
-    lines.
+    Raises ValueError for an unknown option, for one that Rollyard sets, for one that has a field, and for a value of
+    several lines.
     """
     for option, value in options.items():
         check_option(option, OWN_OPTIONS)
@@ -75,7 +75,7 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_option(option: str, ours: Iterable[str]) -> None:
-    """Check one option. Raises ValueError for an unknown one, and for one of ours."""
+    """Check one option. Raises ValueError if it is unknown, or if Rollyard sets it."""
     if not OPTION.fullmatch(option):
         raise ValueError(f"{option!r} is not an option of sbatch; write a long option without dashes, such as begin")
     if meant := _did_you_mean(option, ours):
@@ -105,14 +105,14 @@ def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_shell(text: str) -> str:
-    """Check the lines of a script. Raises ValueError for text that sbatch refuses anywhere in one."""
+    """Check the lines of a script. Raises ValueError if they contain text that sbatch refuses anywhere in a script."""
     if "\0" in text or "\r\n" in text:
         raise ValueError("write it without NUL characters and with Unix line ends; sbatch accepts nothing else")
     return text
 
 
 def gpus_in(gres: str) -> int:
-    """`gpu:a100:4,shard:2` -> 4."""
+    """Number of GPUs in a gres: `gpu:a100:4,shard:2` -> 4."""
     found = 0
     for item in gres.split(","):
         name, *rest = item.split(":")
@@ -174,11 +174,11 @@ def _folder(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-"""Text that stays on its line."""
+"""Text without a line break."""
 Word = Annotated[str, AfterValidator(_one_word)]
 Name = Annotated[str, AfterValidator(_one_name)]
 Names = Annotated[str, AfterValidator(_names)]
-"""Several names with commas between them, as Slurm writes them."""
+"""Names separated by commas, as Slurm writes them."""
 Gres = Annotated[str, AfterValidator(_gres)]
 Hosts = Annotated[str, AfterValidator(_hosts)]
 Memory = Annotated[Size, AfterValidator(_memory)]

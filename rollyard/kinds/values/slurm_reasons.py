@@ -1,11 +1,11 @@
-"""Slurm's reasons for which a job waits, in words for people. Pure. (man squeue, JOB REASON CODES)"""
+"""Slurm's reasons why a job waits, in words for people. Pure. (man squeue, JOB REASON CODES)"""
 
 from __future__ import annotations
 
 import re
 
 UNKNOWN = "None"
-"""Slurm's own word for no reason yet."""
+"""Slurm's word while there is no reason."""
 _MEANINGS = {
     UNKNOWN: "Slurm has not considered it yet",
     "BadConstraints": "no node can ever satisfy spec.allocation",
@@ -36,7 +36,7 @@ _MEANINGS = {
     "launch failed requeued held": "its start on a node failed and Slurm holds it; `scontrol release` lets it continue",
 }
 _SENTENCES = {"Nodes required for job are DOWN": "ReqNodeNotAvail"}
-"""Sentence that Slurm shows in place of a word -> the word."""
+"""Sentence that Slurm shows instead of a word -> the word."""
 _LIMIT = re.compile(
     r"(QOS(?!NotAllowed)|Assoc|Max)\w*|PartitionTimeLimit|PartitionNodeLimit|Licenses|JobArrayTaskLimit"
 )
@@ -63,36 +63,36 @@ _LIMITED_BY = (
 
 
 def reason_word(reason: str) -> str:
-    """First word of `ReqNodeNotAvail, UnavailableNodes:n[1-4]`, which is from a fixed set; `None` for an empty text."""
+    """First word of a reason such as `ReqNodeNotAvail, UnavailableNodes:n[1-4]`, from a fixed set; `None` if it is empty."""
     first = reason.strip("() ").partition(",")[0]
     spaced = first.replace("_", " ")
     return _SENTENCES.get(spaced, spaced if spaced in _MEANINGS else first) or UNKNOWN
 
 
 def is_limit(reason: str) -> bool:
-    """Whether a limit holds the job, and not merely the order of the queue."""
+    """Whether a limit holds the job, and not only the order of the queue."""
     return _LIMIT.fullmatch(reason_word(reason)) is not None
 
 
 def is_transient(reason: str) -> bool:
-    """Whether most jobs wait for it for a while; any other reason keeps a job until somebody changes something."""
+    """Whether the reason usually passes after a while. Any other reason lasts until somebody changes something."""
     return reason_word(reason) in _TRANSIENT
 
 
 def reason_text(reason: str) -> str:
-    """Half a sentence for people; empty where Slurm's word is clear."""
+    """Explanation for people, as half a sentence; empty if Slurm's word is clear."""
     name = reason_word(reason)
     return _MEANINGS.get(name) or (_limit_text(name) if is_limit(name) else "")
 
 
 def reason_with_text(reason: str) -> str:
-    """`Priority (other jobs have a higher priority)`."""
+    """Slurm's word and its explanation: `Priority (other jobs have a higher priority)`."""
     why = reason_text(reason)
     return f"{reason or UNKNOWN}{f' ({why})' if why else ''}"
 
 
 def _limit_text(name: str) -> str:
-    """`QOSMaxGRESPerUser` -> `the QOS allows a user no more GPUs or other gres`."""
+    """Explanation of a limit: `QOSMaxGRESPerUser` -> `the QOS allows a user no more GPUs or other gres`."""
     whose = "the account" if name.startswith("Assoc") else "the QOS"
     what = next((words for pattern, words in _LIMITED_THING if re.search(pattern, name)), None)
     if what is None:
