@@ -3,7 +3,7 @@
     python -m bench.routing [--seeds 16] [--rollouts 900]
 
 The endpoints are simulated, with the service times of `engine_times`; what decides is the code of the server itself
-(`EndpointRegistry`, `Leases`, `Rebalancer`), on a clock that jumps. Traces: the demo's own rollouts, as recorded, and a
+(`EndpointChoice`, `Leases`, `Rebalancer`), on a clock that jumps. Traces: the demo's own rollouts, as recorded, and a
 synthetic one with heavy tails. Latency is from submission to the last turn, time in the queue included. Load is a share of
 what the fleet does with round-robin. The last lines: throughput with and without balancing, and what a choice costs.
 """
@@ -147,7 +147,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
     """Measure choices, each as a burst of its own, which is the most expensive way, including the lease's bookkeeping."""
     clock = ManualClock()
     parts = Routing(clock)
-    registry, leases = parts.endpoints, parts.leases
+    registry, leases, choice = parts.endpoints, parts.leases, parts.choice
     for i in range(endpoints):
         who = Identity(
             allocation=f"a{i}", namespace="default", uid=f"u{i}", job_id="1", instance="i", node=f"n{i // 4}"
@@ -161,7 +161,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
     clock.turn(SLOW_START_SECONDS)
 
     def lease(i: int) -> RolloutRecord:
-        found = registry.index_snapshot(POOL).checkout(node=f"n{i % (endpoints // 4)}")
+        found = choice.burst(POOL).checkout(node=f"n{i % (endpoints // 4)}")
         assert found is not None
         return _record(i, found.id)
 
@@ -172,7 +172,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
         numbers = range(first, first + AT_ONCE)
         # CPU time: work of other processes does not count
         began = time.process_time()
-        found = [registry.index_snapshot(POOL).checkout(node=f"n{i % (endpoints // 4)}") for i in numbers]
+        found = [choice.burst(POOL).checkout(node=f"n{i % (endpoints // 4)}") for i in numbers]
         choosing += time.process_time() - began
         records = [_record(i, endpoint.id) for i, endpoint in zip(numbers, found, strict=True) if endpoint is not None]
         began = time.process_time()
@@ -181,7 +181,7 @@ def cost(endpoints: int = 1000, sessions: int = 50_000, choices: int = 20_000) -
         booking += time.process_time() - began
         for i in numbers:
             leases.discard(RolloutKey("default", f"r{i - sessions}"))
-    counts = [leases.sessions(f"default/a{i}") for i in range(endpoints)]
+    counts = [parts.sessions.count(f"default/a{i}") for i in range(endpoints)]
     us = 1e6 / choices
     print(f"\na choice among {endpoints} endpoints with {sessions} sessions on them, a burst for each: ", end="")
     print(f"{choosing * us:.1f} us, and {booking * us:.1f} us to count it: {(choosing + booking) * us:.1f} us (<= 20)")

@@ -36,11 +36,12 @@ class Ours:
         self._sim = sim
         self._offset = 0.0
         parts = Routing(self, lease_seconds=1e9)
-        self.endpoints, self.leases, self._rebalancer = parts.endpoints, parts.leases, parts.rebalancer
+        self.endpoints, self.leases, self._choice = parts.endpoints, parts.leases, parts.choice
+        self._rebalancer = parts.rebalancer(ask_external=lambda session, endpoint, urgent: False)
         self.endpoints.endpoint_suspected.connect(lambda endpoint: sim.after(PROBE_SECONDS, self._probe))
         self._records: dict[str, RolloutRecord] = {}
         self._live: dict[str, Rollout] = {}
-        self._burst = -1.0, self.endpoints.index_snapshot(POOL)
+        self._burst = -1.0, self._choice.burst(POOL)
         self._last = "", ""
         """The last group that arrived, and its server."""
         parts.agents.connect(
@@ -69,7 +70,7 @@ class Ours:
         group, mate = self._last
         warm = [mate] if group == rollout.script.group else []
         if self._burst[0] != self._sim.now:  # simultaneous arrivals are placed together
-            self._burst = self._sim.now, self.endpoints.index_snapshot(POOL)
+            self._burst = self._sim.now, self._choice.burst(POOL)
         found = self._burst[1].checkout(warm=warm)
         if found is None:
             return None
@@ -98,7 +99,7 @@ class Ours:
             if not server.dead:
                 self._heartbeat(name)
         self.endpoints.expire()
-        self._rebalancer.send_hints()
+        self._rebalancer.rebalance()
         self._probe()
 
     # parts of the server that are simulated
@@ -123,7 +124,7 @@ class Ours:
 
     def _another(self, rollout: Rollout, failed: str) -> str:
         rollout.must_move = False
-        found = self.endpoints.choose_again(POOL, rollout.server, failed, "")
+        found = self._choice.choose_again(POOL, rollout.server, failed)
         assert found is not None
         record = self._records[rollout.id] = replace(self._records[rollout.id], endpoints={"policy": found.id})
         self.leases.lease_changed(record)

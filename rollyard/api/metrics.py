@@ -71,7 +71,7 @@ def routes() -> list[web.RouteDef]:
 async def _metrics(request: web.Request) -> web.Response:
     """Metrics in Prometheus' format."""
     services = request.app[SERVICES]
-    states, sessions = services.endpoints.all(), await services.rollouts.sessions()
+    states, sessions = services.endpoints.all(), services.endpoints.sessions.counts()
     # In a thread: for a thousand endpoints this takes a while.
     endpoints = await asyncio.to_thread(endpoint_metrics, states, sessions)
     return web.Response(body=generate_latest(REGISTRY) + endpoints.encode(), content_type="text/plain")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from aiohttp import WSMsgType, web
 from pydantic_core import from_json
@@ -23,10 +22,8 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import split_upload
-from rollyard.server.routing.staleness import POLICY_ROLE
-from rollyard.server.store.base import RolloutRecord
+from rollyard.server.routing.staleness import allow_under_way
 from rollyard.wire.base import protocol_refusal
-from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import (
     CLOSE_FENCED,
     CLOSE_HELLO_EXPECTED,
@@ -233,8 +230,8 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     current, key = record.endpoints.get(wanted.role, ""), PoolKey(record.namespace, name)
     agent = services.agents.of_allocation(uid)
     node = agent.identity.node if agent is not None else ""
-    allow = _allowed_versions(services, record, wanted.role, key)
-    endpoint = services.endpoints.choose_again(key, current, wanted.failed, node, allow)
+    allow = allow_under_way(record, wanted.role, services.endpoints.weights(key))
+    endpoint = services.choice.choose_again(key, current, wanted.failed, node, allow)
     if endpoint is None:
         if wanted.failed:  # otherwise the rollout continues at its present endpoint
             services.rollouts.leases.park(wanted.lease)
@@ -243,16 +240,3 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     if endpoint.id != current:
         await services.rollouts.move_endpoint(wanted.lease, uid, wanted.role, endpoint.id)
     return web.json_response(endpoint.model_dump())
-
-
-def _allowed_versions(
-    services: Services, record: RolloutRecord, role: str, pool: PoolKey
-) -> Callable[[Endpoint], bool] | None:
-    """Check of weights versions for a rollout under way. The group and the age limit hold as at its beginning."""
-    least, version = record.min_weights_version, record.weights_version
-    if role != POLICY_ROLE:
-        return None
-    if record.weights is not None and record.weights.same:
-        return lambda endpoint: endpoint.weights_version == version
-    weights = services.endpoints.weights(pool)
-    return (lambda endpoint: weights.at_least(endpoint.weights_version, least)) if least is not None else None

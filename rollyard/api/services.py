@@ -16,6 +16,7 @@ from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import Store
 from rollyard.trust.bearer_tokens import TokenSigner
@@ -29,6 +30,7 @@ class Services:
     rollouts: RolloutService
     agents: ConnectedAgents
     endpoints: EndpointRegistry
+    choice: EndpointChoice
     sessions: ExternalSessions
     signer: TokenSigner
     authority: Authority

@@ -29,7 +29,7 @@ async def _top(request: web.Request) -> web.Response:
     services, namespace = request.app[SERVICES], request.match_info.get("namespace")
     serving, _ = await services.store.list_objects("InferencePool", namespace)
     running, _ = await services.store.list_objects("RolloutPool", namespace)
-    sessions, states = await services.rollouts.sessions(), services.endpoints.all()
+    sessions, states = services.endpoints.sessions.counts(), services.endpoints.all()
     rollouts = [_rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)]
 
     def body() -> str:

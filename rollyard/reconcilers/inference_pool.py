@@ -45,7 +45,7 @@ class InferencePoolObserver:
 
     async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation:
         assert isinstance(pool, InferencePool)
-        held = await self._rollouts.sessions()
+        held = self._endpoints.sessions.counts()
         bounds = pool.spec.autoscaling
         self._endpoints.follow_spec(pool.pool_key, pool.spec)
         states = self._endpoints.of_pool(pool.pool_key)

@@ -21,7 +21,6 @@ from rollyard.core.clock import Clock
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import STAGE_WORKERS
 from rollyard.gateway.external.external_sessions import ExternalSessions
-from rollyard.gateway.external.open_sessions import OpenSessions
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
@@ -33,14 +32,17 @@ from rollyard.reconcilers.watches import build_reconcilers
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.leases import Leases
-from rollyard.server.rollouts.rebalance import Rebalancer
+from rollyard.server.rollouts.move_hints import MoveHints
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_resizer import StageResizer
 from rollyard.server.rollouts.staleness_watch import StalenessWatch
+from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.server.routing.external_placement import ExternalPlacement
 from rollyard.server.routing.probe_loop import EndpointProber
-from rollyard.server.routing.session_placement import SessionPlacement
+from rollyard.server.routing.rebalance import Rebalancer
+from rollyard.server.routing.session_index import SessionIndex
 from rollyard.server.store.base import Store
 from rollyard.slurm.base import Driver
 from rollyard.trust.bearer_tokens import TokenSigner
@@ -59,17 +61,19 @@ class Routing:
     """Parts that choose and change the endpoints of sessions. All state is in memory, so a simulation can use its own clock."""
 
     def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
-        self.agents, self.open_sessions = ConnectedAgents(clock), OpenSessions()
-        self.leases = Leases(clock, lease_seconds)
+        self.sessions = SessionIndex()
+        self.agents, self.leases = ConnectedAgents(clock), Leases(clock, lease_seconds, self.sessions)
+        self.endpoints = EndpointRegistry(clock, self.sessions)
+        self.choice = EndpointChoice(clock, self.endpoints, self.sessions)
+        self.hints = MoveHints(clock, self.agents, self.leases)
+        wake(self.endpoints.endpoint_updated, self.choice.rank)
+        wake(self.sessions.sessions_changed, self.choice.recount)
 
-        def live_sessions(endpoint: str) -> int:
-            return self.leases.sessions(endpoint) + self.open_sessions.count(endpoint)
-
-        self.endpoints = EndpointRegistry(clock, live_sessions=live_sessions)
-        self.rebalancer = Rebalancer(clock, self.agents, self.leases, self.endpoints)
-        wake(self.leases.sessions_changed, self.endpoints.recount)
-        wake(self.open_sessions.sessions_changed, self.endpoints.recount)
-        wake(self.endpoints.endpoint_changed, lambda state: self.rebalancer.wake())
+    def rebalancer(self, ask_external: Callable[[str, str, bool], bool]) -> Rebalancer:
+        """The part that moves sessions. `ask_external` asks one of an external agent."""
+        made = Rebalancer(self.endpoints, self.choice, self.sessions, self.hints.send, ask_external)
+        wake(self.endpoints.endpoint_changed, lambda state: made.wake())
+        return made
 
 
 class Parts:
@@ -92,16 +96,17 @@ class Parts:
         connector = connector or aiohttp.TCPConnector(ssl=trust, limit=0)
         routing, pools = Routing(clock, lease_seconds), StoredPools(store)
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
-        self.rebalancer, self.open_sessions = routing.rebalancer, routing.open_sessions
+        self.choice, self.session_index = routing.choice, routing.sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Queries and their sources are the arguments that are passed by name.
-        rollouts = RolloutService(store, clock, agents, leases, outside_sessions=self.open_sessions.by_endpoint)
-        self.rollouts = rollouts
-        self.sessions = ExternalSessions(connector, SessionPlacement(endpoints), self.open_sessions)
+        self.rollouts = rollouts = RolloutService(store, clock, agents, leases)
+        placement = ExternalPlacement(endpoints, routing.choice, routing.sessions)
+        self.sessions = ExternalSessions(connector, placement)
+        self.rebalancer = routing.rebalancer(ask_external=self.sessions.ask_to_move)
         self.prober = EndpointProber(endpoints, trust=trust, pools=pools.inference_pools)
-        self.dispatcher = Dispatcher(store, clock, agents, leases, placement=endpoints, pool=pools.rollout_pool)
+        self.dispatcher = Dispatcher(store, clock, agents, leases, endpoints, routing.choice, pool=pools.rollout_pool)
         self.resizer = StageResizer(clock, agents, queued=rollouts.queued, stages=pools.stages)
-        self.weights_watch = StalenessWatch(rollouts, clock=clock, placement=endpoints, pools=pools.rollout_pools)
+        self.weights_watch = StalenessWatch(rollouts, clock=clock, endpoints=endpoints, pools=pools.rollout_pools)
         self.workspace = AllocationFolders(data, store.server_id, issue=self.signer.issue)
         reconcilers = build_reconcilers(
             store, driver, self.workspace, agents, endpoints, rollouts, clock=clock, outside_demand=self.sessions.demand
@@ -120,6 +125,7 @@ class Parts:
             rollouts=self.rollouts,
             agents=self.agents,
             endpoints=self.endpoints,
+            choice=self.choice,
             sessions=self.sessions,
             signer=self.signer,
             authority=self.authority,

@@ -46,8 +46,8 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
-            beside = asyncio.create_task(parts.sessions.run())
-            stack.callback(beside.cancel)
+            for part in (parts.sessions, parts.rebalancer):
+                stack.callback(asyncio.create_task(part.run()).cancel)
             host, port = runner.addresses[0][:2]
             admin = parts.signer.issue(Role.ADMIN, "admin")
             api = Api(f"http://{host}:{port}", admin, parts, model_dir)

@@ -315,7 +315,7 @@ async def test_sessions_opened_at_once_spread_though_the_first_has_to_wait_for_i
         for id in ("a", "b"):
             api.serve(id, upstream.url)
         await asyncio.gather(*(api.open() for _ in range(10)))
-        assert api.open_sessions.by_endpoint() == {"a": 5, "b": 5}
+        assert api.index.counts() == {"a": 5, "b": 5}
 
 
 async def test_a_model_folder_that_was_bad_may_be_better_the_next_time(

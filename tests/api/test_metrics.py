@@ -11,6 +11,7 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
+from rollyard.server.routing.session_index import SessionIndex
 from rollyard.wire.engine import EngineLoad
 from tests.support import make
 
@@ -27,7 +28,7 @@ def read(endpoints: EndpointRegistry, sessions: Mapping[str, int]) -> dict[tuple
 
 
 def test_each_endpoint_has_what_it_said_and_no_more_and_goes_without_a_trace() -> None:
-    endpoints = EndpointRegistry(ManualClock(), lambda endpoint: 0)
+    endpoints = EndpointRegistry(ManualClock(), SessionIndex())
     made = make.endpoint("default/a", "https://a", version="")
     endpoints.register(KEY, make.identity(), made)
     strange = evolve(made, id='default/policy/http://n"1\\2\n3')

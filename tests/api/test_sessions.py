@@ -32,7 +32,7 @@ async def test_two_turns_are_one_segment_of_the_models_own_logprobs(serving: Ser
         opened = await api.open(sampling={"max_tokens": 48, "seed": 3}, id="mine")
         assert opened["base_url"] == f"{api.url}/gateway/s/mine/v1"
         assert (opened["durable"], opened["endpoint"], opened["expires_in_idle"]) == (False, "e", 900)
-        assert await api.rollouts.sessions() == {"e": 1}
+        assert api.index.counts() == {"e": 1}
         messages, told = list(QUESTION), []
         async with client(opened) as ai:
             for _ in range(2):
@@ -41,7 +41,7 @@ async def test_two_turns_are_one_segment_of_the_models_own_logprobs(serving: Ser
                 messages += [{"role": "assistant", "content": told[-1]}, {"role": "user", "content": "Go on."}]
         record = await api.record("mine", close=True)
         assert (record.session.state, record.session.calls) == ("Closed", 2)
-        assert await api.rollouts.sessions() == {}
+        assert api.index.counts() == {}
         (segment,), turns = record.trajectory.segments, record.trajectory.turns
         assert [turn.text.strip() for turn in turns] == told
         assert record.trajectory.breaks == {}
@@ -107,7 +107,7 @@ async def test_sessions_that_are_gone_say_what_one_can_do(serving: Serve, saying
             status, told = await api.ask("GET", f"/v1/sessions/{idle['id']}")
             assert (status, "open another" in told["message"]) == (410, True)
             assert (await api.ask("GET", "/v1/sessions/never"))[0] == 404
-            assert api.open_sessions.count("e") == 1
+            assert api.index.count("e") == 1
         async with serving() as api:  # the server starts anew
             api.serve("e", upstream.url)
             lost["base_url"] = f"{api.url}/gateway/s/lost/v1"
@@ -251,7 +251,7 @@ async def test_an_endpoint_that_dies_is_replaced_inside_the_call(
             assert "".join(told) == text
             record = await api.record(opened["id"])
             assert record.session.endpoint == "b"
-            assert (api.open_sessions.count("a"), api.open_sessions.count("b")) == (0, 1)
+            assert (api.index.count("a"), api.index.count("b")) == (0, 1)
             (segment,) = record.trajectory.segments
             assert segment.token_ids == [*dying.prompts[0], *whole]
             sampled = [version for version in segment.weights_version if version]
@@ -270,13 +270,13 @@ async def test_sessions_spread_stay_and_leave_what_takes_no_more_work(serving: S
         for id in ("a", "b"):
             api.serve(id, upstream.url)
         opened = [await api.open() for _ in range(6)]
-        assert api.open_sessions.by_endpoint() == {"a": 3, "b": 3}
+        assert api.index.counts() == {"a": 3, "b": 3}
         async with client(opened[0]) as ai:
             for _ in range(3):
                 await ai.chat.completions.create(model="m", messages=QUESTION)
         assert (await api.record(opened[0]["id"])).session.endpoint == opened[0]["endpoint"]
         api.endpoints.remove_unlisted(POOL, {"b"})
-        await until(lambda: api.open_sessions.by_endpoint() == {"b": 6})
+        await until(lambda: api.index.counts() == {"b": 6})
 
 
 async def test_the_loop_serves_others_while_a_long_conversation_is_tokenised(serving: Serve, saying: Any) -> None:

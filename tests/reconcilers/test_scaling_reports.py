@@ -13,6 +13,7 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
+from rollyard.server.routing.session_index import SessionIndex
 from tests.support import make
 from tests.support.reconciler_site import Site
 
@@ -38,7 +39,7 @@ def beat(endpoints: EndpointRegistry, name: str, **load: Any) -> None:
 
 async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> None:
     clock = ManualClock()
-    endpoints = EndpointRegistry(clock, lambda endpoint: 0)
+    endpoints = EndpointRegistry(clock, SessionIndex())
     trade = InferencePoolObserver(endpoints, site.rollouts, list, lambda pool: 0, clock)
     loading = allocation("c", ready_at=None)
 
@@ -78,7 +79,7 @@ async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None
     await site.submit(50, "swe")
     await site.submit(5, "math")
     clock = ManualClock()
-    endpoints = EndpointRegistry(clock, lambda endpoint: 0)
+    endpoints = EndpointRegistry(clock, SessionIndex())
     trade = InferencePoolObserver(endpoints, site.rollouts, lambda: users, lambda pool: 0, clock)
     found = (await trade.observe(pool(), [])).metrics[0]
     assert found.describe() == "sessions 13, target 48 each", (

@@ -10,6 +10,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.status_metrics import STATUS_METRICS_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
+from rollyard.server.routing.session_index import SessionIndex
 from rollyard.wire.engine import EngineLoad
 from tests.support import make
 from tests.support.reconciler_site import Site
@@ -37,7 +38,7 @@ async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endp
     site: Site,
 ) -> None:
     clock = ManualClock()
-    endpoints = EndpointRegistry(clock, lambda endpoint: 0)
+    endpoints = EndpointRegistry(clock, SessionIndex())
     trade = InferencePoolObserver(endpoints, site.rollouts, list, lambda pool: 0, clock)
 
     async def details() -> dict[str, Any]:
@@ -77,9 +78,11 @@ async def test_figures_in_a_status_are_taken_anew_after_a_while_and_when_an_endp
 
 async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -> None:
     clock = ManualClock()
-    endpoints = EndpointRegistry(clock, lambda endpoint: 3)
+    endpoints = EndpointRegistry(clock, SessionIndex())
     trade = InferencePoolObserver(endpoints, site.rollouts, list, lambda pool: 0, clock)
     server = Server(endpoints, clock, "a")
+    for i in range(3):
+        endpoints.sessions.pin(f"s-{i}", frozenset(["default/a"]))
 
     async def shown() -> tuple[int | None, str, str]:
         look = await trade.observe(POOL, [])
@@ -90,10 +93,10 @@ async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -
     assert await shown() == (None, "", "")
     server.beat(kv_usage=0.95)
     full = "its cache is 95% full"
-    assert await shown() == (3, full, ""), "the trade counts no session in the store"
+    assert await shown() == (3, full, f"default/a: {full}")
     clock.turn(2)
     server.beat(kv_usage=0.97)
-    assert await shown() == (3, full, "")
+    assert await shown() == (3, full, f"default/a: {full}")
     clock.turn(STATUS_METRICS_SECONDS)
     server.beat(kv_usage=0.98)
-    assert await shown() == (3, "its cache is 98% full", "")
+    assert await shown() == (3, "its cache is 98% full", "default/a: its cache is 98% full")

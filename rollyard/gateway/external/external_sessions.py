@@ -1,5 +1,4 @@
-"""The sessions of agents outside of sandboxes: opened, found for a call, counted on their endpoints, dropped at the
-end.
+"""The sessions of agents outside of sandboxes: opened, found for a call, dropped at the end.
 
 They exist only in this process's memory, so their number and size are limited.
 """
@@ -17,7 +16,6 @@ import aiohttp
 from rollyard.core.aio import Signal
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Conflict, Expired, NotFound, TooManyRequests, Unavailable
-from rollyard.gateway.external.open_sessions import OpenSessions
 from rollyard.gateway.external.routed_sampler import RoutedSampler, SessionPlacer
 from rollyard.gateway.external.unmet_demand import UnmetDemand
 from rollyard.gateway.requests.call_errors import GatewayError, session_gone
@@ -95,8 +93,8 @@ class ExternalSession:
 class ExternalSessions:
     """All external sessions by id."""
 
-    def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer, opened: OpenSessions) -> None:
-        """`connector` connects to model servers and is closed with this object; `opened` is maintained here."""
+    def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer) -> None:
+        """`connector` connects to model servers and is closed with this object."""
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         )
@@ -105,7 +103,6 @@ class ExternalSessions:
         self._sessions: dict[str, ExternalSession] = {}
         self._ended: dict[str, str] = {}
         """Id -> reason for its end; only the latest sessions."""
-        self._opened = opened
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
         self._templates = TemplateCache(self._threads)
         self._byte_budget = ByteBudget(MAX_BODIES)
@@ -144,7 +141,7 @@ class ExternalSessions:
         self._sessions[id] = made
         self._ended.pop(id, None)
         self._unmet_demand.drop(pool, id)
-        self._opened.place(id, endpoint.id)
+        self._placement.pin(id, endpoint.id)
         return made, True
 
     def get(self, id: str) -> ExternalSession:
@@ -179,7 +176,7 @@ class ExternalSessions:
         if found.open:
             found.open = False
             found.session.close()
-            self._opened.leave(id, found.policy.endpoint.id)
+            self._placement.free(id)
 
     def drop(self, id: str, why: str) -> ExternalSession:
         """Remove the session with its trajectory. Raises NotFound, Expired."""
@@ -208,18 +205,20 @@ class ExternalSessions:
     # background work
 
     async def run(self) -> None:
-        """Drop unused sessions and move sessions off endpoints that are out, for ever."""
+        """Drop unused sessions, for ever."""
         while True:
-            moves, stranded = dict(self._placement.to_move()), self._placement.stranded()
             for id, found in list(self._sessions.items()):
                 if found.idle_seconds > found.request.idle_seconds:
                     self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
-                elif found.open and not found.session.in_flight and moves.get(found.policy.endpoint.id, 0) > 0:
-                    moves[found.policy.endpoint.id] -= 1
-                    found.policy.leave(in_flight=False)
-                elif found.open and found.session.in_flight and stranded.get(found.policy.endpoint.id):
-                    found.policy.leave(in_flight=True)
             await asyncio.sleep(SWEEP_SECONDS)
+
+    def ask_to_move(self, id: str, endpoint: str, urgent: bool) -> bool:
+        """Move a session from its endpoint if it is idle; if `urgent`, only one with calls, which go on elsewhere."""
+        found = self._sessions[id]
+        busy = found.session.in_flight > 0
+        if busy is urgent:
+            found.policy.leave(in_flight=busy)
+        return busy is urgent
 
     def end_calls(self) -> None:
         """End every session's calls, because the server stops."""
@@ -274,11 +273,6 @@ class ExternalSessions:
     def _create(
         self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
     ) -> ExternalSession:
-        def endpoint_changed(before: str, after: str) -> None:
-            if self._opened.is_on(id, before):  # a closed session is on no endpoint
-                self._opened.leave(id, before)
-                self._opened.place(id, after)
-
         policy = RoutedSampler(
             id,
             pool,
@@ -286,7 +280,6 @@ class ExternalSessions:
             self._tokens,
             endpoint,
             template.stop_ids,
-            endpoint_changed,
             request.min_weights_version,
         )
         config = SessionConfig(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from rollyard.core.errors import AnswerRefused, EndpointLost, NoEndpoint, Unavailable
@@ -23,29 +23,34 @@ WAIT_SECONDS = 60.0
 
 
 class SessionPlacer(Protocol):
-    """Chooses the endpoints on which sessions sample."""
+    """Chooses the endpoints of sessions, and counts the sessions there.
+
+    `least`: oldest version of the weights that a session may have, None for any.
+    """
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """Choose for a new session; None when no ready endpoint has capacity.
-
-        `least`: oldest version of the weights that it may have, None for any.
-        """
+        """Choose for a new session; None when no ready endpoint has capacity."""
         ...
 
-    def choose_again(self, pool: PoolKey, current: str, failed: str, least: str | None) -> Endpoint | None:
-        """Choose again: `current` unless it failed or is worse than the others, else another; None without one."""
+    def pin(self, session: str, endpoint: str) -> None:
+        """Count an open session on the endpoint."""
+        ...
+
+    def free(self, session: str) -> None:
+        """Count a session that is closed on no endpoint."""
+        ...
+
+    def choose_again(
+        self, session: str, pool: PoolKey, current: str, failed: str, least: str | None
+    ) -> Endpoint | None:
+        """Choose again: `current` unless it failed or is worse than the others, else another; None without one.
+
+        An open session then counts on the chosen one.
+        """
         ...
 
     def why_none(self, pool: PoolKey, least: str | None) -> str:
         """Return why no endpoint can be chosen, as a sentence."""
-        ...
-
-    def to_move(self) -> Mapping[str, int]:
-        """Endpoint id -> number of live sessions that should move to another endpoint."""
-        ...
-
-    def stranded(self) -> Mapping[str, bool]:
-        """Id of an endpoint that is out and has live sessions -> whether another one of its pool accepts work."""
         ...
 
     def is_out(self, endpoint: str) -> bool:
@@ -68,18 +73,12 @@ class RoutedSampler:
         tokens: TokenClient,
         endpoint: Endpoint,
         stop_ids: Sequence[int],
-        moved: Callable[[str, str], None],
         least: str | None = None,
     ) -> None:
-        """`moved` is called with the ids of the old and the new endpoint.
-
-        `least`: oldest version of the weights that the session may sample from.
-        """
         self._failover = FailoverPolicy(tokens, endpoint, stop_ids, self._checkout, wait_seconds=WAIT_SECONDS)
         self._session = session
         self._pool = pool
         self._placement = placement
-        self._moved = moved
         self._min_version = least
 
     @property
@@ -127,10 +126,11 @@ class RoutedSampler:
 
     def _choose_again(self, failed: str) -> Endpoint | None:
         before = self.endpoint.id
-        found = self._placement.choose_again(self._pool, before, failed, self._min_version)
+        found = self._placement.choose_again(self._session, self._pool, before, failed, self._min_version)
         if found is not None and found.id != before:
             log.info("session %s moves from endpoint %s to %s", self._session, before, found.id)
-            self._moved(before, found.id)
+            if self._placement.is_out(before):
+                self._failover.leave()  # its other calls wait there
         return found
 
     def _why_none(self) -> str:

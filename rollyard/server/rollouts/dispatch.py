@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Protocol
 
 from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
@@ -16,10 +15,11 @@ from rollyard.core.errors import RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
-from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.step import Granted, is_suspect, step
+from rollyard.server.routing.endpoint_choice import Burst, EndpointChoice
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
 from rollyard.server.store.base import GroupVersions, RolloutRecord, Store, Transaction
 from rollyard.wire.endpoint import Endpoint
@@ -34,32 +34,10 @@ MAX_QUEUE_PAGES = 4
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
-class EndpointCheckout(Protocol):
-    def checkout(
-        self, *, node: str = "", warm: Sequence[str] = (), allow: Callable[[Endpoint], bool] | None = None
-    ) -> Endpoint | None: ...
-
-
-class EndpointSource(Protocol):
-    """Source of the endpoints; `routing.endpoint_registry.EndpointRegistry` is one."""
-
-    def index_snapshot(self, pool: PoolKey) -> EndpointCheckout: ...
-
-    def weights(self, pool: PoolKey) -> WeightsStatus: ...
-
-    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
-        """Endpoint id -> its verified weights; of endpoints that take new work, or of all."""
-        ...
-
-
-def served_versions(placement: EndpointSource, pool: RolloutPool) -> ServedVersions:
+def served_versions(endpoints: EndpointRegistry, pool: RolloutPool) -> ServedVersions:
     """Weights that the agents of a RolloutPool sample from."""
     name = pool.spec.inference.get(POLICY_ROLE)
-    if name is None:
-        return ServedVersions()
-    key = PoolKey(pool.metadata.namespace, name)
-    ready = frozenset(placement.versions(key, ready=True).values())
-    return ServedVersions(placement.weights(key), placement.versions(key, ready=False), ready)
+    return ServedVersions() if name is None else endpoints.served_versions(PoolKey(pool.metadata.namespace, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +92,16 @@ class Dispatcher:
         clock: Clock,
         agents: ConnectedAgents,
         leases: Leases,
-        placement: EndpointSource,
+        endpoints: EndpointRegistry,
+        choice: EndpointChoice,
         pool: Callable[[PoolKey], Awaitable[RolloutPool]],
     ) -> None:
         self._store = store
         self._clock = clock
         self._agents = agents
         self._leases = leases
-        self._placement = placement
+        self._endpoints = endpoints
+        self._choice = choice
         self._pool = pool
         self._due: set[PoolKey] = set()
         self._waker = Waker()
@@ -163,9 +143,9 @@ class Dispatcher:
             for a in agents
             if not self._leases.has_exclusive(a.holder)
         ]
-        served = served_versions(self._placement, pool)
-        heaps = {name: self._placement.index_snapshot(key._replace(name=name)) for name in pool.spec.inference.values()}
-        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, heaps, served))
+        served = served_versions(self._endpoints, pool)
+        bursts = {name: self._choice.burst(key._replace(name=name)) for name in pool.spec.inference.values()}
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, bursts, served))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
             agent.free_eval -= sum(g.record.stage is Stage.EVAL for g in own)
@@ -184,10 +164,10 @@ class Dispatcher:
         key: PoolKey,
         pool: RolloutPool,
         rooms: list[_AgentCapacity],
-        heaps: Mapping[str, EndpointCheckout],
+        bursts: Mapping[str, Burst],
         served: ServedVersions,
     ) -> list[_GrantedLease]:
-        """Run in the writer: pick, step, put. `heaps`: by InferencePool."""
+        """Run in the writer: pick, step, put. `bursts`: by InferencePool."""
         now = self._clock.time()
         matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
@@ -196,7 +176,7 @@ class Dispatcher:
             mates: dict[str | None, Mapping[str, Endpoint]] = {}
             for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
                 allow = _allowed_versions(tx, record, served)
-                endpoints = _endpoints(pool, record, room.agent, heaps, mates.get(record.group, {}), allow)
+                endpoints = _endpoints(pool, record, room.agent, bursts, mates.get(record.group, {}), allow)
                 if endpoints is None and allow is None:
                     break  # a role has no endpoint that is ready and not full; its pool's conditions have the reason
                 if endpoints is None:
@@ -222,7 +202,7 @@ def _endpoints(
     pool: RolloutPool,
     record: RolloutRecord,
     agent: ConnectedAgent,
-    heaps: Mapping[str, EndpointCheckout],
+    bursts: Mapping[str, Burst],
     mate: Mapping[str, Endpoint],
     allow: Callable[[Endpoint], bool] | None,
 ) -> dict[str, Endpoint] | None:
@@ -235,7 +215,7 @@ def _endpoints(
         warm = [record.endpoints[role]] if role in record.endpoints else []
         warm += [mate[role].id] if role in mate else []
         limit = allow if role == POLICY_ROLE else None
-        found = heaps[name].checkout(node=agent.identity.node, warm=warm, allow=limit)
+        found = bursts[name].checkout(node=agent.identity.node, warm=warm, allow=limit)
         if found is None:
             return None
         chosen[role] = found

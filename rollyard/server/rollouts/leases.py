@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.server.rollouts.step import is_suspect
+from rollyard.server.routing.session_index import SessionIndex
 from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.node import LeaseKey, LeaseRef
 
@@ -48,19 +48,16 @@ class LiveLease:
 
 
 class Leases:
-    """Live leases by rollout; mirrors which records have a holder."""
+    """Live leases by rollout; mirrors which records have a holder, and pins their sessions."""
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    def __init__(self, clock: Clock, seconds: float, sessions: SessionIndex) -> None:
         self._clock = clock
+        self._sessions = sessions
         self.seconds = seconds
         self._live: dict[RolloutKey, LiveLease] = {}
-        self._by_endpoint: dict[str, dict[RolloutKey, None]] = {}
-        """Endpoint id -> its leases, in the order in which they came there; an index of the same leases."""
         self._held: Counter[str] = Counter()
         self._exclusive: Counter[str] = Counter()
         """Holder -> number of its exclusive leases."""
-        self.sessions_changed = Signal[str]()
-        """The number of sessions on this endpoint changed."""
 
     def add(self, record: RolloutRecord) -> None:
         assert record.holder is not None
@@ -73,12 +70,12 @@ class Leases:
         self._live[key] = lease
         self._held[lease.holder] += 1
         self._exclusive[lease.holder] += alone
-        self._update_index(key, frozenset(), lease)
+        self._sessions.pin(key, lease.endpoint_ids)
 
     def discard(self, key: RolloutKey) -> None:
         lease = self._live.pop(key, None)
         if lease is not None:
-            self._remove_from_index(key, lease.endpoint_ids)
+            self._sessions.pin(key, frozenset())
             self._held[lease.holder] -= 1
             self._exclusive[lease.holder] -= lease.exclusive
             if not self._held[lease.holder]:
@@ -93,12 +90,11 @@ class Leases:
         return self._exclusive[holder] > 0
 
     def lease_changed(self, record: RolloutRecord) -> None:
-        """Update the index after a change of the durable stage or an endpoint under the same lease."""
+        """Follow a change of the durable stage or an endpoint under the same lease."""
         lease = self._live.get(record.key)
         if lease is not None and lease.fence == record.fence:
-            before = lease.endpoint_ids
             lease.stage, lease.endpoints = record.stage, record.endpoints
-            self._update_index(record.key, before, lease)
+            self._sessions.pin(record.key, lease.endpoint_ids)
 
     def park(self, ref: LeaseRef) -> None:
         """Note that its holder asked for an endpoint to continue at, and there is none."""
@@ -131,32 +127,9 @@ class Leases:
                 continue
             lease.expires = expires
             if lease.stage is not ref.stage:
-                before, lease.stage = lease.endpoint_ids, ref.stage
-                self._update_index(ref.rollout, before, lease)
+                lease.stage = ref.stage
+                self._sessions.pin(ref.rollout, lease.endpoint_ids)
         return lost
-
-    def sessions(self, endpoint: str) -> int:
-        """Number of live rollouts on an endpoint: leased, in INIT or RUN."""
-        return len(self._by_endpoint.get(endpoint, ()))
-
-    def sessions_on(self, endpoint: str) -> list[tuple[RolloutKey, LiveLease]]:
-        """Leases that are live sessions of an endpoint, the youngest there first."""
-        return [(key, self._live[key]) for key in reversed(self._by_endpoint.get(endpoint, {}))]
-
-    def _update_index(self, key: RolloutKey, before: frozenset[str], lease: LiveLease) -> None:
-        after = lease.endpoint_ids
-        self._remove_from_index(key, before - after)
-        for endpoint in after - before:
-            self._by_endpoint.setdefault(endpoint, {})[key] = None
-            self.sessions_changed.emit(endpoint)
-
-    def _remove_from_index(self, key: RolloutKey, endpoints: frozenset[str]) -> None:
-        for endpoint in endpoints:
-            there = self._by_endpoint[endpoint]
-            del there[key]
-            if not there:
-                del self._by_endpoint[endpoint]
-            self.sessions_changed.emit(endpoint)
 
     def get(self, key: RolloutKey) -> LiveLease | None:
         return self._live.get(key)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock
@@ -54,15 +53,12 @@ class RolloutService:
         clock: Clock,
         agents: ConnectedAgents,
         leases: Leases,
-        outside_sessions: Callable[[], Mapping[str, int]],
     ) -> None:
-        """`outside_sessions`: endpoint id -> open sessions of external agents."""
         self._store = store
         self._clock = clock
         self._agents = agents
         self.leases = leases
         self.completion_rate = CompletionRate(clock)
-        self._outside_sessions = outside_sessions
         self.rollout_queued = Signal[[PoolKey, float]]()
         """This pool has work to grant from this time on (Unix seconds)."""
         self._ended = asyncio.Event()
@@ -256,11 +252,6 @@ class RolloutService:
         """Queued rollouts of a pool, by the stage they wait for."""
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
-
-    async def sessions(self) -> dict[str, int]:
-        """Endpoint id -> live sessions: of rollouts, and of external agents."""
-        rollouts = await self._store.transact(lambda tx: tx.sessions())
-        return dict(Counter(rollouts) + Counter(self._outside_sessions()))
 
     # the only way to change records
 

@@ -12,8 +12,9 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import RollyardError
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.dispatch import EndpointSource, served_versions
+from rollyard.server.rollouts.dispatch import served_versions
 from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.staleness import ServedVersions, check
 
 log = logging.getLogger(__name__)
@@ -42,12 +43,12 @@ class StalenessWatch:
     def __init__(
         self,
         rollouts: RolloutService,
-        placement: EndpointSource,
+        endpoints: EndpointRegistry,
         pools: Callable[[], Awaitable[list[RolloutPool]]],
         clock: Clock,
     ) -> None:
         self._rollouts = rollouts
-        self._placement = placement
+        self._endpoints = endpoints
         self._pools = pools
         self._clock = clock
         self._watched: dict[PoolKey, _PoolVersions] = {}
@@ -82,7 +83,7 @@ class StalenessWatch:
         return changed
 
     def _served(self, pool: RolloutPool) -> ServedVersions:
-        served, now = served_versions(self._placement, pool), self._clock.monotonic()
+        served, now = served_versions(self._endpoints, pool), self._clock.monotonic()
         watched = self._watched.setdefault(pool.pool_key, _PoolVersions(now))
         watched.seen.update(dict.fromkeys(served.ready, now))
         watched.seen = {version: at for version, at in watched.seen.items() if now - at < GRACE_SECONDS}

@@ -6,9 +6,7 @@ out.
 
 from __future__ import annotations
 
-import heapq
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -21,16 +19,15 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.routing.admission import EndpointLoad, admission
 from rollyard.server.routing.endpoint_rates import UNKNOWN, append, rates
-from rollyard.server.routing.endpoint_selector import Candidate, EndpointIndex, EndpointSelector
 from rollyard.server.routing.endpoint_state import (
     SLOW_START_SECONDS,
-    SLOW_START_STEPS,
     EndpointState,
     published,
     why_not_ready,
 )
 from rollyard.server.routing.health import EJECTED, EndpointTrust, with_complaint, with_probe
-from rollyard.server.routing.surplus_sessions import EndpointShare, excess, to_move
+from rollyard.server.routing.session_index import SessionIndex
+from rollyard.server.routing.staleness import ServedVersions
 from rollyard.server.weights.engine_target import EndpointWeights, why_not_routable
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
@@ -40,26 +37,20 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 2.0
 STALE_SECONDS = 4 * HEARTBEAT_SECONDS
-CLEARED_SECONDS = 10.0
-"""Seconds for which a successful probe answers earlier complaints."""
-Allow = Callable[[Endpoint], bool]
-"""Whether a session may use this endpoint, by its weights."""
 
 
 class EndpointRegistry:
     """All endpoints of all InferencePools, by id."""
 
-    def __init__(self, clock: Clock, live_sessions: Callable[[str], int]) -> None:
-        """`live_sessions`: number of sessions on an endpoint; the part that counts them calls `recount` at each change."""
+    def __init__(self, clock: Clock, sessions: SessionIndex) -> None:
+        self.sessions = sessions
         self._clock = clock
-        self._sessions = live_sessions
         self._began = clock.monotonic()
         self._states: dict[str, EndpointState] = {}
-        self._indexes: dict[PoolKey, EndpointIndex] = {}
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
-        self._slow_starts: list[tuple[float, str]] = []
-        """Heap of (time, endpoint) of the next steps of slow starts."""
+        self.endpoint_updated = Signal[EndpointState]()
+        """Any fact about an endpoint is new; one that is gone is not ready."""
         self.endpoint_changed = Signal[EndpointState]()
         """An endpoint appeared, vanished, changed readiness or weights, or became full."""
         self.weights_changed = Signal[PoolKey]()
@@ -114,7 +105,7 @@ class EndpointRegistry:
             return False
         weights = beat.weights
         load, history = (
-            EndpointLoad(self._sessions(id), beat.running, beat.waiting, beat.kv_usage),
+            EndpointLoad(self.sessions.count(id), beat.running, beat.waiting, beat.kv_usage),
             append(state.history, beat.load),
         )
         state = replace(
@@ -146,7 +137,7 @@ class EndpointRegistry:
         """Drain external servers that the pool's spec no longer has; each goes with its last session."""
         for id, state in list(self._states.items()):
             if state.pool == pool and not state.uid and id not in keep:
-                if self._sessions(id):
+                if self.sessions.count(id):
                     self._put(replace(state, drain=True))
                 else:
                     self._drop(id)
@@ -223,14 +214,6 @@ class EndpointRegistry:
         if state is not None:
             self._states[id] = replace(state, last_order=order)
 
-    # calls of the leases
-
-    def recount(self, id: str) -> None:
-        """Update the endpoint after a change of its live sessions."""
-        state = self._states.get(id)
-        if state is not None:
-            self._indexes[state.pool].set_sessions(id, self._sessions(id))
-
     # queries
 
     def get(self, id: str) -> EndpointState | None:
@@ -248,15 +231,16 @@ class EndpointRegistry:
     def weights(self, pool: PoolKey) -> WeightsStatus:
         return self._weights.get(pool, WeightsStatus())
 
-    def versions(self, pool: PoolKey, *, ready: bool) -> dict[str, str]:
-        """Endpoint id -> its verified weights; of endpoints that take new work, or of all."""
-        found = (s for s in self._states.values() if s.pool == pool and (s.is_accepting or not ready))
-        return {s.endpoint.id: s.endpoint.weights_version for s in found}
+    def served_versions(self, pool: PoolKey) -> ServedVersions:
+        """The pool's weights, those of each endpoint as verified, and those that new work can get."""
+        there = [s for s in self._states.values() if s.pool == pool]
+        ready = frozenset(s.endpoint.weights_version for s in there if s.is_accepting)
+        return ServedVersions(self.weights(pool), {s.endpoint.id: s.endpoint.weights_version for s in there}, ready)
 
     def count_with_room(self, pool: PoolKey) -> tuple[int, int]:
         """(endpoints that take new work, those of them with room for one session more)"""
         found = [s for s in self.of_pool(pool) if s.is_accepting]
-        return len(found), sum(s.admission.admits(self._sessions(s.endpoint.id)) for s in found)
+        return len(found), sum(s.admission.admits(self.sessions.count(s.endpoint.id)) for s in found)
 
     def weights_report(self, uid: str, id: str) -> EndpointWeights:
         """Last report on the weights by this allocation's endpoint; empty when it has been silent for too long."""
@@ -266,86 +250,7 @@ class EndpointRegistry:
         heard = state.has_reported and now - state.heard_at < STALE_SECONDS
         return state.weights_report(heard, now - (self._began if heard else state.heard_at))
 
-    def index_snapshot(self, pool: PoolKey) -> EndpointSelector:
-        """Selector over the endpoints of this pool that take new work now."""
-        self._advance_slow_starts()
-        return self._indexes.setdefault(pool, EndpointIndex()).selector()
-
-    def choose_again(
-        self, pool: PoolKey, current: str, failed: str, node: str, allow: Allow | None = None
-    ) -> Endpoint | None:
-        """Choose for a session on `current`, where `failed` could not be used; `failed` is empty if none failed.
-
-        Returns `current` itself where none failed and it is no worse than the rest; and `failed` only where there is no
-        other and a probe has just succeeded. A running session ignores the limits of admission, but never gets an
-        endpoint that is not allowed. None when there is none.
-        """
-        here = self._states.get(current)
-        if here is not None and allow is not None and not allow(here.endpoint):
-            here = None
-        if not failed and here is not None and not self._should_leave(here):
-            return here.endpoint
-
-        def elsewhere(endpoint: Endpoint) -> bool:
-            return endpoint.id not in (failed, current) and (allow is None or allow(endpoint))
-
-        found = self.index_snapshot(pool).checkout(node=node, allow=elsewhere) or self._least_loaded(pool, elsewhere)
-        if found is None and here is not None and here.ready and (not failed or self._was_just_cleared(here)):
-            return here.endpoint
-        return found
-
-    def _should_leave(self, state: EndpointState) -> bool:
-        return not state.is_accepting or state.endpoint.id in excess(self._shares(state.pool))
-
-    def _was_just_cleared(self, state: EndpointState) -> bool:
-        return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
-
-    def _least_loaded(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
-        """The least loaded of the allowed endpoints, however full its cache is."""
-        able = [s for s in self.of_pool(pool) if s.is_accepting and allow(s.endpoint)]
-        least = min(able, key=lambda s: (self._sessions(s.endpoint.id) + 1) / s.capacity, default=None)
-        return least.endpoint if least is not None else None
-
-    def to_move(self) -> dict[str, int]:
-        """Endpoint id -> live sessions that should move elsewhere, of all pools."""
-        moves: dict[str, int] = {}
-        for pool in {s.pool for s in self._states.values()}:
-            moves |= to_move(self._shares(pool))
-        return moves
-
-    def stranded(self) -> dict[str, bool]:
-        """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
-        out = [s for s in self._states.values() if s.is_out and self._sessions(s.endpoint.id)]
-        return {s.endpoint.id: any(other.is_accepting for other in self.of_pool(s.pool)) for s in out}
-
     # inside
-
-    def _shares(self, pool: PoolKey) -> list[EndpointShare]:
-        now = self._clock.monotonic()
-        return [
-            EndpointShare(
-                s.endpoint.id,
-                self._sessions(s.endpoint.id),
-                s.capacity * s.capacity_share(now) if s.ready else 0.0,
-                s.drain,
-            )
-            for s in self.of_pool(pool)
-        ]
-
-    def _candidate(self, state: EndpointState) -> Candidate:
-        share = state.capacity_share(self._clock.monotonic())
-        return Candidate(state.endpoint, state.node, state.capacity, share, state.admission)
-
-    def _advance_slow_starts(self) -> None:
-        """Advance the slow starts whose next step is due."""
-        now = self._clock.monotonic()
-        while self._slow_starts and self._slow_starts[0][0] <= now:
-            _, id = heapq.heappop(self._slow_starts)
-            state = self._states.get(id)
-            if state is not None and state.is_accepting:
-                self._indexes[state.pool].put(self._candidate(state), self._sessions(id))
-            if state is not None and state.warm_at > now:
-                heapq.heappush(self._slow_starts, (now + SLOW_START_SECONDS / SLOW_START_STEPS, id))
 
     def _denial(self, state: EndpointState) -> Reason | None:
         weights = self._weights.get(state.pool)
@@ -372,13 +277,8 @@ class EndpointRegistry:
         old = self._states.get(id)
         if state.ready and not (old is not None and old.ready) and self._is_cold(state, old):
             state = replace(state, warm_at=now + SLOW_START_SECONDS)
-            heapq.heappush(self._slow_starts, (now, id))
         self._states[id] = state
-        order = self._indexes.setdefault(state.pool, EndpointIndex())
-        if state.is_accepting:
-            order.put(self._candidate(state), self._sessions(id))
-        else:
-            order.drop(id)
+        self.endpoint_updated.emit(state)
         if old is None or published(old) != published(state):
             self._notify_changes(state)
         elif (old.admission.limit or 0) < (state.admission.limit or 0):
@@ -386,11 +286,11 @@ class EndpointRegistry:
 
     def _is_cold(self, state: EndpointState, old: EndpointState | None) -> bool:
         """Whether it has just started. After a restart of the server an endpoint is only new to us: its sessions show that."""
-        return self._sessions(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
+        return self.sessions.count(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:
         state = self._states.pop(id)
-        self._indexes[state.pool].drop(id)
+        self.endpoint_updated.emit(replace(state, ready=False))
         self._notify_changes(state)
 
     def _notify_changes(self, state: EndpointState) -> None:

@@ -6,12 +6,13 @@ pool's. Only the role `policy` counts: a judge may change its weights at any tim
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.store.base import GroupVersions, RolloutRecord, VersionBound
+from rollyard.wire.endpoint import Endpoint
 
 POLICY_ROLE = "policy"
 """Role that an agent samples from."""
@@ -71,6 +72,20 @@ def allowed_versions(record: RolloutRecord, group: GroupVersions, served: Served
         fixed = group.fixed or (served.newest if served.newest in may else min(may, default=None))
         may &= {fixed}
     return may
+
+
+def allow_at_least(least: str | None, weights: WeightsStatus) -> Callable[[Endpoint], bool] | None:
+    """Endpoints that serve this version or a later one; None for any. `weights`: of their pool."""
+    return None if least is None else lambda endpoint: weights.at_least(endpoint.weights_version, least)
+
+
+def allow_under_way(record: RolloutRecord, role: str, weights: WeightsStatus) -> Callable[[Endpoint], bool] | None:
+    """Endpoints that a running rollout may move to: with the weights that it could begin with; None for any."""
+    if role != POLICY_ROLE:
+        return None
+    if record.weights is not None and record.weights.same:
+        return lambda endpoint: endpoint.weights_version == record.weights_version
+    return allow_at_least(record.min_weights_version, weights)
 
 
 def check(record: VersionBound, group: GroupVersions, served: ServedVersions) -> StalenessVerdict | None:

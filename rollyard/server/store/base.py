@@ -141,10 +141,6 @@ class Transaction(Protocol):
         """Leased records, of one holder or of all."""
         ...
 
-    def sessions(self) -> dict[str, int]:
-        """Endpoint id -> live rollouts on it: leased, in INIT or RUN."""
-        ...
-
     def version_bound(self, pool: PoolKey) -> list[VersionBound]:
         """Live records of this pool that depend on versions of the weights."""
         ...

@@ -105,17 +105,6 @@ class RolloutTransaction:
         found = self._db.execute(f"{row_codec.select('rollouts_leased')} WHERE holder {where} ORDER BY seq", values)
         return [row_codec.from_row(r) for r in found]
 
-    def sessions(self) -> dict[str, int]:
-        # Records with the same endpoints are counted by the index alone; the JSON is read once for each combination.
-        counts: dict[str, int] = {}
-        for text, records in self._db.execute(
-            "SELECT endpoints, count(*) FROM rollouts INDEXED BY rollouts_sessions "
-            "WHERE holder IS NOT NULL AND stage <> 'EVAL' GROUP BY endpoints"
-        ):
-            for endpoint in set(row_codec.mapping_of(text).values()):
-                counts[endpoint] = counts.get(endpoint, 0) + records
-        return counts
-
     def version_bound(self, pool: PoolKey) -> list[VersionBound]:
         return [row_codec.version_bound_from(r) for r in self._db.execute(row_codec.VERSION_BOUND_COLUMNS, pool)]
 

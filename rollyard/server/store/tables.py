@@ -42,8 +42,7 @@ CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "grou
 CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, seq, not_before)
     WHERE status = 'Queued' AND holder IS NULL;
 CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
--- These two hold the columns of their own condition as well: only then does SQLite answer from the index alone.
-CREATE INDEX rollouts_sessions ON rollouts (endpoints, stage, holder) WHERE holder IS NOT NULL AND stage <> 'EVAL';
+-- It holds the column of its own condition as well: only then does SQLite answer from the index alone.
 CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cursor) WHERE cursor IS NULL;
 CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
 CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)

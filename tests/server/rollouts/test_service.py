@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,8 +26,8 @@ from rollyard.kinds.rollout import Outcome, RolloutError, RolloutKey, RolloutReq
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
+from rollyard.server.rollouts.move_hints import REPEAT_SECONDS
 from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES, expand
-from rollyard.server.rollouts.rebalance import REPEAT_SECONDS
 from rollyard.server.rollouts.step import SUSPECT_LOSSES
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
@@ -82,6 +83,7 @@ class Yard:
         self.parts, self.store, self.clock = parts, store, clock
         self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
         self.rollouts, self.dispatcher = parts.rollouts, parts.dispatcher
+        self.choice, self.sessions = parts.choice, parts.session_index
         self.pool = make.rollout_pool()
 
     async def declare(self, **spec: Any) -> None:
@@ -521,18 +523,18 @@ async def test_endpoints_are_chosen_by_their_live_sessions(yard: Yard) -> None:
     assert node.leases == [], "nothing goes out while no endpoint is ready"
     yard.engine("e1")
     await until(lambda: len(node.leases) == 7)
-    assert await yard.rollouts.sessions() == {"e1": 7}
+    assert yard.sessions.counts() == {"e1": 7}
     yard.engine("e2")
     yard.clock.turn(SLOW_START_SECONDS)
     yard.wants(node, init=3)
     await until(lambda: len(node.leases) == 10)
-    assert await yard.rollouts.sessions() == {"e1": 7, "e2": 3}, "the one with fewer gets them all"
+    assert yard.sessions.counts() == {"e1": 7, "e2": 3}, "the one with fewer gets them all"
     assert node.leases[0].endpoints["policy"].weights_version == "w1"
     first = next(lease for lease in node.leases if lease.endpoints["policy"].id == "e1")
     await yard.rollouts.move_endpoint(first, "u1", "policy", "e2")
-    assert await yard.rollouts.sessions() == {"e1": 6, "e2": 4}
+    assert yard.sessions.counts() == {"e1": 6, "e2": 4}
     await yard.rollouts.run_stored(first, "u1", b"run")
-    assert await yard.rollouts.sessions() == {"e1": 6, "e2": 3}, "what is being scored has no session"
+    assert yard.sessions.counts() == {"e1": 6, "e2": 3}, "what is being scored has no session"
 
 
 async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard: Yard) -> None:
@@ -548,12 +550,13 @@ async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard
     await yard.rollouts.lose(lost, "Preempted", handed_back=True)
     await yard.rollouts.finish(header(over), "u1", b"", 3)
     await yard.rollouts.cancel("default", cancelled.id)
-    counted = {name: n for name in ("e1", "e2", "e3") if (n := yard.leases.sessions(name))}
-    assert counted == await yard.rollouts.sessions()
+    sampling = [r for r in await yard.store.transact(lambda tx: tx.held()) if r.stage is not Stage.EVAL]
+    stored = Counter(endpoint for record in sampling for endpoint in set(record.endpoints.values()))
+    assert yard.sessions.counts() == dict(stored) != {}
     await yard.expire()
-    assert [yard.leases.sessions(name) for name in ("e1", "e2", "e3")] == [0, 0, 0]
+    assert yard.sessions.counts() == {}
     await yard.rollouts.recover()
-    assert await yard.rollouts.sessions() == {}
+    assert yard.sessions.counts() == {}
 
 
 async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Yard) -> None:
@@ -563,17 +566,17 @@ async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Y
     node = yard.node(init=4)
     await until(lambda: len(node.leases) == 4)
     rebalancer = yard.parts.rebalancer
-    rebalancer.send_hints()
+    rebalancer.rebalance()
     yard.endpoints.drain("e1")
-    rebalancer.send_hints()
+    rebalancer.rebalance()
     assert not [m for m in node.sent if isinstance(m, RechooseEndpoint)], "there is nowhere to go"
     yard.engine("e2")
     for _ in range(3):
-        rebalancer.send_hints()
+        rebalancer.rebalance()
     told = [m for m in node.sent if isinstance(m, RechooseEndpoint)]
     assert {(m.lease.id, m.lease.fence, m.role) for m in told} == {(le.id, le.fence, "policy") for le in node.leases}
     assert len(told) == 4
-    assert yard.leases.sessions("e1") == 4, "it is counted when it has moved, and not before"
+    assert yard.sessions.count("e1") == 4, "it is counted when it has moved, and not before"
 
 
 async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_once(yard: Yard) -> None:
@@ -585,13 +588,13 @@ async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_onc
     rebalancer = yard.parts.rebalancer
 
     def told() -> int:
-        rebalancer.send_hints()
+        rebalancer.rebalance()
         return len([m for m in node.sent if isinstance(m, RechooseEndpoint) and m.now])
 
     assert told() == 0
     yard.clock.turn(STALE_SECONDS + 1)
     yard.endpoints.expire()
-    assert yard.endpoints.stranded() == {"e1": False}
+    assert rebalancer.stranded() == {"e1": False}
     assert told() == 0, "there is nowhere to go"
     yard.engine("e2")
     assert [told(), told()] == [2, 2]
@@ -726,7 +729,9 @@ async def test_a_missed_wake_is_made_up_for_while_other_pools_wake_all_the_time(
 
 
 async def test_the_dispatcher_can_be_ended_at_the_moment_it_is_woken(yard: Yard) -> None:
-    dispatcher = Dispatcher(yard.store, yard.clock, yard.agents, yard.leases, yard.endpoints, lambda key: never())
+    dispatcher = Dispatcher(
+        yard.store, yard.clock, yard.agents, yard.leases, yard.endpoints, yard.parts.choice, lambda key: never()
+    )
     running = asyncio.create_task(dispatcher.run())
     await asyncio.sleep(0)
     dispatcher.wake(KEY)

@@ -13,6 +13,7 @@ from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, to
 from rollyard.server.routing.endpoint_rates import UNKNOWN, WINDOW_SECONDS, EndpointRates, History, append, merge, rates
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS, STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
+from rollyard.server.routing.session_index import SessionIndex
 from rollyard.wire.engine import EngineLoad
 from tests.support import make
 
@@ -93,7 +94,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def endpoints(clock: ManualClock) -> EndpointRegistry:
-    return EndpointRegistry(clock, lambda endpoint: 0)
+    return EndpointRegistry(clock, SessionIndex())
 
 
 def serve(endpoints: EndpointRegistry, name: str) -> None:

@@ -10,8 +10,10 @@ from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
-from rollyard.server.routing.endpoint_registry import CLEARED_SECONDS, STALE_SECONDS, EndpointRegistry
+from rollyard.server.routing.endpoint_choice import CLEARED_SECONDS
+from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
+from rollyard.server.wiring import Routing
 from rollyard.wire.base import Identity
 from tests.support import make
 
@@ -23,8 +25,9 @@ class Yard:
 
     def __init__(self, *names: str) -> None:
         self.clock = ManualClock()
-        self.live: Counter[str] = Counter()
-        self.endpoints = EndpointRegistry(self.clock, lambda id: self.live[id])
+        parts = Routing(self.clock)
+        self.endpoints, self.choice, self.index = parts.endpoints, parts.choice, parts.sessions
+        self.rebalancer = parts.rebalancer(ask_external=lambda session, endpoint, urgent: False)
         self.probes = 0
         self.endpoints.endpoint_suspected.connect(self._suspected)
         for name in names:
@@ -49,8 +52,8 @@ class Yard:
 
     def sessions(self, **counts: int) -> None:
         for name, count in counts.items():
-            self.live[name] = count
-            self.endpoints.recount(name)
+            for i in range(max(count, self.index.count(name))):
+                self.index.pin(f"{name}-{i}", frozenset([name] if i < count else []))
 
     def state(self, name: str) -> EndpointState:
         found = self.endpoints.get(name)
@@ -61,10 +64,10 @@ class Yard:
         """Each in a burst of its own, and put into the books."""
         taken: Counter[str] = Counter()
         for _ in range(n):
-            found = self.endpoints.index_snapshot(POOL).checkout()
+            found = self.choice.burst(POOL).checkout()
             if found is not None:
                 taken[found.id] += 1
-                self.sessions(**{found.id: self.live[found.id] + 1})
+                self.sessions(**{found.id: self.index.count(found.id) + 1})
         return taken
 
 
@@ -80,15 +83,15 @@ def test_a_new_one_among_busy_ones_takes_its_share_by_and_by() -> None:
     assert yard.choose(8)["c"] <= 3, "not all of them"
     yard.clock.turn(SLOW_START_SECONDS / 2)
     yard.beat("a"), yard.beat("b"), yard.beat("c")
-    assert 7 <= yard.live["c"] + yard.choose(10)["c"] <= 13
+    assert 7 <= yard.index.count("c") + yard.choose(10)["c"] <= 13
     yard.clock.turn(SLOW_START_SECONDS)
     yard.choose(60)
-    assert max(yard.live.values()) - min(yard.live.values()) <= 1
+    assert max(yard.index.counts().values()) - min(yard.index.counts().values()) <= 1
 
 
 def test_after_a_restart_of_the_server_who_has_sessions_is_not_new() -> None:
     yard = Yard()
-    yard.live["a"] = 5
+    yard.sessions(a=5)
     yard.register("a")
     yard.beat("a")
     assert yard.state("a").capacity_share(yard.clock.monotonic()) == 1.0
@@ -113,11 +116,11 @@ def test_who_waits_at_one_that_fell_silent_is_stranded_and_who_waits_for_one_tha
     yard.beat("a", ready=False, reason="Unhealthy: TimeoutError")
     yard.beat("b", ready=False, reason="Loading")
     yard.endpoints.probed("c", Reason("Unreachable"))
-    assert yard.endpoints.stranded() == {"a": True, "c": True}
+    assert yard.rebalancer.stranded() == {"a": True, "c": True}
     yard.beat("d", ready=False, reason="Loading")
-    assert yard.endpoints.stranded() == {"a": False, "c": False}, "there is nowhere to go"
+    assert yard.rebalancer.stranded() == {"a": False, "c": False}, "there is nowhere to go"
     yard.beat("a")
-    assert yard.endpoints.stranded() == {"c": True}
+    assert yard.rebalancer.stranded() == {"c": True}
 
 
 def test_a_heartbeat_does_not_bring_back_what_was_ejected_and_a_probe_does() -> None:
@@ -151,21 +154,21 @@ def test_it_goes_on_elsewhere_and_on_the_same_only_when_a_probe_cleared_it() -> 
     yard = Yard("a", "b")
     yard.sessions(a=3, b=9)
     yard.endpoints.complain("a", "n1", "refused")
-    found = yard.endpoints.choose_again(POOL, "a", "a", "")
+    found = yard.choice.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "b"
     yard.endpoints.forget("b")
-    assert yard.endpoints.choose_again(POOL, "a", "a", "") is None, "the probe is still out"
+    assert yard.choice.choose_again(POOL, "a", "a", "") is None, "the probe is still out"
     yard.endpoints.probed("a", None)
-    found = yard.endpoints.choose_again(POOL, "a", "a", "")
+    found = yard.choice.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "a"
     yard.endpoints.complain("a", "n1", "refused")
-    assert yard.endpoints.choose_again(POOL, "a", "a", "") is not None, (
+    assert yard.choice.choose_again(POOL, "a", "a", "") is not None, (
         "another complaint right after does not undo the probe"
     )
     yard.clock.turn(CLEARED_SECONDS)
-    assert yard.endpoints.choose_again(POOL, "a", "a", "") is None
+    assert yard.choice.choose_again(POOL, "a", "a", "") is None
 
 
 def test_who_asks_again_stays_unless_it_should_go() -> None:
@@ -173,17 +176,17 @@ def test_who_asks_again_stays_unless_it_should_go() -> None:
     yard.sessions(a=10, b=9)
 
     def again() -> str:
-        found = yard.endpoints.choose_again(POOL, "a", "", "")
+        found = yard.choice.choose_again(POOL, "a", "", "")
         assert found is not None
         return found.id
 
     assert again() == "a"
     yard.sessions(a=30)
-    assert yard.endpoints.to_move() == {"a": 3}
+    assert yard.rebalancer.to_move() == {"a": 3}
     assert again() == "b"
     yard.sessions(a=12, b=10)
     yard.endpoints.drain("a")
-    assert yard.endpoints.to_move() == {"a": 12}
+    assert yard.rebalancer.to_move() == {"a": 12}
     assert again() == "b"
     yard.endpoints.drain("b")
     assert again() == "a", "there is nowhere better, and it still answers"
@@ -195,7 +198,7 @@ def test_a_session_that_has_to_go_on_is_not_turned_away_by_a_full_cache() -> Non
     for name in ("a", "b"):
         yard.beat(name, running=4, waiting=0, kv_usage=0.99)
     assert yard.choose(3) == {}
-    found = yard.endpoints.choose_again(POOL, "a", "a", "")
+    found = yard.choice.choose_again(POOL, "a", "a", "")
     assert found is not None
     assert found.id == "b"
 
@@ -238,7 +241,7 @@ def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> Non
     yard.endpoints.follow_weights(POOL, served("w"))
     assert not yard.state("a").ready, "its weights are right again, and it says nothing"
     yard.beat("a")
-    assert (yard.state("a").ready, yard.endpoints.versions(POOL, ready=True)) == (True, {"a": "w"})
+    assert (yard.state("a").ready, yard.endpoints.served_versions(POOL).ready) == (True, {"w"})
 
 
 def test_a_session_never_goes_on_with_weights_that_it_may_not_have() -> None:
@@ -247,7 +250,7 @@ def test_a_session_never_goes_on_with_weights_that_it_may_not_have() -> None:
     yard.beat("b", version="other")
 
     def goes_to(failed: str) -> str | None:
-        found = yard.endpoints.choose_again(POOL, "a", failed, "", lambda endpoint: endpoint.weights_version == "w")
+        found = yard.choice.choose_again(POOL, "a", failed, "", lambda endpoint: endpoint.weights_version == "w")
         return found.id if found is not None else None
 
     yard.beat("c", running=3, waiting=0, kv_usage=0.99)

@@ -21,6 +21,7 @@ from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.main import RollyardServer, ServeOptions
 from rollyard.server.routing.endpoint_state import EndpointState
 from tests.support.until import until
@@ -105,11 +106,11 @@ async def test_they_come_and_go_while_the_pool_works(server: RollyardServer, cli
         assert [e.url for e in stored.spec.engine.external.endpoints] == [one.url, two.url], "the spec is the owner"
         assert {e.url for e in await client.endpoints(KEY)} == {u.removesuffix("/v1") for u in (one.url, two.url)}
         id = states(server)[two.url].endpoint.id
-        server.parts.open_sessions.place("s", id)
+        server.parts.session_index.pin(RolloutKey("default", "r"), frozenset([id]))
         await client.remove_endpoint(KEY, two.url.removesuffix("/v1"))
         await until(lambda: states(server)[two.url].drain)
-        assert server.parts.endpoints.to_move() == {id: 1}, "what is on it is to go on elsewhere"
-        server.parts.open_sessions.leave("s", id)
+        assert server.parts.rebalancer.to_move() == {id: 1}, "what is on it is to go on elsewhere"
+        server.parts.session_index.pin(RolloutKey("default", "r"), frozenset())
         await until(lambda: set(states(server)) == {one.url})
 
 

@@ -28,7 +28,6 @@ QUESTIONS: dict[str, Ask] = {
     "what asks something of the weights": lambda db, tx: tx.version_bound(POOL),
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),
     "held": lambda db, tx: tx.held("h"),
-    "sessions": lambda db, tx: tx.sessions(),
     "next page": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter()),
     "next page of a namespace": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n")),
     "next page of a pool": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", status=FAILED)),

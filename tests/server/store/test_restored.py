@@ -15,6 +15,7 @@ from rollyard.kinds.rollout import RolloutRequest
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.routing.session_index import SessionIndex
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.wire.node import LeaseRef, ResultHeader
 from tests.support.make import rollout_pool
@@ -70,13 +71,15 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
     shutil.copy(tmp_path / "rollyard.db", tmp_path / "backup")
     store, clock = await SqliteStore.open(tmp_path), SystemClock()
     request = RolloutRequest.model_validate({"id": "r", "pool": "swe", "task": {"kind": "math"}})
-    await RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15), dict).submit("default", [request])
+    await RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15, SessionIndex())).submit(
+        "default", [request]
+    )
     late = (await store.create(rollout_pool("later"))).metadata.resource_version
     await store.close()
     shutil.move(tmp_path / "backup", tmp_path / "rollyard.db")
 
     store = await SqliteStore.open(tmp_path)
-    rollouts = RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15), dict)
+    rollouts = RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15, SessionIndex()))
     header = ResultHeader(
         lease=LeaseRef(namespace="default", id="r", fence=1), status="Completed", reward=1.0, sampled=1
     )

@@ -8,19 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.server.routing.admission import Admission
-from rollyard.server.routing.endpoint_selector import Candidate, EndpointIndex
+from rollyard.server.routing.endpoint_choice import Candidate, EndpointRanking
 from tests.support import make
 
 
-def order(*, node: str = "", **sessions: int) -> EndpointIndex:
-    made = EndpointIndex()
+def order(*, node: str = "", **sessions: int) -> EndpointRanking:
+    made = EndpointRanking()
     for name, count in sessions.items():
         made.put(Candidate(make.endpoint(name), node if name == "local" else ""), count)
     return made
 
 
-def taken(made: EndpointIndex, n: int, **how: object) -> Counter[str]:
-    heap = made.selector()
+def taken(made: EndpointRanking, n: int, **how: object) -> Counter[str]:
+    heap = made.burst()
     return Counter(found.id for _ in range(n) if (found := heap.checkout(**how)) is not None)  # type: ignore[arg-type]
 
 
@@ -32,11 +32,11 @@ def test_the_fewest_sessions_first_until_they_are_level() -> None:
         counts[name] += 1
         made.set_sessions(name, counts[name])
     assert counts == {"a": 9, "b": 8, "c": 7} or counts == {"a": 9, "b": 7, "c": 8}
-    assert taken(EndpointIndex(), 3) == {}
+    assert taken(EndpointRanking(), 3) == {}
 
 
 def test_by_capacity() -> None:
-    made = EndpointIndex()
+    made = EndpointRanking()
     made.put(Candidate(make.endpoint("small"), capacity=1), 0)
     made.put(Candidate(make.endpoint("large"), capacity=4), 0)
     assert taken(made, 50) == {"small": 10, "large": 40}
@@ -71,14 +71,14 @@ def test_a_warm_prefix_goes_before_the_same_node() -> None:
 
 
 def test_only_what_is_allowed_and_the_rest_is_still_there() -> None:
-    heap = order(a=0, b=5, c=7).selector()
+    heap = order(a=0, b=5, c=7).burst()
     assert heap.checkout(allow=lambda e: e.id == "c") == make.endpoint("c")
     assert heap.checkout(allow=lambda e: False) is None
     assert heap.checkout() == make.endpoint("a")
 
 
 def test_a_limit_holds_but_an_idle_one_takes_one() -> None:
-    made = EndpointIndex()
+    made = EndpointRanking()
     made.put(Candidate(make.endpoint("a"), admission=Admission(3)), 1)
     made.put(Candidate(make.endpoint("b"), admission=Admission(0)), 0)
     assert taken(made, 9) == {"a": 2, "b": 1}
@@ -113,7 +113,7 @@ def test_after_any_changes_the_best_of_those_that_take_work(
     meanwhile: list[tuple[str, str, int, int | None]],
     capacity: float,
 ) -> None:
-    made, truth = EndpointIndex(), dict[str, tuple[int, int | None]]()
+    made, truth = EndpointRanking(), dict[str, tuple[int, int | None]]()
 
     def change(what: str, name: str, sessions: int, limit: int | None) -> None:
         if what == "put":
@@ -133,7 +133,7 @@ def test_after_any_changes_the_best_of_those_that_take_work(
     for one in before:
         change(*one)
     able = {n: s for n, (s, most) in truth.items() if most is None or s < most or s == 0}
-    heap = made.selector()
+    heap = made.burst()
     for one in meanwhile:  # a heap is of its moment, whatever changes after it
         change(*one)
     found = heap.checkout()

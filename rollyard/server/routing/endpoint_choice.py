@@ -1,0 +1,274 @@
+"""The choice of a session's endpoint: the least load first, where load is live sessions per capacity; ties by chance.
+
+`EndpointChoice` chooses for new sessions and for sessions that move, among the endpoints of a pool that take work. It
+keeps them in the order of their load, an `EndpointRanking`, which changes with each report and each session.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rollyard.core.clock import Clock
+from rollyard.kinds.pool import PoolKey
+from rollyard.server.routing.admission import UNLIMITED, Admission
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
+from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, SLOW_START_STEPS, EndpointState
+from rollyard.server.routing.session_index import SessionIndex
+from rollyard.server.routing.surplus_sessions import EndpointShare, excess
+from rollyard.wire.endpoint import Endpoint
+
+FIRST_STEP = 2.0
+"""Extra weight of a session in the burst that begins it."""
+NEAR_RATIO = 0.125
+"""Share of the load that a warm prefix or a node-local way may cost."""
+CLEARED_SECONDS = 10.0
+"""Seconds for which a successful probe answers earlier complaints."""
+Allow = Callable[[Endpoint], bool]
+"""Whether a session may use this endpoint, by its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An endpoint that takes new work."""
+
+    endpoint: Endpoint
+    node: str = ""
+    capacity: float = 1.0
+    """Capacity relative to the others of its pool, such as GPUs; above 0."""
+    share: float = 1.0
+    """Share of its capacity that it may fill now: below 1 during its slow start."""
+    admission: Admission = UNLIMITED
+
+    def load(self, sessions: float) -> float:
+        """Load with one session more. An idle endpoint counts in full, or none would ever be the first."""
+        return (sessions + 1) / (self.capacity * (self.share if sessions else 1.0))
+
+
+class _Rank(NamedTuple):
+    """One endpoint's place in the order. The id keeps candidates from being compared."""
+
+    load: float
+    chance: float
+    id: str
+    candidate: Candidate
+    sessions: int
+    begun: int
+    """Sessions among them that this burst has put there: their prompts all come at once."""
+
+    @property
+    def load_with_one_less(self) -> float:
+        return self.candidate.load(max(0, self.sessions + FIRST_STEP * self.begun - 1))
+
+
+def _rank(candidate: Candidate, sessions: int, begun: int = 0) -> _Rank:
+    load = candidate.load(sessions + FIRST_STEP * begun)
+    return _Rank(load, random.random(), candidate.endpoint.id, candidate, sessions, begun)
+
+
+class Burst:
+    """The order of one moment, for several choices at once; it may be used in another thread.
+
+    Its sessions count here alone until they are in the session index, so a burst that is not stored has no effect.
+    """
+
+    def __init__(self, ranks: list[_Rank], by_id: Mapping[str, _Rank], nodes: Mapping[str, Sequence[str]]) -> None:
+        """`by_id`, `nodes`: those of the ranking, which changes meanwhile."""
+        self._ranks = ranks
+        self._by_id = by_id
+        self._nodes = nodes
+        self._own: dict[str, _Rank] = {}
+        """Endpoints that this burst has put sessions on."""
+
+    def checkout(self, *, node: str = "", warm: Sequence[str] = (), allow: Allow | None = None) -> Endpoint | None:
+        """Take the allowed endpoint with the least load, which then counts one more; None when there is none.
+
+        Endpoints in `warm` have a part of its prompt in their caches and go first, after them those on `node`, as long
+        as they have at most one session more than the best, and that is no more than NEAR_RATIO of the load.
+        """
+        for best in self._ranks:
+            if allow is None or allow(best.candidate.endpoint):
+                break
+        else:
+            return None
+        near = self._nearly_best(best.load, warm, allow)
+        if near is None and node:
+            near = self._nearly_best(best.load, self._nodes.get(node, ()), allow)
+        taken = near or best
+        del self._ranks[bisect_left(self._ranks, taken)]
+        more = self._own[taken.id] = _rank(taken.candidate, taken.sessions + 1, taken.begun + 1)
+        if more.candidate.admission.admits(more.sessions):
+            insort(self._ranks, more)
+        return taken.candidate.endpoint
+
+    def _nearly_best(self, best: float, ids: Sequence[str], allow: Allow | None) -> _Rank | None:
+        """The least loaded of these, if it is hardly worse than the best."""
+        found, least = None, best * (1 + NEAR_RATIO)
+        for id in ids:
+            rank = self._own.get(id) or self._by_id.get(id)
+            if rank is None or rank.load > least or (found is not None and rank.load == least):
+                continue
+            if (
+                (rank.load <= best or rank.load_with_one_less <= best)
+                and self._has(rank)
+                and (allow is None or allow(rank.candidate.endpoint))
+            ):
+                found, least = rank, rank.load
+        return found
+
+    def _has(self, rank: _Rank) -> bool:
+        """Whether it is in this order: not when it is full, or has changed since."""
+        i = bisect_left(self._ranks, rank)
+        return i < len(self._ranks) and self._ranks[i] is rank
+
+
+class EndpointRanking:
+    """Endpoints of one pool that take work, the least loaded first."""
+
+    def __init__(self) -> None:
+        self._ranks: list[_Rank] = []
+        """Endpoints that admit one session more, in order."""
+        self._by_id: dict[str, _Rank] = {}
+        """All endpoints, full ones too."""
+        self._nodes: dict[str, tuple[str, ...]] = {}
+        """Node -> endpoints."""
+
+    def burst(self) -> Burst:
+        return Burst(self._ranks.copy(), self._by_id, self._nodes)
+
+    def put(self, candidate: Candidate, sessions: int) -> None:
+        """Add or replace an endpoint that takes work."""
+        id, node = candidate.endpoint.id, candidate.node
+        before = self._by_id.get(id)
+        if before is None or before.candidate.node != node:
+            self.drop(id)
+            self._nodes[node] = (*self._nodes.get(node, ()), id)
+        else:
+            self._remove(before)
+        self._insert(candidate, sessions)
+
+    def set_sessions(self, id: str, sessions: int) -> None:
+        """Set its number of live sessions; no effect where it takes no work."""
+        rank = self._by_id.get(id)
+        if rank is not None:
+            self._remove(rank)
+            self._insert(rank.candidate, sessions)
+
+    def drop(self, id: str) -> None:
+        """Remove an endpoint that takes no work now."""
+        rank = self._by_id.pop(id, None)
+        if rank is None:
+            return
+        self._remove(rank)
+        node = rank.candidate.node
+        self._nodes[node] = tuple(other for other in self._nodes[node] if other != id)
+        if not self._nodes[node]:
+            del self._nodes[node]
+
+    def _insert(self, candidate: Candidate, sessions: int) -> None:
+        rank = self._by_id[candidate.endpoint.id] = _rank(candidate, sessions)
+        if candidate.admission.admits(sessions):
+            insort(self._ranks, rank)
+
+    def _remove(self, rank: _Rank) -> None:
+        if rank.candidate.admission.admits(rank.sessions):
+            del self._ranks[bisect_left(self._ranks, rank)]
+
+
+class EndpointChoice:
+    """Chooses endpoints of all pools."""
+
+    def __init__(self, clock: Clock, endpoints: EndpointRegistry, sessions: SessionIndex) -> None:
+        self._clock = clock
+        self._endpoints = endpoints
+        self._sessions = sessions
+        self._rankings: defaultdict[PoolKey, EndpointRanking] = defaultdict(EndpointRanking)
+        self._warming: set[str] = set()
+        """Endpoints in their slow start."""
+        self._next_step = 0.0
+        """Time of the next step of slow starts."""
+
+    def burst(self, pool: PoolKey) -> Burst:
+        """Endpoints of this pool that take new work now, for one burst of checkouts."""
+        self._advance_slow_starts()
+        return self._rankings[pool].burst()
+
+    def choose_again(
+        self, pool: PoolKey, current: str, failed: str, node: str = "", allow: Allow | None = None
+    ) -> Endpoint | None:
+        """Choose for a session on `current`, where `failed` could not be used; `failed` is empty if none failed.
+
+        Returns `current` itself where none failed and it is no worse than the rest; and `failed` only where there is no
+        other and a probe has just succeeded. A running session ignores the limits of admission, but never gets an
+        endpoint that is not allowed. None when there is none.
+        """
+        here = self._endpoints.get(current)
+        if here is not None and allow is not None and not allow(here.endpoint):
+            here = None
+        if not failed and here is not None and not self._should_leave(here):
+            return here.endpoint
+
+        def elsewhere(endpoint: Endpoint) -> bool:
+            return endpoint.id not in (failed, current) and (allow is None or allow(endpoint))
+
+        found = self.burst(pool).checkout(node=node, allow=elsewhere) or self._least_loaded(pool, elsewhere)
+        if found is None and here is not None and here.ready and (not failed or self._was_just_cleared(here)):
+            return here.endpoint
+        return found
+
+    def shares(self, pool: PoolKey) -> list[EndpointShare]:
+        """Endpoints of this pool with their sessions, and the capacity that they may fill now."""
+        now = self._clock.monotonic()
+        return [
+            EndpointShare(
+                s.endpoint.id,
+                self._sessions.count(s.endpoint.id),
+                s.capacity * s.capacity_share(now) if s.ready else 0.0,
+                s.drain,
+            )
+            for s in self._endpoints.of_pool(pool)
+        ]
+
+    def _should_leave(self, state: EndpointState) -> bool:
+        return not state.is_accepting or state.endpoint.id in excess(self.shares(state.pool))
+
+    def _was_just_cleared(self, state: EndpointState) -> bool:
+        return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
+
+    def _least_loaded(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
+        """The least loaded of the allowed endpoints, however full its cache is."""
+        able = [s for s in self._endpoints.of_pool(pool) if s.is_accepting and allow(s.endpoint)]
+        least = min(able, key=lambda s: (self._sessions.count(s.endpoint.id) + 1) / s.capacity, default=None)
+        return least.endpoint if least is not None else None
+
+    # the order
+
+    def rank(self, state: EndpointState) -> None:
+        """Follow a change of an endpoint."""
+        id, now = state.endpoint.id, self._clock.monotonic()
+        if not state.is_accepting:
+            self._rankings[state.pool].drop(id)
+            return
+        candidate = Candidate(state.endpoint, state.node, state.capacity, state.capacity_share(now), state.admission)
+        self._rankings[state.pool].put(candidate, self._sessions.count(id))
+        if state.warm_at > now:
+            self._warming.add(id)
+
+    def recount(self, endpoint: str) -> None:
+        """Follow a change of its live sessions."""
+        state = self._endpoints.get(endpoint)
+        if state is not None:
+            self._rankings[state.pool].set_sessions(endpoint, self._sessions.count(endpoint))
+
+    def _advance_slow_starts(self) -> None:
+        now = self._clock.monotonic()
+        if now < self._next_step:
+            return
+        self._next_step = now + SLOW_START_SECONDS / SLOW_START_STEPS
+        warming, self._warming = self._warming, set()
+        for state in filter(None, map(self._endpoints.get, warming)):
+            self.rank(state)  # which keeps it among those in their slow start until it has ended

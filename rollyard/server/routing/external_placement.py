@@ -1,0 +1,55 @@
+"""Endpoints for the sessions of external agents: chosen as for rollouts, and counted with them."""
+
+from __future__ import annotations
+
+from rollyard.kinds.pool import PoolKey
+from rollyard.server.routing.endpoint_choice import EndpointChoice
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
+from rollyard.server.routing.session_index import SessionIndex
+from rollyard.server.routing.staleness import allow_at_least, why_none
+from rollyard.wire.endpoint import Endpoint
+
+
+class ExternalPlacement:
+    """`least`: oldest version of the weights that a session may sample from, None for any."""
+
+    def __init__(self, endpoints: EndpointRegistry, choice: EndpointChoice, sessions: SessionIndex) -> None:
+        self._endpoints = endpoints
+        self._choice = choice
+        self._sessions = sessions
+
+    def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
+        """Endpoint for a session that opens; None when none is ready and has room."""
+        return self._choice.burst(pool).checkout(allow=allow_at_least(least, self._endpoints.weights(pool)))
+
+    def pin(self, session: str, endpoint: str) -> None:
+        """Count an open session on the endpoint."""
+        self._sessions.pin(session, frozenset([endpoint]))
+
+    def free(self, session: str) -> None:
+        """Count a session that is closed on no endpoint."""
+        self._sessions.pin(session, frozenset())
+
+    def choose_again(
+        self, session: str, pool: PoolKey, current: str, failed: str, least: str | None
+    ) -> Endpoint | None:
+        """The session's endpoint from now on, where it then counts; None where there is none."""
+        allow = allow_at_least(least, self._endpoints.weights(pool))
+        found = self._choice.choose_again(pool, current, failed, allow=allow)
+        if found is not None and self._sessions.endpoints_of(session):  # a closed session is on no endpoint
+            self.pin(session, found.id)
+        return found
+
+    def why_none(self, pool: PoolKey, least: str | None) -> str:
+        """Reason why there is none."""
+        served = self._endpoints.served_versions(pool)
+        if least is not None and least not in served.minimum_versions:
+            return why_none(pool.name, least, served)
+        return f"no endpoint of InferencePool {pool.name} is ready and has a free place"
+
+    def is_out(self, endpoint: str) -> bool:
+        state = self._endpoints.get(endpoint)
+        return state is not None and state.is_out
+
+    def complain(self, endpoint: str, session: str, why: str) -> None:
+        self._endpoints.complain(endpoint, f"session {session}", why)

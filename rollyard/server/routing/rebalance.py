@@ -1,0 +1,90 @@
+"""Moves of live sessions to another endpoint: from one that is out, drains, or has too many.
+
+A session is only asked to move; it then chooses again, which records its new endpoint. So nothing is counted before it
+is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import islice
+
+from rollyard.core.aio import Waker
+from rollyard.kinds.rollout import RolloutKey
+from rollyard.server.routing.endpoint_choice import EndpointChoice
+from rollyard.server.routing.endpoint_registry import EndpointRegistry
+from rollyard.server.routing.session_index import Session, SessionIndex
+from rollyard.server.routing.surplus_sessions import to_move
+
+log = logging.getLogger(__name__)
+
+ROUND_SECONDS, URGENT_ROUND_SECONDS = 5.0, 1.0
+"""Seconds between two rounds; while an endpoint with sessions is out, the shorter time."""
+
+
+class Rebalancer:
+    """Asks sessions to move from time to time, and at once when an endpoint has changed."""
+
+    def __init__(
+        self,
+        endpoints: EndpointRegistry,
+        choice: EndpointChoice,
+        sessions: SessionIndex,
+        ask_rollout: Callable[[RolloutKey, str, bool], bool],
+        ask_external: Callable[[str, str, bool], bool],
+    ) -> None:
+        """`ask_…`: called with a session, the endpoint that it should leave, and whether that is urgent, because the
+        endpoint is out; returns whether the session was asked."""
+        self._endpoints = endpoints
+        self._choice = choice
+        self._sessions = sessions
+        self._ask_rollout, self._ask_external = ask_rollout, ask_external
+        self._waker = Waker()
+        self._stuck: set[str] = set()
+        """Endpoints that are out, whose sessions wait because no other is ready."""
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    async def run(self) -> None:
+        """Rebalance for ever."""
+        while True:
+            await self._waker.pause(URGENT_ROUND_SECONDS if self.stranded() else ROUND_SECONDS)
+            self.rebalance()
+            await asyncio.sleep(0.1)  # endpoints that change together are handled together
+
+    def rebalance(self) -> None:
+        """One round."""
+        stranded = self.stranded()
+        for endpoint, elsewhere in stranded.items():
+            there = self._sessions.on(endpoint)
+            if elsewhere and (asked := sum(self._ask(session, endpoint, True) for session in there)):
+                log.info("endpoint %s is down: asked %d of its sessions to move at once", endpoint, asked)
+            elif not elsewhere and endpoint not in self._stuck:
+                log.warning(
+                    "%d sessions wait on endpoint %s, which is down: no other endpoint is ready", len(there), endpoint
+                )
+        self._stuck = {endpoint for endpoint, elsewhere in stranded.items() if not elsewhere}
+        for endpoint, surplus in self.to_move().items():
+            asked_ones = (session for session in self._sessions.on(endpoint) if self._ask(session, endpoint, False))
+            if asked := len(list(islice(asked_ones, surplus))):
+                log.info("asked %d of the sessions on endpoint %s to move to another one", asked, endpoint)
+
+    def to_move(self) -> dict[str, int]:
+        """Endpoint id -> live sessions that should move elsewhere, of all pools."""
+        moves: dict[str, int] = {}
+        for pool in {state.pool for state in self._endpoints.all()}:
+            moves |= to_move(self._choice.shares(pool))
+        return moves
+
+    def stranded(self) -> dict[str, bool]:
+        """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
+        out = [s for s in self._endpoints.all() if s.is_out and self._sessions.count(s.endpoint.id)]
+        return {s.endpoint.id: any(other.is_accepting for other in self._endpoints.of_pool(s.pool)) for s in out}
+
+    def _ask(self, session: Session, endpoint: str, urgent: bool) -> bool:
+        if isinstance(session, str):
+            return self._ask_external(session, endpoint, urgent)
+        return self._ask_rollout(session, endpoint, urgent)
