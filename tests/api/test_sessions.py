@@ -16,6 +16,8 @@ import openai
 import pytest
 
 from rollyard.gateway.external import external_sessions
+from rollyard.kinds.base import Reason
+from rollyard.tokens import requests_in_flight
 from rollyard.tokens.chat_template import ChatTemplate
 from simulation.upstream import Upstream
 from tests.support.outside_api import POOL, QUESTION, Serve, client, messages
@@ -257,6 +259,35 @@ async def test_an_endpoint_that_dies_is_replaced_inside_the_call(
             sampled = [version for version in segment.weights_version if version]
             assert sampled == sorted(sampled)
             assert set(sampled) == {"v1", "v2"}
+
+
+async def test_a_call_on_an_endpoint_that_fell_silent_waits_and_goes_on_at_the_next_one_that_is_ready(
+    serving: Serve, saying: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests_in_flight, "QUIET_SECONDS", 0.2)
+    text = " ".join(str(n) for n in range(60))
+    whole = [*template.encode(text), template.stop_ids[0]]
+    async with serving() as api, saying(text, pace=0.02).serving() as silent:
+        api.serve("a", silent.url)
+        opened = await api.open(sampling={"max_tokens": 500})
+
+        def rest(number: int, prompt: Sequence[int]) -> Sequence[int]:
+            return whole[len(prompt) - len(silent.prompts[0]) :]
+
+        async with Upstream(rest).serving() as other, client(opened) as ai:
+            stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True)
+            told = []
+            async for chunk in stream:
+                told.append(chunk.choices[0].delta.content or "")
+                if len(told) == 8:
+                    silent.pace = 3600.0
+                    api.endpoints.probed("a", Reason("Unreachable"))
+                    assert "endpoint a does not answer" in api.sessions.get(opened["id"]).view().waiting
+                    api.serve("b", other.url)
+            assert "".join(told) == text
+            view = api.sessions.get(opened["id"]).view()
+            assert (view.endpoint, view.waiting, api.index.counts()) == ("b", "", {"b": 1})
+            assert 1 < len(other.prompts[0]) - len(silent.prompts[0]) < len(whole), "with the ids that it had"
 
 
 def test_a_server_starts_without_what_only_sessions_need() -> None:

@@ -9,10 +9,13 @@ from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import RolloutKey
 from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.server.routing.endpoint_choice import CLEARED_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
+from rollyard.server.routing.rebalance import Rebalancer
+from rollyard.server.routing.session_index import Session
 from rollyard.server.wiring import Routing
 from rollyard.wire.base import Identity
 from tests.support import make
@@ -190,6 +193,24 @@ def test_who_asks_again_stays_unless_it_should_go() -> None:
     assert again() == "b"
     yard.endpoints.drain("b")
     assert again() == "a", "there is nowhere better, and it still answers"
+
+
+def test_rollouts_and_external_sessions_count_together_and_the_youngest_are_asked_to_move_first() -> None:
+    yard, asked = Yard("a", "b"), list[Session]()
+
+    def ask(session: Session, endpoint: str, urgent: bool) -> bool:
+        asked.append(session)
+        return session != "s9"  # which has a call
+
+    for i in range(10):
+        yard.index.pin(RolloutKey("default", f"r{i}"), frozenset(["a"]))
+        yard.index.pin(f"s{i}", frozenset(["a"]))
+    rebalancer = Rebalancer(yard.endpoints, yard.choice, yard.index, ask, ask)
+    assert rebalancer.to_move() == {"a": 2}
+    rebalancer.rebalance()
+    assert asked == ["s9", RolloutKey("default", "r9"), "s8"]
+    yard.index.pin("s8", frozenset(["b"]))
+    assert yard.index.counts() == {"a": 19, "b": 1}
 
 
 def test_a_session_that_has_to_go_on_is_not_turned_away_by_a_full_cache() -> None:
