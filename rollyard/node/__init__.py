@@ -1,2 +1,1 @@
-"""The process in a RolloutPool's allocation: it connects to the server, runs rollouts stage by stage and uploads
-results."""
+"""The process in a RolloutPool's allocation. It connects to the server, runs rollouts by stages, and uploads results."""

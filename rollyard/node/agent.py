@@ -1,5 +1,4 @@
-"""The node agent: one task for each lease, one connection to the server, and its own clock that ends leases not
-renewed."""
+"""The node agent: a task for each lease, one connection to the server, and a clock of its own that ends expired leases."""
 
 from __future__ import annotations
 
@@ -74,17 +73,17 @@ class NodeAgent:
         self._node: NodeContext | None = None
         self._sandboxes: SandboxFactory | None = None
         self._capacity = 0
-        """Sandboxes that fit into the allocation; the first Welcome carries the number."""
+        """Number of sandboxes that fit into the allocation, from the first Welcome."""
         self._lease_seconds = LEASE_SECONDS
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
-        """Lease grants received on this connection."""
+        """Number of lease grants received on this connection."""
         self._stage_changed = Waker()
         self._drain = False
         self._drained = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set (then hand every lease back) or a drain is done. Raises Fenced, Incompatible."""
+        """Run until `stop` is set (then hand back every lease) or a drain is done. Raises Fenced, Incompatible."""
         parts = [self._connection.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
         tasks = [asyncio.create_task(_as_dict(part)) for part in parts]
         try:
@@ -165,9 +164,9 @@ class NodeAgent:
     async def _refuse_unreadable(self, unread: list[UnreadableLease]) -> None:
         for one in unread:
             log.warning("a lease has fields that this node agent does not know: %s", one.why)
-            if one.lease is not None:  # a lease that cannot be read at all expires on the server
+            if one.lease is not None:  # if not even the lease's name can be read, the lease expires on the server
                 await self._connection.send(HandBack(lease=one.lease, reason=UNREADABLE_LEASE_REASON))
-        self._heartbeat_soon()  # the server counts this capacity as free only after the next heartbeat
+        self._heartbeat_soon()  # only the next heartbeat tells the server that this capacity is free
 
     async def _run_lease(self, key: LeaseKey, work: LeaseRun) -> None:
         try:
@@ -178,11 +177,12 @@ class NodeAgent:
             await self._connection.send(HandBack(lease=work.ref, reason=str(error)))
         except Exception as error:
             task = asyncio.current_task()
-            # stopped on purpose: an error that follows from that is not reported
+            # the rollout was stopped on purpose, and errors that follow from this are not reported
             if task is not None and task.cancelling():
                 log.info("rollout %s was stopped: %r", key.id, error)
                 return
-            # The outermost boundary of one rollout: a bug of ours must not end the other rollouts, nor keep the lease.
+            # The outermost boundary of one rollout: a bug of ours must not end other rollouts, and must not keep the
+            # lease.
             log.exception("rollout %s caused an error in the code of the node agent", key.id)
             said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
             await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
@@ -199,7 +199,7 @@ class NodeAgent:
                 found[1].cancel()
 
     async def _hand_back(self, reason: str) -> None:
-        """Hand back every lease while the connection is still there."""
+        """Hand back every lease while the connection is still open."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(HAND_BACK_SECONDS):
                 for work, task in list(self._runs.values()):
@@ -224,8 +224,8 @@ class NodeAgent:
         self._stage_changed.wake()
 
     async def _beat(self) -> None:
-        """Send a heartbeat in time, and at once after a change; each one asks for as many leases as there is capacity
-        for."""
+        """Send a heartbeat in time, and at once after a change. Each one also asks for as many leases as there is
+        capacity for."""
         loop = asyncio.get_running_loop()
         while True:
             await self._stage_changed.pause(self._lease_seconds / 3)
@@ -238,7 +238,7 @@ class NodeAgent:
             await self._connection.send(self._request_capacity(pools))
             if self._drain and not self._runs:
                 self._drained.set()
-            await asyncio.sleep(0.02)  # changes that come together are sent in one heartbeat
+            await asyncio.sleep(0.02)  # changes that come close together are sent in one heartbeat
 
     def _request_capacity(self, pools: StagePools) -> CapacityRequest:
         if self._drain:
@@ -251,12 +251,12 @@ class NodeAgent:
         )
 
     def _count_before_eval(self) -> int:
-        """Count the rollouts that are not in EVAL yet: each has a sandbox, or will need one soon."""
+        """Count the rollouts before EVAL. Each has a sandbox, or will need one soon."""
         return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
 
     async def _watch_clock(self) -> None:
-        """Stop leases that were not renewed, by this process's own clock: the server gives them to another node at
-        about that time."""
+        """Stop leases that were not renewed, by this process's own clock. At about that time the server gives them to
+        others."""
         loop = asyncio.get_running_loop()
         while True:
             left = self._renewed_at + self._lease_seconds - loop.time()

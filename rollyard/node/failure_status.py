@@ -1,4 +1,4 @@
-"""Maps an error to a rollout status: the one place that decides who is at fault. Pure."""
+"""Maps an error to a rollout status. Only this module decides whose fault an error is. Pure."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
 
 
 def error_outcome(error: RollyardError) -> Status:
-    """Return the status for an error. InfraFailed: the attempt failed without a fault of the task, the server may start
-    another."""
+    """Return the status for an error. InfraFailed: the task is not at fault, so the server may start another attempt."""
     match error:
         case ImageNotFound() | TaskError() | EndpointRefused() | ContextExceeded():
             return Status.FAILED
@@ -31,16 +30,16 @@ def error_outcome(error: RollyardError) -> Status:
 
 
 def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
-    """Build the outcome without a reward; the tokens sampled so far are kept for inspection."""
+    """Build the outcome without a reward. It keeps the tokens sampled so far, for inspection."""
     base = so_far or Outcome(status=Status.FAILED, node=node)
     rollout_error = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
     return evolve(base, status=error_outcome(error), reward=None, error=rollout_error)
 
 
 def why_nothing_sampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:
-    """Return why RUN ended without one sampled token. `overdue`: its budget of `seconds` ran out.
+    """Return why RUN ended without one sampled token. `overdue`: the budget of `seconds` ran out.
 
-    `calls`: model calls made; `tokens`: tokens that had arrived in turns that were cut off.
+    `calls`: number of model calls; `tokens`: number of tokens that had arrived in turns that were cut off.
     """
     if not overdue:
         return NothingSampled("the agent ended without a sampled token")

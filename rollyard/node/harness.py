@@ -1,6 +1,6 @@
-"""An agent that is a command inside the sandbox; a gateway for this sandbox alone answers its model calls.
+"""An agent that is a command inside the sandbox. A gateway for this sandbox alone answers its model calls.
 
-The gateway's socket listens on the sandbox's own loopback and is accepted outside, so the sandbox still has no network.
+The gateway's socket listens on the sandbox's loopback and accepts outside, so the sandbox still has no network.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ FOLDER = f"{HOME}/.rollyard"
 PROMPT_FILE, SYSTEM_FILE = f"{FOLDER}/prompt.txt", f"{FOLDER}/system-prompt.txt"
 SHUTDOWN_SECONDS = 1.0
 MAX_COMMAND_SECONDS = 20 * 86_400.0
-"""Upper limit for a command, which RUN's budget normally ends; the budget may be paused. poll() accepts at most 24
-days."""
+"""Upper limit for a command. RUN's budget normally ends it, but may be paused. poll() accepts at most 24 days."""
 LAST_OUTPUT_CHARS = 1000
 MAX_CONNECTIONS = 128
-"""Limit for one sandbox: each connection uses a file descriptor of the node agent."""
+"""Greatest number of connections of one sandbox. Each uses a file descriptor of the node agent."""
 
 
 class _LimitedConnection(asyncio.Protocol):
-    """Passes a new connection to the server, and closes one beyond the limit."""
+    """Passes a new connection to the server, or closes it if there are too many."""
 
     def __init__(self, server: web.Server) -> None:
         self._server = server
@@ -63,9 +62,9 @@ class Harness:
     async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
         """Run the command; return the status and the exit code.
 
-        The status is Completed when the command ends by itself with exit code 0 within all limits, else Truncated.
-        Raises SandboxLost, TaskError when the command ended before its first model call, ContextExceeded when no call
-        had a prompt that fits, and the error that made the session unusable.
+        The status is Completed if the command ends by itself with exit code 0 within all limits, else Truncated. Raises
+        SandboxLost, TaskError if the command ended before its first model call, ContextExceeded if no call had a prompt
+        that fits, and the error that made the session unusable.
         """
         async with self._gateway() as base:
             await self._write_prompt(prompt)
@@ -86,7 +85,7 @@ class Harness:
 
     @asynccontextmanager
     async def _gateway(self) -> AsyncIterator[str]:
-        """Serve the gateway; yields its base URL inside the sandbox."""
+        """Serve the gateway; yield its base URL inside the sandbox."""
         listener = await self._sandbox.listen()
         runner = web.AppRunner(
             build(self._find),
@@ -111,8 +110,8 @@ class Harness:
             listener.close()
 
     async def _find(self, request: web.Request, named: str | None) -> GatewaySession:
-        """Return the session. Every connection here comes from this sandbox; a name is optional, another session's name
-        is refused."""
+        """Return the session. Every connection here comes from this sandbox. A name is optional; another session's is
+        refused."""
         if named not in (None, self._session.id):
             raise GatewayError(403, "permission_error", "this gateway serves only the session of its own sandbox")
         return self._session

@@ -48,14 +48,13 @@ from rollyard.wire.node import Lease, LeaseRef
 log = logging.getLogger(__name__)
 
 TERM_SECONDS = 0.2
-"""Wait for our own TERM after a sandbox is lost.
+"""Wait for this process's own TERM after a sandbox is lost.
 
-A job that ends gets TERM in all its processes, and a sandbox may be gone before this process reads its own signal. Then
-the rollout is handed back, and the lost sandbox does not count as a failed attempt.
+When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. Then the
+rollout is handed back, and the lost sandbox does not count as a failed attempt.
 """
 HARNESS_MEMORY_SHARE = 0.8
-"""Share of EVAL's budget that the agent's work may use: a solution that hangs must not look like an infrastructure
-fault."""
+"""Share of EVAL's budget that the agent's work may use. A solution that hangs must not look like an infrastructure fault."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class NodeContext:
     handlers: Handlers
     uploads: ResultUploads
     template: Callable[[str], Awaitable[ChatTemplate]]
-    """Tokenizer folder -> its chat template, loaded once."""
+    """Function of a tokenizer's folder: the folder's chat template, which is loaded once."""
     policy: Callable[[Lease, ChatTemplate], LeaseSampler]
     sandbox: SandboxTemplate
     stages: Stages
@@ -76,7 +75,7 @@ class NodeContext:
 
 @dataclass(frozen=True)
 class _AgentResult:
-    """The agent's work, by the built-in loop or by a command."""
+    """The agent's work, from the built-in loop or from a command."""
 
     status: Status
     segments: list[Segment]
@@ -84,11 +83,11 @@ class _AgentResult:
     breaks: dict[str, int]
     metrics: dict[str, float] = field(default_factory=dict)
     overdue: bool = False
-    """True when RUN's budget ended it."""
+    """True if RUN's budget ended the work."""
 
 
 class LeaseRun:
-    """Carries one lease through the stages; it always ends with an upload, except when it is cancelled."""
+    """Takes one lease through the stages. It always ends with an upload, unless it is cancelled."""
 
     def __init__(self, node: NodeContext, lease: Lease, stage_changed: Callable[[], None]) -> None:
         self._node = node
@@ -105,12 +104,12 @@ class LeaseRun:
         return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
 
     async def run(self) -> None:
-        """Run the lease to its end. Raises Fenced when the lease turns out to be void."""
+        """Run the lease to its end. Raises Fenced if the lease turns out to be void."""
         outcome = await self._outcome()
         if outcome.status is Status.INFRA_FAILED:
             await asyncio.sleep(TERM_SECONDS)
         task = asyncio.current_task()
-        # a task group may swallow a cancellation when one of its own tasks fails at the same time
+        # a task group may lose a cancellation if one of its own tasks fails at the same time
         if task is not None and task.cancelling():
             raise asyncio.CancelledError
         await self._node.uploads.result(self.ref, outcome)
@@ -157,7 +156,7 @@ class LeaseRun:
     # INIT and RUN
 
     async def _run(self, handler: TaskHandler) -> RunResult:
-        """Run INIT and RUN. The sandbox is closed before this returns: no process of the agent is alive when hidden
+        """Run INIT and RUN. The sandbox is closed before this returns, so no process of the agent is alive when hidden
         tests appear."""
         if ROLE not in self._lease.endpoints:
             raise TaskError(
@@ -193,8 +192,7 @@ class LeaseRun:
     async def _agent(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
     ) -> tuple[_AgentResult, Artifact]:
-        """Run the agent. When the stage's budget runs out the run is truncated; its work so far is collected and
-        scored."""
+        """Run the agent. If the stage's budget runs out, the run is truncated, and its work so far is collected and scored."""
         policy = self._node.policy(self._lease, template)
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
@@ -229,9 +227,9 @@ class LeaseRun:
     async def _command(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
     ) -> _AgentResult:
-        """Run the harness. It is stopped when the budget runs out; the tokens sampled by then are the trajectory."""
+        """Run the harness. If the budget runs out, it is stopped, and the tokens sampled by then are the trajectory."""
         lease, agent = self._lease, self._lease.agent
-        # an unknown parser is a fault of the request, and must not surface in a model call
+        # an unknown parser is a fault of the request, so it is reported here and not in a model call
         parser_for(template, agent.tool_parser)
         config = SessionConfig(
             model=lease.endpoints[ROLE].model,
@@ -249,7 +247,7 @@ class LeaseRun:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 overdue = False
-        # first wait for the thread of a call that was abandoned
+        # first wait for the thread of a call that was cancelled
         return await session.run_serialized(
             lambda: _AgentResult(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
         )
@@ -280,7 +278,7 @@ class LeaseRun:
         return SandboxSpec(image=handler.image(self._lease.task) or pool.default_image, limits=limits)
 
     def _budget(self, stage: Stage) -> float:
-        """Return the pool's budget, or the rollout's own when that is tighter."""
+        """Return the pool's budget, or the rollout's own if it is tighter."""
         word = stage.value.lower()
         own = getattr(self._lease.budgets, f"{word}_seconds")
         pools: float = getattr(self._node.stages, word).timeout_seconds
@@ -288,9 +286,9 @@ class LeaseRun:
 
     @contextlib.asynccontextmanager
     async def _stage_worker(self, stage: Stage) -> AsyncIterator[None]:
-        """Hold a stage worker of this stage; the time counts from the moment one is free."""
+        """Hold a stage worker of this stage. Time counts from the moment at which one is free."""
         self.stage = stage
-        self._stage_changed()  # also while waiting in line: stages are widened for waiting rollouts
+        self._stage_changed()  # also before a worker is free, because stages grow for waiting rollouts
         async with self._node.pools[stage].worker():
             started = time.monotonic()
             try:

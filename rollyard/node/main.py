@@ -1,6 +1,6 @@
 """`rollyard node-agent`: from an allocation's folder to an exit status.
 
-Exit status: 0 after SIGTERM or a drain, 1 when it cannot work here or is stuck, 3 when another copy started first.
+Exit status: 0 after SIGTERM or a drain, 1 if it cannot work here or hangs, 3 if another copy has started first.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rollyard.node.agent import NodeAgent
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 4 * LEASE_SECONDS
-"""After one lease term the server has given all rollouts of this process to others."""
+"""Seconds after which a blocked event loop ends the process. After LEASE_SECONDS its rollouts belong to others."""
 
 
 def main(folder: Path) -> int:
     """Run until the job ends."""
     set_up_logging()
     os.umask(0o077)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: more threads would only add cost
-    # it warns about missing PyTorch, which is not needed here
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: more threads would only add costs
+    # transformers warns about missing PyTorch, which is not needed here
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         return asyncio.run(_run(ServerLink.open(folder)))
@@ -42,7 +42,7 @@ def main(folder: Path) -> int:
         log.error("%s", error)
         return REPLACED_EXIT
     except RollyardError as error:
-        log.critical("%s", error)  # the reason for this exit: the allocation's condition quotes it
+        log.critical("%s", error)  # the reason for this exit, which the allocation's condition quotes
         return 1
 
 
@@ -61,10 +61,10 @@ async def _run(link: ServerLink) -> int:
 
 
 async def end_when_stuck(seconds: float) -> None:
-    """End this process with status 1 after its event loop was blocked for `seconds`, and print where; its successor can
+    """End this process with status 1 if its event loop is blocked for `seconds`, and print where. Its successor can
     work.
 
-    A task handler that blocks holds the loop for ever, and a job whose process is alive is not replaced.
+    A task handler that blocks would hold the loop for ever, and a job is not replaced while its process is alive.
     """
     while True:
         faulthandler.dump_traceback_later(seconds, exit=True)
@@ -77,6 +77,6 @@ def _signalled(number: signal.Signals, stop: asyncio.Event) -> None:
 
 
 def _models(tls: ssl.SSLContext) -> aiohttp.ClientSession:
-    """HTTP session for model servers: many long streams, each with its own limits."""
+    """Make the HTTP session for model servers: many long streams, each with its own limits."""
     connector = aiohttp.TCPConnector(ssl=tls, limit=0)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0))

@@ -1,7 +1,7 @@
-"""The stage workers of a node agent: a limited number of rollouts in each stage, the others wait in order of arrival.
+"""The stage workers of a node agent. Each stage has a limited number of rollouts; others wait in order of arrival.
 
-Widths follow the server's request. A stage grows as soon as there is free capacity, and shrinks as its work ends. Work
-is never stopped for it; until it ends, no other stage can use its workers.
+Widths follow the server's request. A stage grows as soon as there is free capacity, and shrinks as its work ends. No
+work is stopped for this; until it ends, no other stage can use its workers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class StagePool:
 
     @property
     def limit(self) -> int:
-        """Most rollouts in flight at which a new one may begin here."""
+        """Number of rollouts in flight below which another one may begin here."""
         return self._limit
 
     @property
     def width(self) -> int:
-        """Number of stage workers: some may still finish work that began before the limit was lowered."""
+        """Number of stage workers. Some may still finish work that began before the limit was lowered."""
         return max(self._limit, self.in_flight)
 
     @property
@@ -44,7 +44,7 @@ class StagePool:
 
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
-        """Hold a stage worker, as soon as one is free."""
+        """Hold a stage worker as soon as one is free."""
         await self._wait_turn()
         try:
             yield
@@ -59,9 +59,9 @@ class StagePool:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with contextlib.suppress(ValueError):  # another caller was let in meanwhile
+                with contextlib.suppress(ValueError):  # another caller has been admitted meanwhile
                     self._waiting.remove(turn)
-            else:  # the turn came together with the cancellation
+            else:  # a worker became free in the moment of the cancellation
                 self._leave()
             raise
 
@@ -78,7 +78,7 @@ class StagePool:
 
 
 class StagePools:
-    """All three stages, with their current and their requested widths."""
+    """All three stages with their current and their requested widths."""
 
     def __init__(self, widths: Mapping[Stage, int]) -> None:
         self._pools = {stage: StagePool(widths[stage]) for stage in Stage}
@@ -93,17 +93,17 @@ class StagePools:
         return {stage: pool.width for stage, pool in self._pools.items()}
 
     def request(self, widths: Mapping[Stage, int], places: int) -> None:
-        """Set the widths that `apply_requested` moves to: at least the widths at the start, at most `places` in all."""
+        """Set the widths to which `apply_requested` moves: at least those at the start, and at most `places` in all."""
         self._requested = {
             stage: max(widths.get(stage, n), self._minimum[stage]) for stage, n in self._requested.items()
         }
         self._capacity = max(places, sum(self._minimum.values()))
 
     def apply_requested(self, sandboxes: int) -> None:
-        """Move towards the requested widths; called after every change of work.
+        """Move towards the requested widths. Called after every change of work.
 
-        `sandboxes`: the number held by rollouts before EVAL. Each rollout has one from INIT to the end of RUN, also
-        between the two stages, or will soon.
+        `sandboxes`: number of rollouts before EVAL. Each has a sandbox until the end of RUN, also between INIT and RUN,
+        or will have one soon.
         """
         evals = max(self._minimum[Stage.EVAL], self._capacity - sandboxes)
         asked = {**self._requested, Stage.EVAL: min(self._requested[Stage.EVAL], evals)}
@@ -115,6 +115,6 @@ class StagePools:
             self._pools[stage].resize(min(kept[stage] + more, asked[stage]))
 
     def free_capacity(self, sandboxes: int) -> int:
-        """Count the rollouts to begin now: INIT works ahead of RUN by its own width, so that RUN never waits for a
+        """Return how many rollouts may begin now. INIT works ahead of RUN by its own width, so that RUN waits for no
         sandbox."""
         return max(0, self._pools[Stage.INIT].limit + self._pools[Stage.RUN].limit - sandboxes)

@@ -1,13 +1,13 @@
-"""A resident bash on a pseudo-terminal: its directory, variables and background jobs live from call to call.
+"""A resident bash on a pseudo-terminal. Its directory, variables and background jobs last from call to call.
 
-How a command is passed in and its end detected; each choice avoids a trap that was met:
+How a command is passed in and its end detected, and which trap each choice avoids:
 
 - The command goes through a file in memory that bash sources. If typed, it would be cut at 4,095 characters, and an open
   quote or a heredoc would swallow whatever is typed next. A file in memory works on a full disk too.
 - It is sourced with /dev/null as standard input, so a program that reads gets an end of file instead of the next line.
-- The end is a sentinel that bash prints before its next prompt, with the exit status. It goes to /dev/tty, so that
-  `exec >file` cannot redirect it, and its own standard error to /dev/null, so that `set -x` does not show it.
-- Job control stays on: every command has a process group of its own, which can be stopped while bash lives on.
+- The end is a sentinel that bash prints before its next prompt, with the exit status. The sentinel goes to /dev/tty, so
+  that `exec >file` cannot redirect it. Its standard error goes to /dev/null, so that `set -x` does not show it.
+- Job control stays on. So every command has a process group of its own, which can be stopped while bash lives on.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SCRIPT_FD = 99
 _LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
 _CHUNK = 1 << 16
 _SENTINEL_ROOM = 64
-"""Upper limit of a sentinel's length; this many bytes are held back until they cannot begin a sentinel."""
+"""Greatest length of a sentinel. The last bytes, up to this number, are held back while they can begin a sentinel."""
 _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
 @dataclass(frozen=True)
 class CommandFinished:
-    """The result of one command. `exit_code` is None when it did not end by itself."""
+    """The result of one command. `exit_code` is None if it did not end by itself."""
 
     output: bytes
     exit_code: int | None = None
@@ -52,11 +52,11 @@ class CommandFinished:
 
 
 class ShellEnded(Exception):
-    """Bash itself is gone: `exit`, `exec`, `set -e`, or killed."""
+    """Bash itself has ended: by `exit`, `exec` or `set -e`, or because it was killed."""
 
 
 class BashTool:
-    """One bash. `run` is called by one thread only; `wake` may be set by another to stop the running command."""
+    """One bash. Only one thread calls `run`; another thread may set `wake` to stop the running command."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self.wake = WakeFlag()
@@ -89,7 +89,7 @@ class BashTool:
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
     def drain(self) -> None:
-        """Read the output of background jobs between calls: unread, it would block them. It belongs to the next call."""
+        """Read output of background jobs between calls; it would block them. The next call's output includes it."""
         if self._terminal is None:
             return
         try:
@@ -102,7 +102,7 @@ class BashTool:
         return self._terminal.fd if self._terminal else None
 
     def _stop_command(self) -> None:
-        """End the running command and keep bash if possible; raises ShellEnded if not."""
+        """End the running command and keep bash if possible. Raises ShellEnded if it is not possible."""
         assert self._terminal is not None
         for signal_number, seconds in ((signal.SIGINT, INTERRUPT_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             deadline = time.monotonic() + seconds
@@ -128,8 +128,8 @@ class BashTool:
 
 
 def _no_translation() -> None:
-    """Turn off the translation of line ends, before bash starts: bash returns to these modes whenever a job of it is
-    killed."""
+    """Turn off the translation of line ends before bash starts: when a job is killed, bash returns to the modes of its
+    start."""
     mode = termios.tcgetattr(0)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(0, termios.TCSANOW, mode)
@@ -181,7 +181,7 @@ class _Terminal:
             os.write(self.fd, _LINE)
 
     def until_prompt(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> int | None:
-        """Feed `capture` until bash is ready; return its `$?`, or None at the deadline or when woken. Raises ShellEnded."""
+        """Feed `capture` until bash is ready; return its `$?`, or None at the deadline or after `wake`. Raises ShellEnded."""
         watched = [self.fd, self._child.exited, *([wake.fileno()] if wake else [])]
         while True:
             ready = readable(watched, deadline)
@@ -223,7 +223,7 @@ class _Terminal:
         return None
 
     def signal_foreground(self, signal_number: int) -> None:
-        """Signal the command in the foreground; bash itself only ever gets an interrupt."""
+        """Signal the command in the foreground. Bash itself never gets any signal but an interrupt."""
         with contextlib.suppress(OSError):
             group = os.tcgetpgrp(self.fd)
             if group > 0 and (group != self._child.pid or signal_number == signal.SIGINT):
@@ -233,7 +233,7 @@ class _Terminal:
         """Kill all remaining processes of this shell; return bash's exit code if it ended by itself."""
         self._wait(0.2)
         status = self._child.status
-        # Stopped first: otherwise a fork bomb starts processes faster than they are killed.
+        # Stopped before they are killed: otherwise a fork bomb starts processes faster than they are killed.
         deadline = time.monotonic() + KILL_SECONDS
         while kill_family(self._child.pid, signal.SIGSTOP) and time.monotonic() < deadline:
             kill_family(self._child.pid, signal.SIGKILL)

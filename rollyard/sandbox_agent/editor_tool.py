@@ -1,7 +1,7 @@
 """The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
 
-Wrong arguments and unreadable files are answers to the model, with a remedy; no call raises. An edit keeps line ends
-and bytes that are not UTF-8.
+For wrong arguments and unreadable files the model gets a message with a remedy; no call raises. An edit keeps line
+ends, and bytes that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SNIPPET_LINES = 4
 
 
 class EditError(Exception):
-    """The model's mistake, and a remedy."""
+    """A mistake of the model, with a remedy."""
 
 
 def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:

@@ -1,6 +1,6 @@
 """Frames on a Unix socket: two lengths (4 bytes each, big-endian), a JSON header, then a body of raw bytes.
 
-Output of commands and contents of files are bodies, so arbitrary bytes need no escaping.
+Output of commands and contents of files are bodies, so bytes need no escaping.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 Header = dict[str, Any]
 PROTOCOL = 2
-"""Version in the hello message; increased when one side could misread a frame of the other."""
+"""Version in the hello message. It is increased when one side could misread a frame of the other."""
 
 _LENGTHS = struct.Struct("!II")
 
 
 class Stream:
-    """One end of a socket; `send` may be called from any thread."""
+    """One end of a socket. Any thread may call `send`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -34,7 +34,7 @@ class Stream:
             self._sock.sendall(_LENGTHS.pack(len(head), len(body)) + head + body)
 
     def receive(self) -> tuple[Header, bytes] | None:
-        """Return the next frame; None when the other end is closed."""
+        """Return the next frame; None if the other end is closed."""
         lengths = self._exactly(_LENGTHS.size)
         if lengths is None:
             return None

@@ -1,8 +1,8 @@
 """The Python process behind the `ipython` tool: one IPython shell that runs cells on request.
 
-The messages have the shapes of the Jupyter protocol (execute_request in; execute_result, error, execute_reply out), one
-frame each on an inherited socket. There is no `stream` message: standard output and standard error are one pipe to the
-agent, at the level of file descriptors, so that output of subprocesses and C libraries is included, in order.
+The messages have the forms of the Jupyter protocol (execute_request in; execute_result, error, execute_reply out). Each
+is one frame on an inherited socket. There is no `stream` message: standard output and standard error are one pipe to
+the sandbox agent, at the level of file descriptors. So output of subprocesses and C libraries is included, in order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = "5.4"
 
 
 def message(kind: str, content: Header, parent: Header, number: int) -> Header:
-    """A Jupyter message; `parent` is the header of the message that it answers."""
+    """Build a Jupyter message. `parent` is the header of the message that it answers."""
     header = {
         "msg_id": f"{os.getpid()}_{number}",
         "msg_type": kind,
@@ -40,7 +40,7 @@ def message(kind: str, content: Header, parent: Header, number: int) -> Header:
 
 
 class _Value(DisplayHook):  # type: ignore[misc]
-    """Keeps the text of a cell's value instead of printing it behind an `Out[n]:`."""
+    """Keeps the text of a cell's value; IPython would print it after an `Out[n]:`."""
 
     def write_output_prompt(self) -> None:
         pass
@@ -58,7 +58,7 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
     error: Header | None = None
     exiting = False
 
-    # Straight to our file descriptors: the piped variant starts its own terminal and copies output late.
+    # Directly to our file descriptors: IPython's other variant starts its own terminal and copies output late.
     system = InteractiveShell.system_raw
 
     def ask_exit(self) -> None:
@@ -82,14 +82,14 @@ class IPythonKernel:
         self._shell = _Shell.instance(config=config)
 
     def serve(self) -> None:
-        """Answer requests until the socket closes or a cell asks to exit."""
+        """Answer requests until the socket is closed or a cell asks to exit."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._send("status", {"execution_state": "idle"}, {})
         while frame := self._stream.receive():
             request, _ = frame
             self._execute(request["content"]["code"])
             if os.getpid() != self._pid:
-                os._exit(0)  # a forked copy of this process after a cell: it must not answer a second time
+                os._exit(0)  # a copy of this process that a cell forked must not answer again
             self._reply(request["header"])
             if self._shell.exiting:
                 return
@@ -127,8 +127,8 @@ class IPythonKernel:
 def main() -> None:
     os.chdir(sys.argv[1])
     sys.argv = [""]
-    sys.path.insert(0, "")  # files that the task wrote there can be imported
-    # This interpreter is started through its own loader; subprocesses of a cell need a program that they can execute
+    sys.path.insert(0, "")  # so that files which the task wrote there can be imported
+    # The loader of the bundle starts this interpreter; subprocesses of a cell need a program that they can start
     # directly.
     wrapper = "/opt/rollyard/fallback/python3"
     if os.path.exists(wrapper):

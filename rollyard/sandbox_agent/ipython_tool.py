@@ -1,6 +1,6 @@
-"""The agent's end of the `ipython` tool: starts the kernel process, runs cells in it, stops them, and replaces it.
+"""The sandbox agent's end of the `ipython` tool. It starts the kernel process, runs cells in it, stops and replaces it.
 
-The kernel is a separate process, so that `os._exit`, a crash or a cell that ignores interrupts ends only that process.
+The kernel is a separate process, so that `os._exit`, a crash, or a cell that ignores interrupts ends only this process.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class CellFinished:
 
 
 class KernelEnded(Exception):
-    """The Python process is gone: `os._exit`, a crash, or killed."""
+    """The Python process has ended: by `os._exit`, by a crash, or because it was killed."""
 
 
 class IPythonTool:
-    """One IPython. `run` is called by one thread only; `wake` may be set by another to stop the running cell."""
+    """One IPython. Only one thread calls `run`; another thread may set `wake` to stop the running cell."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self.wake = WakeFlag()
@@ -78,7 +78,7 @@ class IPythonTool:
         return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
 
     def drain(self) -> None:
-        """Read the output of threads and subprocesses between cells: unread, it would block them."""
+        """Read the output of threads and subprocesses between cells; otherwise it would block them."""
         if self._kernel is None:
             return
         try:
@@ -91,7 +91,7 @@ class IPythonTool:
         return self._kernel.printed if self._kernel else None
 
     def _interrupt(self, cell: _Cell) -> None:
-        """Stop the running cell; raises KernelEnded when only the end of the process stops it."""
+        """Stop the running cell. Raises KernelEnded if only the end of the process stops it."""
         assert self._kernel is not None
         deadline = time.monotonic() + INTERRUPT_SECONDS
         while time.monotonic() < deadline:
@@ -109,7 +109,7 @@ class IPythonTool:
 
 
 class _Cell:
-    """The result of one cell, collected from the kernel's messages."""
+    """The result of one cell, built from the kernel's messages."""
 
     def __init__(self) -> None:
         self.failed = False
@@ -117,7 +117,7 @@ class _Cell:
         self._text = ""
 
     def add(self, kind: str, content: Header) -> bool:
-        """Add one message; return True when it is the last."""
+        """Add one message; return True if it is the last."""
         if kind == "execute_result":
             self._text = content["data"]["text/plain"]
         elif kind == "error":
@@ -136,7 +136,7 @@ class _Cell:
 
 
 class _Kernel:
-    """The running process: its socket, and the pipe that it prints to."""
+    """The running process: its socket, and the pipe to which it prints."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         ours, its = socket.socketpair()
@@ -181,10 +181,10 @@ class _Kernel:
             self._stream.send({"header": header, "parent_header": {}, "metadata": {}, "content": content})
 
     def until_reply(self, cell: _Cell, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> bool:
-        """Read messages and output until the cell has ended; return False at the deadline or when woken."""
+        """Read messages and output until the cell has ended; return False at the deadline or when `wake` is set."""
         while received := self._await_message(capture, deadline, wake):
             if cell.add(received["header"]["msg_type"], received["content"]):
-                # The cell's output was in the pipe before the reply.
+                # The cell's output entered the pipe before the reply was sent.
                 self._read_printed(capture)
                 return True
         return False
@@ -194,7 +194,7 @@ class _Kernel:
         while True:
             ready = readable(watched, deadline)
             if self.printed in ready and not self._read_printed(capture):
-                watched.remove(self.printed)  # closed by the cell itself: the rest of its output is lost
+                watched.remove(self.printed)  # the cell itself closed it, so the rest of the output is lost
             if self._stream.fileno() in ready:
                 frame = self._receive()
                 if frame is None:
@@ -206,13 +206,13 @@ class _Kernel:
     def _receive(self) -> Header | None:
         try:
             frame = self._stream.receive()
-        except ValueError:  # a cell wrote into our socket: the following bytes cannot be trusted
+        except ValueError:  # a cell wrote into our socket, so the following bytes cannot be trusted
             return None
         return frame[0] if frame else None
 
     def _read_printed(self, capture: OutputCapture) -> bool:
-        """Read the pipe's present content; return False when no process can write to it any more."""
-        for _ in range(64):  # bounded: a thread of the task may print faster than this reads
+        """Read the pipe's present content; return False if no process can write to it any more."""
+        for _ in range(64):  # bounded, because a thread of the task may print faster than this reads
             try:
                 chunk = os.read(self.printed, _CHUNK)
             except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Output in bounded memory: keeps the head and the tail of a tool's output of any length."""
+"""Output in bounded memory: of any tool's output it keeps the beginning and the end."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ LIMIT = 1 << 20
 
 
 class OutputCapture:
-    """Keeps the first and the last `limit // 2` bytes fed to it."""
+    """Keeps the first and the last `limit // 2` bytes that it gets."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._half = limit // 2
@@ -20,12 +20,12 @@ class OutputCapture:
             self._head += chunk[:room]
             chunk = chunk[room:]
         self._tail += chunk
-        # Trimmed only when twice too long, so that each byte is moved at most once.
+        # Trimmed only at twice the length, so that each byte is moved at most once.
         if len(self._tail) > 2 * self._half:
             self._trim()
 
     def pop(self) -> bytes:
-        """Return everything kept, with a line where bytes were left out; empty the capture."""
+        """Return everything kept, with a line at the place where bytes were left out; empty the capture."""
         self._trim()
         gap = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""
         output = bytes(self._head) + gap + bytes(self._tail)

@@ -1,8 +1,8 @@
-"""The agent's main thread: sends hello, receives its settings, passes each call to its tool's thread, ends with its
-owner.
+"""The sandbox agent's main thread. It sends hello, gets its settings, passes each call to its tool's thread, and ends
+with its owner.
 
-Its standard input is a Unix socket without a name, made by the owner: no other process can find it, it leaves no trace,
-and its end of file means that the owner died, for whatever reason.
+Its standard input is a Unix socket without a name, made by the owner. No other process can find the socket, and it
+leaves no trace. Its end of file means that the owner has died, for whatever reason.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _write(header: Header, body: bytes) -> Reply:
 
 
 def _refused(error: OSError) -> Reply:
-    """Reply with the error itself: a file that differs from the owner's expectation is the task's doing, not a fault."""
+    """Reply with the error itself. If a file is not as the owner expects, the task has caused this, and it is no fault."""
     return {"errno": error.errno, "error": error.strerror}, b""
 
 
@@ -128,20 +128,19 @@ def main() -> None:
         frame = stream.receive()
         if frame is not None:
             AgentServer(stream, gate, Settings.of_message(frame[0])).serve()
-    # At once: as process 1 of the sandbox this ends every other process too.
+    # At once: the sandbox agent is process 1 of the sandbox, so this ends every other process too.
     os._exit(0)
 
 
 def _restore_signals() -> None:
-    """Restore signals: a job in the background of a script inherits an ignored SIGINT, which no child shell could ever
-    undo."""
+    """Restore signals. A job in the background of a script inherits an ignored SIGINT, which no child shell could ever undo."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _take_stdin() -> socket.socket:
-    """Take the owner's socket, and give children /dev/null in its place."""
+    """Take the owner's socket; children get /dev/null in its place."""
     sock = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
@@ -150,5 +149,5 @@ def _take_stdin() -> socket.socket:
 
 
 def _forbid_tracing() -> None:
-    """Forbid the task, which runs under the same uid, to trace this process, read its memory or borrow its socket."""
+    """Protect this process from the task, which has the same uid: no tracing, no access to its memory or its socket."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

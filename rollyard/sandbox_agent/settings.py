@@ -1,4 +1,4 @@
-"""The settings that the owner sends once, before the first call; they also confine the tools' processes."""
+"""The settings that the owner sends once, before the first call. They also confine the tools' processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 FALLBACK = "/opt/rollyard/fallback"
-"""Last on PATH: a `python3` for images that have none."""
+"""Last folder on PATH: a `python3` for images that have none."""
 
 _DEFAULTS = {
     "HOME": HOME,
@@ -20,7 +20,7 @@ _DEFAULTS = {
     "USER": "agent",
     "LOGNAME": "agent",
 }
-# There is a terminal but no user at it: no pagers, no editors, no colours, no questions.
+# There is a terminal but no user: no pagers, no editors, no colours, no questions.
 _NON_INTERACTIVE = {
     "TERM": "dumb",
     "NO_COLOR": "1",
@@ -31,7 +31,7 @@ _NON_INTERACTIVE = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 _RUNTIMES = ("APPTAINER", "SINGULARITY")
-# LC_CTYPE: our own Python sets it when it finds no locale.
+# LC_CTYPE: our own Python sets it if it finds no locale.
 _HOST_VARIABLES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
 
 
@@ -39,13 +39,13 @@ _HOST_VARIABLES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD",
 class Settings:
     env: Mapping[str, str]
     memory_bytes: int
-    """Address space of one process."""
+    """Greatest address space of one process."""
     file_bytes: int
-    """Longest file that one process may write."""
+    """Greatest length of a file that a process writes."""
     processes: int
-    """Limit of processes and threads in the whole sandbox."""
+    """Greatest number of processes and threads in the whole sandbox."""
     cpus: tuple[int, ...]
-    """The CPUs to run on; empty for all."""
+    """CPUs to run on; empty for all."""
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> Settings:
@@ -58,9 +58,9 @@ class Settings:
         )
 
     def confine(self, pid: int) -> None:
-        """Set the limits on a process that has not run anything of the task yet; its children inherit them.
+        """Set the limits on a process before it runs anything of the task. Its children inherit them.
 
-        The agent itself has no limits, so that it can still act when the task has used up everything.
+        The sandbox agent itself has no limits, so that it can still act when the task has used up everything.
         """
         for kind, value in (
             (resource.RLIMIT_AS, self.memory_bytes),
@@ -76,10 +76,10 @@ class Settings:
 
 
 def environment(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of commands: the image's without traces of the runtime and of ours, then the task's."""
+    """Return the environment of commands: the image's own without variables of the runtime and of ours, then the task's."""
     kept = {k: v for k, v in image.items() if k not in _HOST_VARIABLES and not k.startswith(_RUNTIMES)}
     if kept.get("LANG") == "C":
-        del kept["LANG"]  # Apptainer sets it when the image does not
+        del kept["LANG"]  # Apptainer sets it if the image does not
     merged = _DEFAULTS | kept | _NON_INTERACTIVE | dict(extra)
     merged["PATH"] += f":{FALLBACK}"
     return merged

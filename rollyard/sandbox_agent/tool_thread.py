@@ -1,4 +1,4 @@
-"""One tool's thread: runs its calls one after the other, and reads its processes' output in between."""
+"""One tool's thread. It runs the tool's calls one after the other, and reads output of its processes between them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 
 class InteractiveTool(Protocol):
-    """The interface of a tool with processes of its own, for its thread."""
+    """A tool with processes of its own, as its thread uses it."""
 
     wake: WakeFlag
-    """Set to stop the running call."""
+    """Flag that stops the running call."""
 
     def idle_fd(self) -> int | None:
-        """File descriptor that is readable when a process of the tool has printed between calls."""
+        """File descriptor that becomes readable when a process of the tool prints between calls."""
 
     def drain(self) -> None:
         """Read that output."""
@@ -51,7 +51,7 @@ class ToolThread(threading.Thread):
         self._arrived.set()
 
     def cancel(self, call_id: int) -> None:
-        """Remove a waiting call, or stop the running one; an unknown id belongs to a call that has ended."""
+        """Remove a waiting call, or stop the running one. An unknown id belongs to a call that has ended."""
         with self._lock:
             waiting = [call for call in self._queue if call.id != call_id]
             self._queue = collections.deque(waiting)

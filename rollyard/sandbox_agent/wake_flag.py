@@ -1,4 +1,4 @@
-"""A flag that another thread can set and that wakes a waiting `poll`."""
+"""A flag that another thread can set, and that wakes a waiting `poll`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WakeFlag:
 
 
 def readable(fds: list[int], deadline: float | None) -> set[int]:
-    """Return the `fds` that are readable, or hung up, by `deadline` (monotonic seconds; None waits for ever)."""
+    """Return those of `fds` that are readable or closed by `deadline` (monotonic seconds; None waits for ever)."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

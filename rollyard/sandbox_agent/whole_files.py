@@ -8,8 +8,8 @@ import stat
 
 
 def read_file(path: str, limit: int) -> bytes:
-    """Read a regular file; raises OSError (EFBIG) when it is longer than `limit` bytes."""
-    # Non-blocking: opening a named pipe that the task put there would block for ever.
+    """Read a regular file. Raises OSError (EFBIG) if it is longer than `limit` bytes."""
+    # Non-blocking, because opening a named pipe that the task made would block for ever.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(fd).st_mode

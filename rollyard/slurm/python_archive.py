@@ -25,9 +25,9 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.server.store.journal_mode import LOCAL, file_system_of
 
 STAGE = Path(__file__).with_name("stage.sh")
-KEPT_ARCHIVES = 3
 PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
-"""Archives of earlier releases that are kept: jobs that still wait in the queue name them."""
+KEPT_ARCHIVES = 3
+"""Number of archives of earlier releases that are kept, because jobs that still wait in the queue name them."""
 
 
 class PythonArchive:

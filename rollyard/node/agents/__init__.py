@@ -1,1 +1,1 @@
-"""Agent loops and task handlers: what happens with a sandbox and a model between INIT and EVAL."""
+"""Agent loops and task handlers: the work with a sandbox and a model from INIT to EVAL."""

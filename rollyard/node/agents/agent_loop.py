@@ -21,14 +21,13 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 class Policy(Protocol):
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
-        """Sample one turn. Raises ContextExceeded when no token fits any more, EndpointError when no server could be
-        used."""
+        """Sample one turn. Raises ContextExceeded if no further token fits, EndpointError if no server could be used."""
         ...
 
 
 @dataclass
 class AgentProgress:
-    """The agent's work so far; it stays valid when the loop is cut off in the middle."""
+    """The agent's work so far. It stays valid if the loop is cut off in the middle."""
 
     conversation: Conversation
     parser: ToolCallParser
@@ -41,7 +40,7 @@ class AgentProgress:
 async def run_agent(
     run: AgentProgress, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
 ) -> None:
-    """Fill `run` turn by turn. Any limit reached later ends the run as Truncated.
+    """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated.
 
     Raises SandboxLost, EndpointError, and ContextExceeded for a prompt that leaves no room for the first token.
     """
@@ -86,7 +85,7 @@ async def run_agent(
 
 
 async def _prompt_ids(conversation: Conversation) -> list[int]:
-    """Tokenise the prompt in a thread: a prompt of a million characters takes seconds, and the loop must renew other
+    """Tokenise the prompt in a thread. A prompt of a million characters takes seconds, and the loop must renew other
     leases.
 
     A thread cannot be stopped. A cancelled caller waits for it, because the conversation is read next.
@@ -100,11 +99,10 @@ async def _prompt_ids(conversation: Conversation) -> list[int]:
 
 
 def _append_results(run: AgentProgress, said: ParsedTurn, results: list[str]) -> list[str]:
-    """Append the results of the turn's calls, and a message about a call that cannot be parsed; return the appended
-    texts."""
+    """Append the results of the turn's calls, and a message about an unreadable call; return the appended texts."""
     wrong = tool_schemas.malformed_call_result(said.error, run.parser.form) if said.error is not None else None
     if wrong is not None and results and run.parser.error_role == "user":
-        # Mistral's template refuses a user message after tool results: only the model may speak there
+        # Mistral's template refuses a user message after tool results, where only the model may speak
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
     run.conversation.add_results(said.calls, results, said.content)
     if wrong is None:

@@ -1,4 +1,4 @@
-"""System prompts of the built-in task kinds; part of what a policy is trained on."""
+"""System prompts of the built-in task kinds. Policies are trained on these texts."""
 
 MATH = (
     "Solve the problem. Compute with the ipython tool, one call a turn. When you know the answer, reply without a call "

@@ -1,6 +1,6 @@
-"""The tools that can be offered to an agent: their schemas, and the exact texts that a model reads back.
+"""The tools that can be offered to an agent: their schemas, and the exact texts that a model reads as their results.
 
-A policy is trained on these very strings, so a change here changes the environment.
+Policies are trained on these very strings, so a change here changes the environment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_RESULT_CHARS = 16_000
 
 
 def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
-    """Keep the head and the tail of a long output: errors tend to be at either end."""
+    """Keep the beginning and the end of a long output, because errors are usually there."""
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -59,8 +59,7 @@ def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
 def bash_result(
     output: str, exit_code: int | None, *, timed_out_after: float | None = None, restarted: bool = False
 ) -> str:
-    """Return the text that the model reads after a bash call; `exit_code` is None when the command did not end by
-    itself."""
+    """Return the text that the model reads after a bash call. `exit_code` is None if the command did not end by itself."""
     lines = [shorten(output.rstrip("\n"))] if output.strip() else []
     if timed_out_after is not None:
         lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")
@@ -82,7 +81,7 @@ def ipython_result(output: str, *, timed_out_after: float | None = None, restart
 
 
 def malformed_call_result(why: str, form: str = FORM) -> str:
-    """Return the reply to text that looks like a tool call and cannot be parsed; `form` describes how to write one."""
+    """Return the reply to text that looks like a tool call but cannot be parsed. `form` describes how to write a call."""
     return f"Error: invalid tool call: {why}. {form}"
 
 

@@ -1,1 +1,1 @@
-"""The host side of a sandbox: runtimes, images, limits, and the client of the agent inside."""
+"""The host side of a sandbox: runtimes, images, limits, and the client of the sandbox agent."""

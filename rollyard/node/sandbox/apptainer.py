@@ -1,9 +1,9 @@
-"""Sandboxes with Apptainer, the runtime that clusters have. The same options should drive SingularityCE, which is
+"""Sandboxes with Apptainer, the container runtime of clusters. SingularityCE should work with the same options; it is
 untested.
 
-It always runs `exec` on a folder, in a user namespace: an instance outlives its launcher, a mounted `.sif` leaks a FUSE
-process when it is killed, and only a folder needs neither setuid nor /dev/fuse. Killing the launcher ends the sandbox.
-The launcher outlives the death of this process (making a user namespace clears its parent-death signal); then the
+It always runs `exec` on a folder, in a user namespace. An instance would outlive its launcher, a mounted `.sif` leaks a
+FUSE process when it is killed, and only a folder needs neither setuid nor /dev/fuse. Killing the launcher ends the
+sandbox. If this process dies, the launcher lives on (making a user namespace clears its parent-death signal). Then the
 sandbox agent sees the end of its socket and ends the sandbox.
 """
 
@@ -28,8 +28,7 @@ class Apptainer:
     cache: Path
     name: str = "apptainer"
     own_config: bool = True
-    """True when it accepts our configuration, which caps the disk; an installation with setuid accepts only its site's.
-    """
+    """True if it accepts our configuration, which limits the disk. An installation with setuid accepts only the site's."""
 
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
         config = ["-c", str(self._config(limits))] if self.own_config else []
@@ -42,7 +41,7 @@ class Apptainer:
         return [self.program, "build", "--sandbox", str(folder), str(image)]
 
     def _config(self, limits: Limits) -> Path:
-        """Write our configuration file: only our own binds from the host, and a cap on everything that is written."""
+        """Write our configuration file: no binds from the host but our own, and a limit on everything that is written."""
         megabytes = max(1, limits.disk_bytes >> 20)
         path = self.cache / f"apptainer-{megabytes}.conf"
         if not path.exists():

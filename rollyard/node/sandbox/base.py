@@ -15,16 +15,16 @@ HOME = "/home/agent"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one sandbox. Exceeding one is a tool result of the task, never an infrastructure error.
+    """Limits of one sandbox. Exceeding a limit is a tool result of the task, never an infrastructure error.
 
     Each limit and how it is enforced:
 
     - `processes`: processes and threads of the whole sandbox together, by the kernel.
-    - `memory_bytes`: address space of each process; the job's cgroup caps the sum over processes.
-    - `disk_bytes`: the length of each file; and with Apptainer everything written in the sandbox together, with bubblewrap
-      each of /workspace, /home/agent, /tmp, /var/tmp and /dev/shm by itself. With bubblewrap, changes that a sandbox made
-      from a folder image writes elsewhere (they live in memory) are not capped. An Apptainer that a site installed with
-      setuid applies its own `sessiondir max size` instead.
+    - `memory_bytes`: address space of each process; the job's cgroup limits the sum over processes.
+    - `disk_bytes`: the length of each file. Apptainer also limits everything written in the sandbox together, bubblewrap
+      each of /workspace, /home/agent, /tmp, /var/tmp and /dev/shm. With bubblewrap, a sandbox from a folder image can
+      change other paths without a limit (such changes are in memory). An Apptainer that a site installed with setuid
+      applies its own `sessiondir max size` instead.
     - `cpus`: the sandbox is bound to this number of the process's CPUs, rounded up. Programs count these as available; a
       program that sets its own affinity can undo it.
     """
@@ -38,7 +38,7 @@ class Limits:
 @dataclass(frozen=True)
 class SandboxSpec:
     """One kind of sandbox. `image` is a `.sif` file, a folder with a root file system, or None for the default image:
-    this machine's own /usr, read-only, under an empty root; it costs no download."""
+    this machine's own /usr, read-only, under an empty root. The default image needs no download."""
 
     image: str | None
     limits: Limits
@@ -48,8 +48,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a bash command. `exit_code` is None when it did not end by itself; `restarted`: the shell's state
-    is lost."""
+    """The result of a bash command. `exit_code` is None if it did not end by itself; `restarted`: the shell's state is lost."""
 
     output: str
     exit_code: int | None
@@ -60,8 +59,7 @@ class CommandResult:
 
 @dataclass(frozen=True)
 class CellResult:
-    """The result of a cell: all printed output, then its value or traceback; `restarted`: the Python process's state is
-    lost."""
+    """The result of a cell: all printed output, then its value or traceback. `restarted`: the state of Python is lost."""
 
     output: str
     error: bool
@@ -72,7 +70,7 @@ class CellResult:
 
 @dataclass(frozen=True)
 class EditResult:
-    """The reply to an editor call; `ok` is False when the file or the arguments did not allow it."""
+    """The reply to an editor call. `ok` is False if the file or the arguments did not allow the call."""
 
     output: str
     ok: bool
@@ -84,24 +82,24 @@ class Root:
 
     folder: Path
     mount_points: Path
-    """A folder that holds only the mount points that an image may lack."""
+    """A folder with nothing but the mount points that an image may lack."""
     binds: tuple[str, ...] = ()
-    """Host paths that appear read-only at the same place; they make up the default image."""
+    """Host paths that appear read-only at the same path; they make up the default image."""
     empty: tuple[str, ...] = (WORKSPACE, HOME)
-    """Folders that start empty and writable."""
+    """Folders that are empty and writable at the start."""
     read_only: bool = False
-    """`folder` must not change; otherwise each sandbox has its own changes, which are discarded with it."""
+    """True: `folder` must not change. False: each sandbox has its own changes, which are discarded at its end."""
 
 
 class Runtime(Protocol):
-    """Builds the command lines of one sandbox program. Every command runs as `account.sandbox_account()`."""
+    """Builds the command lines of one container runtime. Every command runs as `account.sandbox_account()`."""
 
     @property
     def name(self) -> str:
         """Name as in a pool's `sandbox.runtime`: apptainer, singularity or bubblewrap."""
 
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
-        """The launcher's argv that runs `argv` as process 1 of a new sandbox, with the folder `own` at `OWN`."""
+        """Return the launcher's argv. It runs `argv` as process 1 of a new sandbox, with the folder `own` at `OWN`."""
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
-        """The argv that unpacks a `.sif` into the empty `folder`; raises ImageNotFound when the image cannot be read."""
+        """Return the argv that unpacks a `.sif` into the empty `folder`. Raises ImageNotFound if the image cannot be read."""

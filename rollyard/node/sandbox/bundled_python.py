@@ -1,8 +1,8 @@
 """Our own Python for the inside of sandboxes, collected once on a node from the Python that runs this process.
 
 An image may have no Python, an old one, or another C library. So the bundle contains everything: interpreter, dynamic
-loader and shared libraries, standard library, ptyprocess and IPython with their dependencies, the sandbox agent; and a
-bash, for images without one. It is bound read-only at /opt/rollyard, laid out as
+loader and shared libraries, standard library, ptyprocess and IPython with their dependencies, the sandbox agent, and a
+bash for images without one. It is mounted read-only at /opt/rollyard, with these folders:
 
     so/         the loader and the shared libraries
     bin/        python3.x, bash
@@ -32,9 +32,9 @@ from rollyard.node.sandbox.base import OWN
 from rollyard.node.sandbox.build_once import build_once
 
 LAYOUT = 3
-"""Part of the folder's name; increased when the collected content changes."""
+"""Number in the folder's name. It is increased when the collected content changes."""
 UNUSED_SECONDS = 30 * 86_400
-"""Bundles of other versions that were not used for this long are removed: no allocation lives that long."""
+"""Seconds without use after which bundles of other versions are removed. No allocation lives that long."""
 ROOTS = ("ptyprocess", "ipython")
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _OMITTED = shutil.ignore_patterns(
@@ -44,7 +44,7 @@ _OMITTED = shutil.ignore_patterns(
 
 
 def own_python(cache: Path) -> Path:
-    """Return the bundle's folder in `cache`; takes a few seconds the first time. Raises SandboxStartFailed."""
+    """Return the bundle's folder in `cache`. This takes a few seconds the first time. Raises SandboxStartFailed."""
     folder = build_once(cache / f"python-{_key()}", _build)
     os.utime(folder)
     for other in cache.glob("python-*"):
@@ -54,7 +54,7 @@ def own_python(cache: Path) -> Path:
 
 
 def agent_argv(own: Path) -> list[str]:
-    """Return the command that starts the agent inside a sandbox with the folder `own` at `OWN`."""
+    """Return the command that starts the sandbox agent inside a sandbox with the folder `own` at `OWN`."""
     loader = next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
     return [*_start(loader), "-I", "-W", "ignore", "-m", "rollyard.sandbox_agent"]
 
@@ -78,7 +78,7 @@ def _key() -> str:
 
 
 def _build(folder: Path) -> None:
-    # Packages go into the standard library's folder: other places in which a Python looks differ by distribution.
+    # Packages go into the standard library's folder, because other places in which Python looks differ by distribution.
     standard = Path(sysconfig.get_path("stdlib"))
     library = folder / sys.platlibdir / standard.name
     shutil.copytree(standard, library, ignore=_OMITTED, ignore_dangling_symlinks=True)
@@ -94,7 +94,7 @@ def _build(folder: Path) -> None:
 
 
 def _distributions() -> list[importlib.metadata.Distribution]:
-    """ROOTS and all their requirements without extras; requirements for other platforms are not installed anyway."""
+    """Return ROOTS and all their requirements without extras. Requirements for other platforms are not installed anyway."""
     found: dict[str, importlib.metadata.Distribution] = {}
     waiting = list(ROOTS)
     while waiting:
@@ -119,7 +119,7 @@ def _copy_distribution(distribution: importlib.metadata.Distribution, library: P
             continue
         target = library / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)  # keep the times: compiled code is valid only with them
+        shutil.copy2(source, target)  # keep the times, because compiled code is valid only with them
 
 
 def _agent_folder() -> Path:

@@ -27,23 +27,23 @@ _ETC = {
 
 
 class Images:
-    """Resolves image names; an image that must be unpacked is unpacked once on a node, into `cache`."""
+    """Resolves image names. An image that must be unpacked is unpacked once on a node, into `cache`."""
 
     def __init__(self, runtime: Runtime, cache: Path, folder: Path) -> None:
         self._runtime = runtime
         self._cache = cache
         self._folder = folder
-        """Folder where relative names are looked up."""
+        """Folder below which relative names are looked up."""
 
     def root(self, image: str | None) -> Root:
-        """Return the root of an image; blocks for seconds the first time.
+        """Return the root of an image. Blocks for seconds the first time.
 
-        Raises ImageNotFound, which no retry helps, or SandboxStartFailed.
+        Raises ImageNotFound, for which no retry helps, or SandboxStartFailed.
         """
         if image is None:
             return default_root(self._cache)
         path = self._folder / image
-        if "://" in image or not os.path.exists(path):  # Path.exists raises for a name that is too long
+        if "://" in image or not os.path.exists(path):  # Path.exists raises if a name is too long
             raise ImageNotFound(f"there is no sandbox image {image!r} (looked for {path}); {_IMAGE_FORMS}")
         if path.is_dir():
             return self._root_of_folder(path.resolve())
@@ -90,7 +90,7 @@ class Images:
 
 
 def default_root(cache: Path) -> Root:
-    """The zero-download image: this machine's /usr, read-only, below a small skeleton of our own."""
+    """Return the image that needs no download: this machine's /usr, read-only, in a small skeleton of our own."""
     folder = build_once(cache / "skeleton-1", _make_skeleton)
     binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
     binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
@@ -127,7 +127,7 @@ def _make_mount_points(folder: Path) -> None:
 
 
 def _make_readable(folder: Path) -> None:
-    """Make the folder readable regardless of the umask of its creator: sandboxes may run as another user."""
+    """Make the folder readable whatever its creator's umask was, because sandboxes may run as another user."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else 0o644)

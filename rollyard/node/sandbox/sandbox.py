@@ -1,8 +1,8 @@
-"""Sandboxes: started by `SandboxFactory`, used through `Sandbox`, gone when closed or when this process dies.
+"""Sandboxes. `SandboxFactory` starts them, `Sandbox` uses them; they end when closed, or when this process dies.
 
-A sandbox leaves nothing in the host's file system: its root lives in memory, its socket has no name. It ends with the
-socket: the agent inside sees the end of file however this process dies. The agent is process 1 there, and the task
-cannot reach it. So no clean-up is ever needed.
+A sandbox leaves nothing in the host's file system: its root is in memory, and its socket has no name. It ends with the
+socket, because the sandbox agent sees the end of file however this process dies. The sandbox agent is process 1 there,
+and the task cannot reach it. So no clean-up is ever needed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rollyard.node.sandbox.sandbox_connection import PROTOCOL, Header, SandboxCo
 
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0
-"""Extra time for the agent after a call's timeout, to stop the running command, before the sandbox counts as lost."""
+"""Time that the sandbox agent gets after a call's timeout to stop the command. After it the sandbox counts as lost."""
 FILE_SECONDS = 60.0
 PREPARE_SECONDS = 120.0
 END_SECONDS = 5.0
 
 
 class Sandbox:
-    """One isolated environment. Its calls raise SandboxLost when it is gone, and never for an action of the task."""
+    """One isolated environment. Its calls raise SandboxLost if it is gone, but never because of an action of the task."""
 
     def __init__(
         self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
@@ -45,7 +45,7 @@ class Sandbox:
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
-        """The agent passes the sockets that listen inside through this one."""
+        """Socket through which the sandbox agent passes sockets that listen inside."""
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -54,16 +54,16 @@ class Sandbox:
         return self._connection.alive
 
     async def prepare(self, tools: Sequence[str]) -> None:
-        """Start "bash" or "ipython" now rather than at their first call (10 ms and half a second)."""
+        """Start "bash" or "ipython" now (10 ms, half a second) and not at their first call."""
         calls = (self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS) for tool in tools)
         for done in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(
                 done, BaseException
-            ):  # directly: a task group would wrap SandboxLost, and no handler would recognise it
+            ):  # not by a task group, which would wrap SandboxLost in another exception
                 raise done
 
     async def bash(self, command: str, timeout: float) -> CommandResult:
-        """Run a command in the sandbox's bash, which keeps its state; one at a time. `timeout` in seconds."""
+        """Run a command in the sandbox's bash, which keeps its state; one command at a time. `timeout` in seconds."""
         async with self._bash_turn:
             body = command.encode("utf-8", "replace")
             reply, output = await self._call({"op": "bash", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
@@ -72,47 +72,46 @@ class Sandbox:
         )
 
     async def ipython(self, code: str, timeout: float) -> CellResult:
-        """Run a cell in the sandbox's IPython, which keeps its state; one at a time. `timeout` in seconds."""
+        """Run a cell in the sandbox's IPython, which keeps its state; one cell at a time. `timeout` in seconds."""
         async with self._ipython_turn:
             body = code.encode("utf-8", "replace")
             reply, output = await self._call({"op": "ipython", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
         return CellResult(_text(output), reply["failed"], reply["timed_out"], reply["restarted"], reply["seconds"])
 
     async def edit(self, command: str, path: str, **arguments: Any) -> EditResult:
-        """One call of the editor: view, create, str_replace or insert. Wrong arguments are its answer, not an error."""
+        """Call the editor: view, create, str_replace or insert. Wrong arguments give a message, and raise no error."""
         header = {"op": "edit", "command": command, "path": path, "arguments": arguments}
         reply, output = await self._call(header, b"", FILE_SECONDS)
         return EditResult(_text(output), reply["ok"])
 
     async def read_file(self, path: str, limit_bytes: int) -> bytes:
-        """A regular file's contents; relative paths start in /workspace.
+        """Return a regular file's content. Relative paths start in /workspace.
 
-        Raises OSError for the file that the task left, such as FileNotFoundError, or EFBIG when it is longer than the
-        limit.
+        Raises OSError because of the file that the task left, such as FileNotFoundError, or EFBIG above the limit.
         """
         reply, body = await self._call({"op": "read", "path": path, "limit": limit_bytes}, b"", FILE_SECONDS)
         _raise_refusal(reply, path)
         return body
 
     async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
-        """Create or replace a file and the folders above it; raises OSError when the sandbox's file system refuses."""
+        """Create or replace a file and the folders above it. Raises OSError if the sandbox's file system refuses."""
         reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
         _raise_refusal(reply, path)
 
     async def listen(self) -> socket.socket:
-        """Return a socket to accept on; it listens inside, on a free port of the sandbox's own 127.0.0.1.
+        """Return a socket to accept on. It listens inside, on a free port of the sandbox's own 127.0.0.1.
 
         Every connection comes from this one sandbox. The caller closes the socket.
         """
         await self._call({"op": "listen"}, b"", FILE_SECONDS)
-        # the agent sends the socket before its reply
+        # the sandbox agent sends the socket before its reply
         _, fds, _, _ = socket.recv_fds(self._gate, 1, 1)
         listener = socket.socket(fileno=fds[0])
         listener.set_inheritable(False)
         return listener
 
     async def close(self) -> None:
-        """End every process of the sandbox and discard everything it wrote. May be called twice."""
+        """End every process of the sandbox and discard everything it wrote. A second call has no effect."""
         self._gate.close()
         self._connection.abort("the sandbox was closed")
         await self._launcher.end()
@@ -136,11 +135,11 @@ class Sandbox:
 
 
 class SandboxFactory:
-    """Starts sandboxes with one runtime, and ends the remaining ones when it is closed itself."""
+    """Starts sandboxes with one runtime. When the factory is closed, it ends those that remain."""
 
     def __init__(self, runtime: Runtime, *, cache: Path | None = None, images: Path | None = None) -> None:
-        """`cache` keeps the folders built once on a node; relative image names are looked up in `images` (else the
-        cwd)."""
+        """`cache` keeps the folders that are built once on a node. Relative image names are looked up in `images`, else
+        in the cwd."""
         self._runtime = runtime
         self._cache = cache or node_cache()
         self._images = Images(runtime, self._cache, images or Path.cwd())
@@ -149,7 +148,7 @@ class SandboxFactory:
         self._started = 0
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox and wait until its agent answers. Raises ImageNotFound or SandboxStartFailed."""
+        """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound or SandboxStartFailed."""
         if self._own_python is None:
             self._own_python = await asyncio.to_thread(own_python, self._cache)
         root = await asyncio.to_thread(self._images.root, spec.image)
@@ -207,7 +206,7 @@ class SandboxFactory:
         }
 
     def _next_cpus(self, count: int) -> list[int]:
-        """Return the next `count` of the available CPUs, in turn; empty for all of them."""
+        """Return the next `count` of the available CPUs in turn; an empty list means all of them."""
         usable = sorted(os.sched_getaffinity(0))
         if count >= len(usable):
             return []
@@ -226,7 +225,7 @@ class _Launcher:
 
     @classmethod
     async def start(cls, argv: list[str]) -> tuple[_Launcher, socket.socket]:
-        """Run `argv` with one end of a new socket as its standard input; the other end is ours."""
+        """Run `argv` with one end of a new socket as its standard input; return the other end too."""
         ours, its = socket.socketpair()
         complaints = os.memfd_create("complaints")
         try:
@@ -246,7 +245,7 @@ class _Launcher:
         return cls(process, complaints), ours
 
     async def end(self) -> None:
-        """Wait for the process, whose socket is closed; kill it if it does not end by itself."""
+        """Wait for the process, whose socket is closed. Kill it if it does not end by itself."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
@@ -260,7 +259,7 @@ class _Launcher:
             self._complaints = None
 
     def last_output(self) -> str:
-        """Return ": " and the last line that the launcher or the agent wrote to standard error; empty if nothing."""
+        """Return ": " and the last line of the launcher or the sandbox agent on standard error; empty if there is none."""
         if self._complaints is None:
             return self._words
         size = os.fstat(self._complaints).st_size
@@ -269,9 +268,9 @@ class _Launcher:
 
 
 def _send_gate(ours: socket.socket) -> socket.socket:
-    """Return our end of a new Unix socket; the agent gets the other end with the first byte of its standard input."""
+    """Return our end of a new Unix socket. The sandbox agent gets the other end with the first byte of its standard input."""
     gate, its = socket.socketpair()
-    # the wait for the agent's hello detects an agent that died at once
+    # if the sandbox agent died at once, the wait for its hello detects it
     with its, suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(ours, [b"G"], [its.fileno()])
     gate.setblocking(False)

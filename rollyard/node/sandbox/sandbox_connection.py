@@ -1,6 +1,6 @@
-"""The client of the sandbox agent: many calls at once on one Unix socket, replies matched by id.
+"""The client of the sandbox agent: many calls at once on one Unix socket, with replies matched by id.
 
-The counterpart of `rollyard.sandbox_agent.frames`, which describes the frames.
+`rollyard.sandbox_agent.frames` is the other side, and describes the frames.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Frame = tuple[Header, bytes]
 
 
 class SandboxConnection(asyncio.Protocol):
-    """The connection to one agent. Calls fail with SandboxLost once it is gone; a cancelled call is stopped there as
-    well."""
+    """The connection to one sandbox agent. Once it is gone, calls fail with SandboxLost. A cancelled call is stopped
+    inside too."""
 
     def __init__(self) -> None:
         self.hello: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
@@ -43,7 +43,7 @@ class SandboxConnection(asyncio.Protocol):
         self._transport.write(_LENGTHS.pack(len(head), len(body)) + head + body)
 
     async def call(self, header: Header, body: bytes, limit: float) -> Frame:
-        """Send a call and return its reply. After `limit` seconds without one the sandbox counts as lost."""
+        """Send a call and return its reply. If none comes within `limit` seconds, the sandbox counts as lost."""
         number = next(self._ids)
         reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.send({"id": number, **header}, body)
@@ -62,7 +62,7 @@ class SandboxConnection(asyncio.Protocol):
             self._waiting.pop(number, None)
 
     def abort(self, why: str) -> None:
-        """Close at once; every waiting call fails with SandboxLost."""
+        """Close at once. Every waiting call fails with SandboxLost."""
         self._end = self._end or why
         if self._transport is not None:
             self._transport.abort()

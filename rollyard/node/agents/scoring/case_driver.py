@@ -1,11 +1,11 @@
 """Runs the calls of a `code` task inside the EVAL sandbox, each in its own process.
 
-It runs on the image's own python3 (3.7 or later), so it imports no module of Rollyard. It gets no expected value.
+It runs with the image's own python3 (3.7 or later), so it imports no module of Rollyard. It gets no expected value.
 
     python3 -I case_driver.py JOB RESULTS
 
 JOB is {"solution": path, "calls": [...], "case_seconds": s, "seconds": s for all}. RESULTS gets one line for each call:
-the value as plain JSON, or an empty line without a value.
+the value as plain JSON, or an empty line if there is no value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import types
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""Upper limit of a value's length; a literal of 16,000 characters needs fewer bytes with any escapes."""
+"""Greatest length of a value in bytes. A literal of 16,000 characters needs fewer bytes, however it is escaped."""
 
 
 def main(job_file: str, results_file: str) -> None:
@@ -37,13 +37,13 @@ def main(job_file: str, results_file: str) -> None:
 
 
 def run_call(call: str, path: str, deadline: float) -> bytes:
-    """Return the call's value as a line of JSON, not parsed; empty when there is none in time."""
+    """Return the call's value as a line of JSON, which is not parsed here; empty if there is none in time."""
     if time.monotonic() >= deadline:
         return b""
     out, into = os.pipe()
     try:
         pid = os.fork()
-    except OSError:  # processes left by earlier calls use up the sandbox's process limit
+    except OSError:  # processes left by earlier calls have used up the sandbox's process limit
         os.close(out)
         os.close(into)
         return b""
@@ -82,8 +82,7 @@ def run_in_child(call: str, path: str, into: int) -> None:
 
 
 def read_line(fd: int, deadline: float) -> bytes:
-    """Read the first line; empty when it is incomplete. A daemon that the solution left may hold the pipe open for
-    ever."""
+    """Read the first line; empty if it is incomplete. A daemon that the solution left may keep the pipe open for ever."""
     found = b""
     while len(found) < MAX_BYTES and b"\n" not in found:
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
@@ -96,7 +95,7 @@ def read_line(fd: int, deadline: float) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """Encode a value of Python literals as plain JSON; any other value becomes its repr, which equals no literal."""
+    """Encode a value of Python literals as plain JSON. Any other value becomes its repr, which equals no literal."""
     if value is None or isinstance(value, (str, float)):
         return value
     if hasattr(type(value), "__index__"):  # numpy's integers are not int

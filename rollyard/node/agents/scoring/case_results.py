@@ -1,8 +1,8 @@
 """Compares the results of a `code` task's calls with the expected values, in a checker process.
 
-Both sides are plain JSON as `case_driver.encode` writes it: null, true, numbers, strings and lists stand for
-themselves; `{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex": [re, im]}`
-for the rest. Text written by an agent is read by a JSON parser only, one line for each call.
+Both sides are plain JSON as `case_driver.encode` writes it. Null, true, numbers, strings and lists are written as they
+are; other values as `{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex":
+[re, im]}`. Text written by an agent is read by a JSON parser only, one line for each call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FREE_ORDER = ("set", "dict")
 def count_passed(expects: bytes, results: bytes) -> dict[str, float]:
     """Count the result lines that match the expected values (a JSON list of Python literals).
 
-    Return `bad_results` when the number of lines differs or a line is too long: the driver never writes that.
+    Return `bad_results` if the number of lines differs or a line is too long: the driver never writes such results.
     """
     expected, found = json.loads(expects), results.split(b"\n")
     if len(found) != len(expected) + 1 or found[-1] or max(map(len, found)) > MAX_BYTES:
@@ -53,7 +53,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _in_canonical_order(tag: str, *values: Any) -> list[Any]:
-    """Sort the members by their text where order has no meaning. Values written by an agent are never hashed."""
+    """Sort the members by their text if their order has no meaning. Values written by an agent are never hashed."""
     if tag not in FREE_ORDER:
         return list(values)
     return [sorted(value, key=json.dumps) if isinstance(value, list) else value for value in values]

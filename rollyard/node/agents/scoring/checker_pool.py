@@ -1,8 +1,8 @@
 """A pool of child processes that judge text written by agents, in parallel, each with its own limits.
 
 Such text can keep any parser or algebra system busy for ever, or fill the memory. So the node agent passes the bytes on
-unread; a child reads them under limits of CPU time and memory that the kernel enforces. The limit is CPU time and not
-wall time, because a busy machine must not turn a right answer into a slow one.
+without parsing them. A child parses them under limits of CPU time and memory that the kernel enforces. The limit is CPU
+time and not wall time, because a busy machine must not make a right answer too slow.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from rollyard.core.errors import NodeFault
 
 START_SECONDS = 120.0
-"""Importing an algebra system takes seconds on a busy machine."""
+"""Limit for a child's start: on a busy machine importing an algebra system takes seconds."""
 
 
 class CheckerKilled(Exception):
-    """The question killed its checker: once by the CPU limit, or twice in other ways. `str()` gives a metric's name."""
+    """The question killed its checker: once by the CPU limit, or twice in another way. `str()` gives the name of a metric."""
 
 
 class _CheckerEnded(Exception):
@@ -32,11 +32,10 @@ class _CheckerEnded(Exception):
 
 
 class CheckerPool:
-    """Children that run one module, started on demand, at most two for each core."""
+    """Children that run one module. They are started on demand, at most two for each core."""
 
     def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
-        """`module` is a program around `checker_process.serve`; `harmless` is a question that any working child can
-        answer."""
+        """`module` is a program around `checker_process.serve`. `harmless` is a question that any working child can answer."""
         self._module = module
         self._warm_up_question = harmless
         self._slots = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))
@@ -45,9 +44,9 @@ class CheckerPool:
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """Return a child's answer about `parts`.
 
-        Raises CheckerKilled, and NodeFault when no child starts or answers at all. A child may have been killed from
-        outside, so the question is asked a second time before CheckerKilled is raised. A cancelled call leaves no child
-        at work.
+        Raises CheckerKilled, and NodeFault if no child starts or answers at all. A child may have been killed from
+        outside, so the question is asked a second time before CheckerKilled is raised. A cancelled call leaves no
+        working child behind.
         """
         async with self._slots:
             for _ in range(2):
@@ -74,7 +73,7 @@ class CheckerPool:
         return verdict
 
     async def close(self) -> None:
-        """End the idle children. Otherwise asyncio warns about them when the first loop closes."""
+        """End the idle children. Otherwise asyncio warns about them when the loop closes."""
         while self._idle:
             child = self._idle.pop()
             _kill(child)
@@ -113,7 +112,7 @@ async def _exchange(child: asyncio.subprocess.Process, parts: Sequence[bytes]) -
 
 
 async def _line(child: asyncio.subprocess.Process) -> Any:
-    """Return the next message of a child; raises _CheckerEnded at the end of its output."""
+    """Return the next message of a child. Raises _CheckerEnded at the end of its output."""
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
@@ -125,5 +124,5 @@ def _kill(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
-    # Close its pipes too: otherwise the garbage collector closes them after the loop and warns about it
+    # Close its pipes too. Otherwise the garbage collector closes them after the loop, with a warning.
     child._transport.close()  # type: ignore[attr-defined]

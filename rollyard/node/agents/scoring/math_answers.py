@@ -1,7 +1,8 @@
 """Judges an answer to a `math` task by the rule in docs/math.md. Runs as a checker process.
 
-A number as reference requires an evaluated number. A list, tuple, interval, set or matrix requires the same form with
-right members. A word requires that word. Everything else is decided by algebra.
+If the reference is a number, the answer must be an evaluated number. If it is a list, tuple, interval, set or matrix,
+the answer must have the same form, with right members. If it is a word, the answer must be this word. Anything else is
+compared by algebra.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Form:
     """A text, or a form with its parts."""
 
     kind: str
-    """scalar, list, set, union, matrix, row, or the two brackets of a tuple or interval."""
+    """One of scalar, list, set, union, matrix, row, or the two brackets of a tuple or interval."""
     text: str = ""
     members: tuple[Form, ...] = ()
 
@@ -75,7 +76,7 @@ class BadReference(Exception):
 
 
 def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
-    """Return {"right": 1.0 or 0.0}, or {"bad_reference": 1.0} when the reference is not mathematics."""
+    """Return {"right": 1.0 or 0.0}, or {"bad_reference": 1.0} if the reference is not mathematics."""
     try:
         return {"right": float(is_right(reference.decode(), answer.decode()))}
     except BadReference:
@@ -85,7 +86,7 @@ def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
 
 
 def is_right(reference: str, answer: str) -> bool:
-    """Whether the answer is right. Raises BadReference."""
+    """Return whether the answer is right. Raises BadReference."""
     reference, answer = normalized(reference), normalized(answer)
     if not reference or not _balanced(reference):
         raise BadReference(reference)
@@ -168,7 +169,7 @@ def _same_scalar(reference: str, answer: str) -> bool:
 
 
 def _equation(text: str) -> tuple[str, str | None]:
-    """Split `x = value` into name and value; no name for a bare value, no value for any other equation."""
+    """Split `x = value` into name and value. A bare value has no name; any other equation has no value."""
     sides = [side.strip() for side in _split(text, "=")]
     if len(sides) == 1:
         return "", text
@@ -193,7 +194,7 @@ def _same_value(reference: str, answer: str) -> bool:
 
 
 def _number(text: str, percent: bool) -> Numeral | None:
-    """Read a text as a number without its units. `percent`: the reference is a percentage, so the sign changes nothing."""
+    """Read a text as a number without its units. `percent`: the reference is a percentage, so a % sign changes nothing."""
     bare = re.sub(r"\\?%$", "", text).strip()
     signed = bare != text
     if unit := _UNIT.fullmatch(bare):
@@ -207,7 +208,7 @@ def _number(text: str, percent: bool) -> Numeral | None:
 
 
 def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
-    """Compare by algebra. Texts that cannot be read as algebra count as different: equal texts were accepted before."""
+    """Compare by algebra. Texts that cannot be read as algebra count as different, because equal texts were accepted before."""
     if "%" in answer or ":" in reference + answer:
         return False
     if unit := _UNIT.fullmatch(answer):
@@ -221,7 +222,7 @@ def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
 
 
 def _interval(text: str) -> Form | None:
-    """x > 2 as (2, \\infty), 1 < x \\le 2 as (1, 2]."""
+    """Read an inequality as an interval: x > 2 as (2, \infty), 1 < x \le 2 as (1, 2]."""
     parts = [part.strip() for part in _RELATION.split(text)]
     if len(parts) == 3 and _is_name(parts[2]):
         parts = [parts[2], {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}[parts[1]], parts[0]]
@@ -266,7 +267,7 @@ def _is_bracketed(text: str) -> bool:
 
 
 def _balanced(text: str, brackets: str = "{}") -> bool:
-    """Return whether every bracket is closed and nesting is shallow enough to parse. Intervals mix brackets: [1, 2)."""
+    """Return whether every bracket is closed and the nesting is shallow enough to parse. Intervals mix brackets: [1, 2)."""
     depth = 0
     for sign in text:
         depth += (sign in brackets[::2]) - (sign in brackets[1::2])
@@ -294,7 +295,7 @@ def _without_spaces(text: str) -> str:
 
 
 def _warm_up() -> None:
-    """Ask the algebra system its first questions, which take longest, so that no answer's time limit pays for them."""
+    """Ask the algebra system its first questions, which take longest, so that they use up no answer's time limit."""
     for reference, answer in (
         ("x^2+2x+1", "(x+1)^2"),
         (r"\frac{\sqrt{3}}{2}", r"\sqrt{\frac{3}{4}}"),

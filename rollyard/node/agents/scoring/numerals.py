@@ -9,7 +9,7 @@ from fractions import Fraction
 
 MAX_EXPONENT = 400
 TOLERANCE = Fraction(1, 10**6)
-"""Tolerance relative to the reference, between a decimal and a value that is not an integer."""
+"""Tolerance between a decimal and a value that is not an integer, relative to the reference."""
 
 _SIGN = r"(?P<sign>[+-]?)"
 _DIGITS = r"(?:\d+|\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+)"
@@ -29,13 +29,13 @@ _FRACTION = re.compile(
 class Numeral:
     value: Fraction
     decimal: bool
-    """Written with a decimal point or a power of ten, so it may have been rounded."""
+    """True if it has a decimal point or a power of ten, and so may have been rounded."""
     worked_out: bool
-    """Written in lowest terms; the factor of a power of ten has one digit before its point."""
+    """True if it is in lowest terms, and the factor of a power of ten has one digit before its point."""
 
 
 def numeral(text: str) -> Numeral | None:
-    """Read all of `text` as a number; None for any other text, such as 2+3. Spaces matter only in "1 1/2"."""
+    """Read all of `text` as a number; return None for any other text, such as 2+3. Spaces matter only in "1 1/2"."""
     if found := _PLAIN.fullmatch(text):
         return Numeral(_with_sign(found["sign"], _decimal(found["number"])), "." in found["number"], True)
     if found := _SCIENTIFIC.fullmatch(text):
@@ -51,7 +51,7 @@ def numeral(text: str) -> Numeral | None:
 
 
 def same_number(reference: Numeral, answer: Numeral) -> bool:
-    """Return whether the answer is the value of the reference: exactly for an integer, up to rounding for a decimal."""
+    """Return whether the answer has the value of the reference: exactly for an integer, up to rounding for a decimal."""
     if not answer.worked_out:
         return False
     if reference.value.denominator == 1 or not (reference.decimal or answer.decimal):

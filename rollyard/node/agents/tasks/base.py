@@ -10,7 +10,7 @@ from rollyard.kinds.rollout import Task, Turn
 from rollyard.node.sandbox.sandbox import Sandbox
 
 Artifact = dict[str, str]
-"""Name -> text: everything that EVAL receives from RUN."""
+"""Name -> text: everything that EVAL gets from RUN."""
 Message = dict[str, Any]
 """A chat message with role and content."""
 
@@ -23,7 +23,8 @@ class Score:
 
 
 class TaskHandler(Protocol):
-    """One task kind; found by the entry point group `rollyard.tasks`, created once in a process without arguments.
+    """One task kind. Its handler is found by the entry point group `rollyard.tasks` and made once in a process, without
+    arguments.
 
     Exceptions report faults. SandboxError and NodeFault are infrastructure faults (a new attempt). TaskError and any
     other exception mean that the task or its handler is wrong: the rollout ends Failed at once (`guarded_handler.py`
@@ -31,18 +32,18 @@ class TaskHandler(Protocol):
     """
 
     eval_needs_sandbox: bool
-    """Whether `evaluate` gets a fresh sandbox; None is passed otherwise."""
+    """Whether `evaluate` gets a fresh sandbox; otherwise it gets None."""
 
     def image(self, task: Task) -> str | None:
-        """The sandbox image; None for the pool's default."""
+        """Return the sandbox image; None for the pool's default."""
         ...
 
     def tools(self, task: Task) -> list[str]:
-        """Names of `agents.tool_schemas.SCHEMAS`, in the order in which they are shown."""
+        """Return names from `agents.tool_schemas.SCHEMAS`, in the order in which the model gets them."""
         ...
 
     def prompt(self, task: Task) -> list[Message]:
-        """The messages a conversation starts with."""
+        """Return the messages with which a conversation starts."""
         ...
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
@@ -56,7 +57,7 @@ class TaskHandler(Protocol):
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
-        """Compute the reward. The agent must not have been able to reach anything that this uses.
+        """Compute the reward. The agent must not have been able to reach anything that is used here.
 
         `seconds` is the time limit for running the agent's work here. It is less than the stage's budget: exceeding the
         budget is an infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score.

@@ -1,7 +1,7 @@
-"""Task kind `code`: write a file; hidden cases score it in a fresh sandbox.
+"""Task kind `code`: the agent writes a file, and hidden cases score it in a fresh sandbox.
 
-The expected values never enter a sandbox. The sandbox only runs the calls; their results are compared outside, in a
-process with limits. So a solution can print, exit, fork, or write into the results file; the best that it can forge is
+The expected values never enter a sandbox. The sandbox only runs the calls; a process with limits outside compares the
+results. So a solution can print, exit, fork, or write into the results file, but the best result that it can forge is
 the right value.
 """
 
@@ -29,9 +29,9 @@ PROBE = "python3 -I -c 'import json, operator, os, select, signal, sys, time, ty
 PROBE_SECONDS = 30.0
 MAX_RESULTS_BYTES = 16 << 20
 BYTES_A_CHARACTER = 12
-"""Most characters in JSON for one character of a literal: an emoji takes two escapes of six characters."""
+"""Greatest number of characters in JSON for one character of a literal: an emoji takes two escapes of six characters."""
 SPARE_BYTES = 1 << 20
-"""Extra bytes for values that are longer than the expected ones, and therefore wrong."""
+"""Extra bytes for values that are longer than the expected ones, and so are wrong."""
 
 
 class CodeHandler:
@@ -63,7 +63,7 @@ class CodeHandler:
                 raise TaskError(f"the task's file {path} cannot be written: {error}") from error
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """Return the solution; nothing when it is missing, too large, or not text, because that is the agent's mistake."""
+        """Return the solution; nothing if it is missing, too large, or not text, because this is the agent's mistake."""
         try:
             data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
             return {"solution": data.decode()}
@@ -83,8 +83,7 @@ class CodeHandler:
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
     async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
-        """Count the calls that returned the expected value: zero when the results cannot be judged, which is the
-        solution's fault."""
+        """Count the calls that returned the expected value. If the results cannot be judged, the solution is at fault: zero."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:
@@ -94,10 +93,9 @@ class CodeHandler:
 
 
 async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
-    """Run the calls and return their results, one line each, not parsed; None when the results file is missing or too
-    large.
+    """Run the calls; return their results, one line each, not parsed. None if the results file is missing or too large.
 
-    Raises TaskError for a sandbox that cannot even run the driver.
+    Raises TaskError if the sandbox cannot even run the driver.
     """
     probe = await sandbox.bash(PROBE, PROBE_SECONDS)
     if probe.timed_out:
@@ -117,5 +115,5 @@ async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: f
     limit = min(MAX_RESULTS_BYTES, SPARE_BYTES + BYTES_A_CHARACTER * sum(len(c.expect) for c in code.cases))
     try:
         return await sandbox.read_file(f"{FOLDER}/results.json", limit)
-    except OSError:  # the solution ended the driver, or wrote to the results file itself
+    except OSError:  # the solution ended the driver, or wrote into the results file
         return None

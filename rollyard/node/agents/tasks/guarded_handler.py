@@ -1,7 +1,7 @@
-"""The one place where plug-in code is called: its exceptions and return values are checked here only.
+"""The only place where plug-in code is called. Its exceptions and return values are checked here.
 
-A task handler is foreign code. An exception of its own, or a return value of the wrong shape, ends the rollout Failed
-with the line in the handler, and never counts as a fault of Rollyard.
+A task handler is foreign code. If it raises an exception of its own, or returns a wrong value, the rollout ends Failed
+with the line in the handler. This never counts as a fault of Rollyard.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.sandbox.sandbox import Sandbox
 
 OWN_ERRORS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
-"""These keep their meaning when a handler raises them."""
+"""Errors that keep their meaning when a handler raises them."""
 METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
 MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
-"""Limit for the metrics: they are stored in the rollout's record too, and not only in its trajectory."""
+"""Limit for the metrics. They are stored in the rollout's record too, not only in its trajectory."""
 
 
 class GuardedHandler:
-    """A task handler for all callers. Each call raises HandlerFailed for an error that is the handler's own fault."""
+    """A task handler as all callers use it. Each call raises HandlerFailed for an error that is the handler's fault."""
 
     def __init__(self, kind: str, handler: TaskHandler) -> None:
-        """Raises TypeError for an object that is not a handler."""
+        """Raises TypeError if the object is not a handler."""
         lacking = [name for name in METHODS if not callable(getattr(handler, name, None))]
         if not isinstance(getattr(handler, "eval_needs_sandbox", None), bool):
             lacking.append("eval_needs_sandbox (True or False)")
@@ -52,7 +52,7 @@ class GuardedHandler:
         self.eval_needs_sandbox = handler.eval_needs_sandbox
 
     async def close(self) -> None:
-        """Call the handler's own `close`, if it has one."""
+        """Call the handler's `close`, if it has one."""
         with self._guard("close"):
             if (close := getattr(self._handler, "close", None)) is not None:
                 await close()
@@ -92,7 +92,7 @@ class GuardedHandler:
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
-        # a handler's changes to the turns must not reach the trajectory
+        # if a handler changes the turns, this must not reach the trajectory
         shown = [turn.model_copy(deep=True) for turn in turns]
         with self._guard("evaluate"):
             score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
@@ -129,7 +129,7 @@ class GuardedHandler:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error itself; for a task group's, the first one of Rollyard, else the first."""
+    """Return the error itself. Of a task group's errors, return the first of Rollyard's own, else the first."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [first_cause(inner) for inner in error.exceptions]
@@ -137,7 +137,7 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def with_source_line(error: BaseException, module: str) -> str:
-    """Format as `KeyError: 'topic' (/path/quiz.py:14)`: the innermost line in this module, else the innermost of all."""
+    """Format as `KeyError: 'topic' (/path/quiz.py:14)`, with the innermost line in this module, else the innermost of all."""
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
     where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in (own or frames)[-1:])
@@ -162,7 +162,7 @@ def _number(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Return whether this is text that can be stored: half of a surrogate pair cannot."""
+    """Return whether this is text that can be stored. Half of a surrogate pair cannot."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -170,7 +170,7 @@ def _text(value: Any) -> bool:
 
 
 def _json(value: Any) -> bool:
-    """Return whether a chat template, and a tokenizer after it, can process this text."""
+    """Return whether this is JSON that a chat template, and then a tokenizer, can process."""
     try:
         return json.dumps(value, ensure_ascii=False).encode() is not None
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The task handlers that are installed: our own and plug-ins, by the entry point group `rollyard.tasks`."""
+"""The installed task handlers, of Rollyard and of plug-ins, from the entry point group `rollyard.tasks`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Handlers:
 
     loaded: Mapping[str, GuardedHandler]
     failed: Mapping[str, str]
-    """Reason why a handler cannot be loaded: type and message of its exception, and the line."""
+    """Task kind -> why its handler cannot be loaded: type and message of the exception, and the line."""
 
     async def close(self) -> None:
         """Release what the handlers hold, such as checker processes. An error of a handler is logged."""

@@ -1,4 +1,4 @@
-"""Task kind `math`: compute with IPython, answer in \\boxed{}, judged by the rule in docs/math.md."""
+"""Task kind `math`: the agent computes with IPython and answers in \boxed{}. The rule in docs/math.md judges the answer."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ class MathHandler:
         return Score(verdict.pop("right", 0.0), {"answered": 1.0, **verdict})
 
     async def _verdict(self, reference: str, answer: str) -> dict[str, float]:
-        """Return `right`, or the reason why an answer could not be judged. Raises TaskError when the reference is at
-        fault."""
+        """Return `right`, or why the answer could not be judged. Raises TaskError if the reference is at fault."""
         asked = reference.encode("utf-8", "replace")
         try:
             verdict = await self._checkers.ask(asked, answer.encode("utf-8", "replace"))
@@ -73,7 +72,7 @@ class MathHandler:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last \\boxed{…} with balanced braces; None without one. Takes linear time."""
+    """Return the content of the last \boxed{…} with balanced braces; None if there is none. Takes linear time."""
     found, content, open_at = -1, None, list[tuple[int, bool]]()
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
