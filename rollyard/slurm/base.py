@@ -1,4 +1,4 @@
-"""Protocol and data of a Slurm driver. A job absent from a complete snapshot is gone; a failed snapshot proves nothing."""
+"""Protocol and data of a Slurm driver. A job that a complete snapshot omits is gone; a failed snapshot proves nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class JobState(StrEnum):
 
     @classmethod
     def read(cls, word: str) -> JobState:
-        """Parse Slurm's word, with any addition (`CANCELLED by 1000`). An unknown state counts as not ended."""
+        """Parse Slurm's word; additions are ignored (`CANCELLED by 1000`). An unknown state counts as not ended."""
         first = word.split()[0].rstrip("+") if word.split() else ""
         return cls.__members__.get(_SYNONYMS.get(first, first), cls.RUNNING)
 
@@ -51,7 +51,7 @@ _SYNONYMS = {
     "LAUNCH_FAILED": "FAILED",
     "RECONFIG_FAIL": "FAILED",
 }
-"""Flags and rarer states that squeue shows in place of a state."""
+"""Flag or rarer state that squeue shows -> the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class Job:
     exit_code: int | None = None
     submit_time: float | None = None
     start_time: float | None = None
-    """Slurm's estimate while the job is pending, where there is one."""
+    """Slurm's estimate while the job is pending, if there is one."""
     end_time: float | None = None
-    """End of the job; while it runs, the end of its walltime. All times are Unix seconds."""
+    """End of the job. While it runs: the end of its walltime. All times are Unix seconds."""
     cancelled_by: str = ""
-    """User who cancelled it, where accounting has it: `uid 0 (root)`, or a user's name."""
+    """User who cancelled the job, if accounting names one: `uid 0 (root)`, or a user's name."""
 
     @property
     def owner(self) -> str:
-        """Key that finds the job's Allocation again: the comment and, for a task of an array, `/` and its index."""
+        """Key by which the job's Allocation is found: the comment and, for a task of an array, `/` and its index."""
         _, underscore, task = self.id.partition("_")
         return f"{self.comment}/{task}" if underscore else self.comment
 
@@ -85,7 +85,7 @@ class Snapshot:
     """All our jobs that Slurm knows, at one moment."""
 
     taken_at: float
-    """Unix seconds when the query began: a job that was submitted earlier and is not listed does not exist."""
+    """Unix seconds at which the query began. A job that was submitted before and is not listed does not exist."""
     jobs: Mapping[str, Job]
 
     def by_owner(self, owner: str) -> Sequence[Job]:
@@ -101,15 +101,15 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class BatchScript:
-    """A job to submit. `text` is a complete sbatch script, `#SBATCH` lines included; every driver takes the same text."""
+    """A job to submit. `text` is a complete sbatch script with its `#SBATCH` lines; every driver takes the same text."""
 
     name: str
     comment: str
     text: str
     directory: str
-    """Working folder; stdout and stderr are named in the script's directives."""
+    """Working folder. The script's directives name the files for stdout and stderr."""
     within: str | None = None
-    """Job to run in as a step, in place of submitting a job."""
+    """Job in which this runs as a step; None to submit a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +118,15 @@ class Node:
 
     name: str
     state: str
-    """Slurm's words in lower case: idle, mixed, allocated, down, drained, ... with any addition after a `+`."""
+    """Slurm's words in lower case: idle, mixed, allocated, down, drained, ... Additions follow after a `+`."""
     reason: str = ""
-    """Reason why it is down or drained. An administrator's reason is never removed."""
+    """Reason why the node is down or drained. An administrator's reason is never removed."""
     cpus: int = 0
     memory_bytes: int = 0
     gpus: int = 0
     features: frozenset[str] = frozenset()
     gpu_types: frozenset[str] = frozenset()
-    """GPU types by the site's names; a site may have none."""
+    """GPU types by the site's names; a site may have no names."""
 
     @property
     def usable(self) -> bool:
@@ -135,7 +135,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """None where the site sets no limit, or does not publish it."""
+    """A partition. A value is None if the site sets no limit, or does not publish it."""
 
     name: str
     up: bool
@@ -144,14 +144,14 @@ class Partition:
     max_seconds: int | None = None
     max_nodes: int | None = None
     accounts: frozenset[str] | None = None
-    """Accounts that may use it; None for all."""
+    """Accounts that may use the partition; None for all."""
     qos: frozenset[str] | None = None
-    """QOS that may use it; None for all."""
+    """QOS that may use the partition; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Resources of the cluster. They are read seldom, to check a template before its submit and to explain delays."""
+    """Resources of the cluster. They are read rarely, to check a template before its submit and to explain delays."""
 
     version: str
     """Slurm's version, such as 22.05.8; `local` for the local driver."""
@@ -160,10 +160,10 @@ class Site:
 
 
 class JobIds(list[str]):
-    """Ids that Slurm gave to the submitted jobs: they are valid even if a complaint came with them."""
+    """Ids that Slurm gave to the submitted jobs. They are valid even if a complaint came with them."""
 
     complaint: str = ""
-    """Complaint that came with them, such as `sbatch ended with exit code 1: ...`; empty where all went well."""
+    """Complaint that came with the ids, such as `sbatch ended with exit code 1: ...`; empty if there was none."""
 
 
 class Driver(Protocol):
@@ -171,16 +171,17 @@ class Driver(Protocol):
     """Name that doctor shows: local, cli, slurmrestd, pyslurm."""
 
     async def snapshot(self) -> Snapshot:
-        """List all our jobs (name with our prefix), ended ones as long as Slurm remembers them, tasks of arrays one by one.
+        """List all our jobs (name with our prefix), also ended ones that Slurm still knows, and tasks of arrays one by
+        one.
 
         Raises SlurmUnreachable, also for an answer that cannot be read.
         """
         ...
 
     async def submit(self, script: BatchScript) -> list[str]:
-        """Submit; return the job's id, or an array's ids in order of the tasks; JobIds where a complaint came with them.
+        """Submit; return the job's id, or an array's ids in order of the tasks; JobIds if a complaint came with them.
 
-        Raises SubmitRefused with Slurm's words, SlurmUnreachable when it is not known whether the job was accepted.
+        Raises SubmitRefused with Slurm's words, SlurmUnreachable if it is unknown whether the job was accepted.
         """
         ...
 
@@ -189,9 +190,9 @@ class Driver(Protocol):
         ...
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
-        """Look up in accounting how jobs ended that slurmctld has forgotten; jobs unknown to accounting are left out.
+        """Look up in accounting how jobs ended that slurmctld has forgotten. Jobs unknown to accounting are left out.
 
-        Empty where a site keeps no accounting. Raises SlurmUnreachable.
+        Empty if the site keeps no accounting. Raises SlurmUnreachable.
         """
         ...
 

@@ -30,12 +30,12 @@ def batch_script(
 ) -> BatchScript:
     """Write the template's options as `#SBATCH` lines, then setup, environment and the command.
 
-    With `tasks` it asks for a job array of indices 0 to tasks - 1; `directory` then has a folder, or a link to one,
-    called after each index, and `log_path` is below it. The command finds its own folder as the word FOLDER. With
-    `after_job` the job starts only when that job has ended, however it ended. `stage` is a command that prints a folder
-    to import Python from; where it fails, the job imports as it would without.
+    With `tasks` it asks for a job array of indices 0 to tasks - 1. `directory` then has for each index a folder, or a
+    link to one, with the index as its name, and `log_path` is below this. The command finds its own folder as the word
+    FOLDER. With `after_job` the job starts only after that job has ended in any way. `stage` is a command that prints a
+    folder from which to import Python; if it fails, the job imports as usual.
 
-    Raises Invalid for a value that cannot stand on one line: it could smuggle in a directive of its own.
+    Raises Invalid for a value with a line break, which could contain a directive of its own.
     """
     options = _options(template) | {
         "job-name": name,
@@ -68,7 +68,7 @@ def batch_script(
 
 
 def _log_pattern(path: str, tasks: int | None) -> str:
-    """The log's path for sbatch, which replaces %j and similar codes in it."""
+    """Return the log's path for sbatch, which replaces %j and similar codes in it."""
     path = path.replace("%", "%%")
     folder, _, name = path.rpartition("/")
     return path if tasks is None else f"{folder}/%a/{name}"
@@ -92,7 +92,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def _options(template: AllocationTemplate) -> dict[str, str | None]:
-    """Options of the template by name; None as the value of a flag."""
+    """Return the template's options by name; the value of a flag is None."""
     options = {
         "partition": template.partition,
         "account": template.account,
@@ -123,19 +123,19 @@ def _gpus(template: AllocationTemplate) -> str | None:
 
 
 def _memory(size: str | None) -> str | None:
-    """A size in Slurm's units: it has no `GiB`, but its G is one."""
+    """Return a size in Slurm's units, which have no `GiB`; Slurm's G means the same."""
     return re.sub(r"i?B$", "", size, flags=re.IGNORECASE) if size is not None else None
 
 
 def directive(option: str, value: str | None) -> str:
-    """One `#SBATCH` line; a flag where there is no value. Raises Invalid for a value that does not stand on one line."""
+    """Return one `#SBATCH` line, or a flag if there is no value. Raises Invalid for a value with a line break."""
     if not value:
         return f"#SBATCH --{option}"
-    if CONTROL.search(value):  # no template can hold one, but the path of the data folder can
+    if CONTROL.search(value):  # templates cannot contain one, but the path of the data folder can
         raise Invalid(f"--{option}: {value!r} cannot stand on one line of a batch script; choose another path")
     return f"#SBATCH --{option}={_quoted(value)}"
 
 
 def _quoted(value: str) -> str:
-    """The value in shell-like quotes, as sbatch reads directive lines."""
+    """Return the value in shell-like quotes, as sbatch reads directive lines."""
     return value if re.fullmatch(r"[\w@%+=:,./()&|*\[\]-]*", value) else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

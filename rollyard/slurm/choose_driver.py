@@ -1,4 +1,4 @@
-"""Choice of the driver: named by `--cluster`, or found by a probe of this machine."""
+"""Choice of the driver: by the word in `--cluster`, or by a probe of this machine."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PROBE_SECONDS = 15.0
 
 
 async def choose_driver(cluster: str, folder: Path) -> Driver:
-    """The driver for `--cluster`; `folder` is where the local driver keeps its jobs.
+    """Return the driver for `--cluster`. `folder` is where the local driver keeps its jobs.
 
-    `auto` takes Slurm where its commands are installed and configured, with pyslurm for reading where it fits; else
-    slurmrestd where the environment has its address; else this machine. A configured Slurm that does not answer is
-    waited for, not replaced: its jobs are still there. Raises Invalid for an unknown word, and for a driver that cannot
-    be used here.
+    `auto` takes Slurm if its commands are installed and configured (with pyslurm for reading if it fits), else
+    slurmrestd if the environment has its address, else this machine. If a configured Slurm does not answer, it is not
+    replaced, because its jobs are still there: the server waits for it. Raises Invalid for an unknown word, and for a
+    driver that cannot be used here.
     """
     match cluster:
         case "local":
@@ -58,12 +58,12 @@ def _cli(cluster: str) -> CliDriver:
 
 
 def _rest() -> RestDriver:
-    """The slurmrestd driver. Raises Invalid where the environment has no address."""
+    """Return the slurmrestd driver. Raises Invalid if the environment has no address."""
     return RestDriver(SlurmrestdAddress.of_environment(os.environ), SlurmCredentials.of_environment(os.environ))
 
 
 async def _pyslurm(cluster: str) -> PyslurmDriver:
-    _cli(cluster)  # which submits for it
+    _cli(cluster)  # its commands submit for the pyslurm driver
     driver = PyslurmDriver()
     try:
         await driver.version()
@@ -77,7 +77,7 @@ async def _pyslurm(cluster: str) -> PyslurmDriver:
 
 
 async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
-    """The driver that `auto` takes where Slurm is; and, by name, why a preferred driver was not taken."""
+    """Return the driver that `auto` takes on a machine with Slurm, and by name why a preferred driver was not taken."""
     if not await _commands_are_here():
         return _rest(), {}
     commands, library = CliDriver(), PyslurmDriver()
@@ -93,7 +93,7 @@ async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
 
 
 async def slurm_is_here() -> bool:
-    """Whether this machine belongs to a cluster, or is configured for one, even for one that is down just now."""
+    """Whether this machine belongs to a cluster, or is configured for one that may be down at present."""
     return await _commands_are_here() or URL_VARIABLE in os.environ
 
 
@@ -102,7 +102,7 @@ async def _commands_are_here() -> bool:
         return False
     if "SLURM_CONF" in os.environ or await asyncio.to_thread(os.path.exists, "/etc/slurm/slurm.conf"):
         return True
-    try:  # a machine without a file of its own may get its configuration from slurmctld
+    try:  # a machine without a configuration file may get its configuration from slurmctld
         async with asyncio.timeout(PROBE_SECONDS):
             await CliDriver().snapshot()
     except (SlurmUnreachable, TimeoutError):

@@ -1,7 +1,7 @@
-"""The driver that calls Slurm's commands and parses their text; it works with Slurm 20.11 to 26.05.
+"""The driver that calls Slurm's commands and parses their text. It works with Slurm 20.11 to 26.05.
 
-It reads text and not `--json`: fields have kept their names for years, and 1,000 jobs cost milliseconds instead of a
-second.
+It reads text and not `--json`, because fields have kept their names for years, and because 1,000 jobs take milliseconds
+and not a second.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rollyard.slurm.scontrol_text import read_site
 from rollyard.slurm.user_names import known_user
 
 LIMIT_SECONDS = 30.0
-"""Time limit of a command. With slurmctld down every command takes 9 s before it gives up."""
+"""Time limit of a command. If slurmctld is down, every command takes 9 s before it fails."""
 MARK = "~|~"
-"""Separator of fields: names and comments may hold any text, but are unlikely to hold this."""
+"""Separator of fields. Names and comments may contain any text, but are unlikely to contain this one."""
 QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "RestartCnt", "exit_code", "SubmitTime",
          "StartTime", "EndTime")  # fmt: skip
 ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
-"""The same fields in the same order, by sacct's names; sacct of Slurm 22.05 has no count of a job's restarts."""
+"""The same fields in the same order, by sacct's names. In Slurm 22.05 sacct has no count of a job's restarts."""
 IDS_AT_ONCE = 500
-"""Ids in one command line."""
+"""Greatest number of ids in one command line."""
 _NOT_FROM_SLURM = re.compile(
     r"[Uu]nable to contact|[Ss]ocket timed out|Zero Bytes were transmitted|[Cc]onnection (refused|reset|failure|timed out)"
     r"|persist|temporarily unable|[Uu]nexpected message|Transport endpoint|[Cc]redential|in standby|[Cc]onfiguration source"
@@ -47,8 +47,8 @@ class CliDriver:
     name = "cli"
 
     def __init__(self, env: Mapping[str, str] | None = None, *, limit_seconds: float = LIMIT_SECONDS) -> None:
-        """`env`: environment of the commands and, with `--export=ALL`, of the jobs; this process's own when left out."""
-        # SBATCH_* would override the script's own directives, and a server that is a Slurm job itself must not pass its
+        """`env`: environment of the commands and, with `--export=ALL`, of the jobs; default: that of this process."""
+        # SBATCH_* would override the script's own directives. A server that is a Slurm job itself must not pass its
         # identity to its jobs.
         source = os.environ if env is None else env
         self._env = {
@@ -62,7 +62,7 @@ class CliDriver:
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
         fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
-        # With the header, which is printed for an empty queue too: so an empty output is an error, not an empty queue.
+        # With the header, which is printed for an empty queue too. So an empty output is an error, not an empty queue.
         text = await self._run_query("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
         return Snapshot(taken_at, read_queue(text))
 
@@ -76,12 +76,12 @@ class CliDriver:
             raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
         array = directives(script.text).get("array")
         ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])
-        if code != 0:  # a plug-in failed afterwards, or the answer was cut off: the job exists
+        if code != 0:  # the job exists: a plug-in failed afterwards, or the answer was cut off
             ids.complaint = f"sbatch ended with exit code {code}: {words}"
         return ids
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        # --batch: the signal goes to our own process, not to its children.
+        # --batch: the signal goes to our own process and not to its children.
         options = () if signal is None else ("--batch", f"--signal={signal}")
         for some in _portions(ids):
             code, _, err = await self._run(("scancel", *options, *some), self._asking)
@@ -113,7 +113,7 @@ class CliDriver:
         return read_site(config, partitions, await self._run_query("scontrol", "-o", "show", "node"))
 
     async def show_job(self, id: str) -> dict[str, str]:
-        """Slurm's fields of one job, by its own names; empty for an unknown job. Raises SlurmUnreachable."""
+        """Return Slurm's fields of one job by their own names; empty for an unknown job. Raises SlurmUnreachable."""
         code, out, err = await self._run(("scontrol", "-o", "show", "job", id), self._asking)
         if code != 0:
             if _NOT_FOUND.search(err):
@@ -156,13 +156,13 @@ class CliDriver:
 
 
 def _printed_id(text: str) -> str | None:
-    """The id in the line that `sbatch --parsable` prints for a new job: `7`, or `7;cluster`, on a line of its own."""
+    """Return the id from the line that `sbatch --parsable` prints for a new job: `7`, or `7;cluster`."""
     found = re.findall(r"^(\d+)(?:;\S*)?$", text, re.MULTILINE)
     return found[-1] if found else None
 
 
 def read_queue(text: str) -> dict[str, Job]:
-    """Our jobs in squeue's output, by id. Raises SlurmUnreachable for text that is not such a table."""
+    """Return our jobs in squeue's output, by id. Raises SlurmUnreachable for text that is not such a table."""
     jobs = (_job(row) for row in _rows(text, len(QUEUE)) if row[1].startswith(JOB_PREFIX))
     return {job.id: job for job in jobs}
 
@@ -172,8 +172,8 @@ def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _rows(text: str, width: int) -> Iterator[list[str]]:
-    """Rows below the header. They are split by the MARK behind every field, not by lines: another user's comment may
-    contain ends of lines.
+    """Yield the rows below the header. They are split by the MARK after every field and not by lines, because another
+    user's comment may contain line breaks.
 
     Raises SlurmUnreachable for text that is not a table of this width.
     """
@@ -209,13 +209,13 @@ def _job(row: Sequence[str]) -> Job:
 
 
 def _cancelled_by(state: str) -> str:
-    """Read the user out of sacct's `CANCELLED by 0`; squeue names none."""
+    """Return the user named in sacct's `CANCELLED by 0`. squeue names no user."""
     found = re.fullmatch(r"CANCELLED by (\d+)", state.strip())
     return known_user(found[1]) if found is not None else ""
 
 
 def _exit_code(text: str) -> int:
-    """Exit code as a shell shows it: squeue prints a wait status, sacct `code:signal`."""
+    """Return the exit code as a shell shows it. squeue prints a wait status, sacct `code:signal`."""
     if ":" in text:
         code, number = (int(part) for part in text.split(":"))
     else:
@@ -230,6 +230,6 @@ def _seconds(text: str) -> float | None:
 
 
 def _complaint_text(text: str) -> str:
-    """All errors of a command, without its name before each line: the cause is often in the last line but one."""
+    """Return all errors of a command, without its name before each line. Often the last line but one has the cause."""
     lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

@@ -1,7 +1,7 @@
 """A driver that checks the server's epoch before each change, so that a replaced server ends no job of its successor.
 
-The replaced server may not yet know of its successor. Slurm has no fencing tokens, so a gap remains between the check
-and the call. If a job is submitted twice in this gap, its binding shows, as always, which of the two is the right one.
+A replaced server may not know of its successor yet. Slurm has no fencing tokens, so a gap remains between the check and
+the call. If a job is submitted twice in this gap, its binding decides, as always, which of the two counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 
 
 class FencedDriver:
-    """`confirm` raises Unavailable when this server may not act; then the call is not made, and SlurmUnreachable is raised."""
+    """A driver behind `confirm`. If that raises Unavailable, no call is made, and SlurmUnreachable is raised."""
 
     def __init__(self, driver: Driver, confirm: Callable[[], Awaitable[None]]) -> None:
         self.name = driver.name

@@ -1,8 +1,8 @@
-"""Jobs that run as steps of a job which the user holds already (`spec.allocation.within`).
+"""Jobs that run as steps of a job which the user already has (`spec.allocation.within`).
 
-A step lives as long as the srun that started it, so each has one on the server's machine, run by the local driver. That
-driver has what this needs: processes that outlive a server, their ends, and their exit codes. A server that moves to
-another machine finds these gone and makes new ones; the old ones are fenced like any other copy.
+A step lives as long as the srun that started it. So each step has an srun on the server's machine, which the local
+driver runs: its processes outlive a server, and it knows their ends and exit codes. A server that moves to another
+machine no longer finds these steps and makes new ones; the old ones are fenced like any other copy.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 
 PREFIX = "step-"
-"""Prefix of a step's id here; Slurm's own ids are numbers."""
+"""Prefix of a step's id here. Slurm's own ids are numbers."""
 QUERY = ("cpus-per-task", "gpus-per-node", "gres")
-"""Options that a step requests from its job, beside memory."""
+"""Options that a step requests from its job in addition to memory."""
 
 
 class HeldJobDriver:
-    """Another driver, and beside it steps of held jobs."""
+    """Another driver, and in addition steps of held jobs."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
-        """`cli`: queries held jobs; `folder`: the local driver's folder for the steps."""
+        """`cli`: queries held jobs. `folder`: the local driver's folder for the steps."""
         self.name = driver.name
         self._driver = driver
         self._cli = cli
@@ -73,19 +73,19 @@ class HeldJobDriver:
 
 
 def _left(id: str, facts: Mapping[str, str]) -> int:
-    """Seconds that the held job has left. Raises SubmitRefused for one that does not run."""
+    """Return the seconds that the held job has left. Raises SubmitRefused if it is not running."""
     state = facts.get("JobState", "gone")
     if state != "RUNNING":
         raise SubmitRefused(f"job {id} of spec.allocation.within is {state}; name a running job")
     try:
         end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # the driver asks for times in UTC
     except (KeyError, ValueError):
-        return 365 * 86_400  # Unknown: it has no limit
+        return 365 * 86_400  # Unknown: the job has no limit
     return max(1, int(end.timestamp() - time.time()))
 
 
 def _wrapped(script: BatchScript, left: int) -> BatchScript:
-    """A job of the local driver that starts the script as a step and waits for it. Blocks."""
+    """Return a job of the local driver that starts the script as a step and waits for it. Blocks."""
     assert script.within is not None
     step = Path(script.directory) / "step.sh"
     step.write_text(script.text)
@@ -100,7 +100,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     lines = [
         "#!/bin/bash",
         *(directive(option, value) for option, value in {**kept, "time": walltime_text(seconds)}.items()),
-        # Steps go by this id; the step's own variables name the job that it runs in.
+        # Steps are known by this id. The step's own variables name the job that it runs in.
         f'export ROLLYARD_JOB={PREFIX}"$SLURM_JOB_ID"',
         "unset ${!SLURM_*}",
         *([f"export SLURM_CONF={shlex.quote(config)}"] if config is not None else []),

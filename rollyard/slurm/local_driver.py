@@ -1,7 +1,8 @@
-"""The driver of a single machine: jobs are process trees here, with Slurm's states, exit codes, signals and time limits.
+"""The driver of a single machine. Jobs are process trees here, with Slurm's states, exit codes, signals and time
+limits.
 
-State lies in a folder a job, so a restarted server finds its jobs as it would in Slurm. Cores and memory are not
-divided: a submitted job starts at once. No process is signalled unless it is proven ours.
+The state of each job is in a folder, so a restarted server finds its jobs as in Slurm. Cores and memory are not
+divided: a submitted job starts at once. No process gets a signal unless it is proven to be ours.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _ID = re.compile(r"\d+(_\d+)?")
 
 
 class LocalDriver:
-    """Jobs below `folder`, each in a folder named by its id; several drivers, in several processes, may share it."""
+    """Jobs below `folder`, each in a folder with its id as name. Several drivers, in several processes, may share `folder`."""
 
     name = "local"
 
     def __init__(
         self, folder: Path, *, kill_wait: float = KILL_WAIT_SECONDS, min_job_age: float = MIN_JOB_AGE_SECONDS
     ) -> None:
-        """`kill_wait`: seconds from TERM to KILL; `min_job_age`: seconds for which an ended job is remembered."""
+        """`kill_wait`: seconds from TERM to KILL. `min_job_age`: seconds for which an ended job is remembered."""
         self._folder = folder.resolve()
         self._jobs = self._folder / "jobs"
         self._jobs.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -101,12 +102,13 @@ class LocalDriver:
         return [folder.name for folder in folders]
 
     def _new_folders(self, tasks: int | None) -> list[Path]:
-        """Folders for new jobs. The counter only grows, in place: one short write, complete or absent if we are killed."""
+        """Make folders for new jobs. The counter only grows, by one short write in place: a kill leaves it complete or
+        absent."""
         counter = os.open(self._folder / "next-id", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(counter, fcntl.LOCK_EX)
             id = int(os.pread(counter, 20, 0) or b"1")
-            # After a power cut the counter may be behind the folders.
+            # After a power cut the counter may be lower than the number of a folder.
             while (self._jobs / str(id)).exists() or (self._jobs / f"{id}_0").exists():
                 id += 1
             os.pwrite(counter, str(id + 1).encode(), 0)
@@ -138,7 +140,7 @@ class LocalDriver:
         return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))
 
     def _observe(self, folder: Path) -> Job | None:
-        with contextlib.suppress(FileNotFoundError):  # another driver removes it just now
+        with contextlib.suppress(FileNotFoundError):  # another driver is removing it
             job = LocalJob(folder).observe()
             if job is not None:
                 return job
@@ -147,7 +149,7 @@ class LocalDriver:
         return None
 
     def _purge(self, folder: Path) -> None:
-        """Remove a job in one rename, so that nobody sees a job without some of its files."""
+        """Remove a job by one rename, so that nobody sees a job without some of its files."""
         trash = self._folder / "trash"
         trash.mkdir(exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
@@ -160,7 +162,7 @@ class LocalDriver:
             job = LocalJob(self._jobs / id)
             if not _ID.fullmatch(id) or not job.folder.is_dir() or job.ended:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # removed just now
+            with contextlib.suppress(FileNotFoundError):  # another driver has just removed it
                 if number is None:
                     job.cancel()
                 else:
@@ -183,7 +185,7 @@ def _time_limit(text: str) -> int:
 
 
 def _expand(pattern: str, values: dict[str, str]) -> str:
-    """Replace the codes of sbatch's filename pattern: `%j` and similar ones, `%%` for a percent sign."""
+    """Replace the codes of sbatch's filename patterns: `%j` and similar ones, `%%` for a percent sign."""
     return re.sub("%(.)", lambda match: {**values, "%": "%"}.get(match[1], match[0]), pattern)
 
 

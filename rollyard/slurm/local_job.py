@@ -1,6 +1,6 @@
-"""One job of the local driver: its folder, its state, and its end when its step cannot record one.
+"""One job of the local driver: its folder, its state, and its end if its step cannot record it.
 
-Whatever was killed between any two lines, the next `observe` continues from the files.
+If a process is killed between any two lines, the next `observe` continues from the files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rollyard.slurm.base import Job, JobState
 from rollyard.slurm.process_identity import ProcessIdentity, processes_with_variable
 
 START_SECONDS = 30.0
-"""Seconds within which a step must take up a job; later it never starts."""
+"""Seconds within which a step must take the job. After them the job never starts."""
 KILLED = 128 + signal.SIGKILL
 NO_STEP = {"pid": 0, "start": 0, "boot": ""}
 """Content of `step.json` once no step may start the job any more."""
@@ -33,7 +33,7 @@ class LocalJob:
     folder: Path
 
     def create(self, script: str, **facts: Any) -> None:
-        """Write the submitted job down. Raises OSError; the job exists once this returns."""
+        """Record the submitted job. Raises OSError. The job exists once this returns."""
         (self.folder / "script").write_text(script)
         data = {"id": self.folder.name, "cookie": secrets.token_hex(16), "submit_time": time.time(), **facts}
         local_step.write(self.folder / "job.json", data)
@@ -43,7 +43,7 @@ class LocalJob:
         data = self._read("job")
         assert data is not None
         command = [sys.executable, "-I", "-S", local_step.__file__, str(self.folder)]
-        # A server that is a Slurm job itself must not pass its job's identity to these.
+        # A server that is a Slurm job itself must not pass its identity to these jobs.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_"))}
         environment[local_step.COOKIE] = data["cookie"]
         try:
@@ -61,7 +61,7 @@ class LocalJob:
             self._never_starts()
 
     def observe(self) -> Job | None:
-        """State of the job now; None while it does not exist. A job without a step is ended here if it must end."""
+        """Return the present state of the job; None if it does not exist. A job without a step is ended here if it must end."""
         data = self._read("job")
         if data is None:
             return None
@@ -90,8 +90,8 @@ class LocalJob:
         )
 
     def cancel(self) -> None:
-        """Ask for the job's end; its step, or the next `observe`, ends it."""
-        # Before step.json is read; see local_step.run. Created once: its age shows when KILL is due.
+        """Request the job's end. Its step, or the next `observe`, ends it."""
+        # Made before step.json is read; see local_step.run. Made only once, because its age shows when KILL is due.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.folder / "cancelled", os.O_CREAT | os.O_EXCL, 0o600))
         step, run = self._read("step"), self._read("run")
@@ -111,7 +111,7 @@ class LocalJob:
         return (self.folder / "end.json").exists()
 
     def _observe_without_step(self, data: dict[str, Any]) -> dict[str, Any] | None:
-        """State of a job without a recorded end. It runs on, or its step died; then its end is recorded and returned."""
+        """Return the end record of a job that has none yet; None while it runs. If its step has died, the end is recorded."""
         step = self._read("step")
         if step is None:
             late = time.time() - data["submit_time"] > START_SECONDS
@@ -134,7 +134,7 @@ class LocalJob:
         return self._read("end") or self._end_unseen(why, ran=run is not None)
 
     def _must_end(self, data: dict[str, Any], run: dict[str, Any] | None) -> tuple[str | None, bool]:
-        """Whether a job without a step was cancelled or has used up its time, and whether KILL is due by now."""
+        """Whether a job without a step was cancelled or has used up its time, and whether KILL is due."""
         now, wait = time.time(), data["kill_wait"]
         with contextlib.suppress(FileNotFoundError):
             return "CANCELLED", now - (self.folder / "cancelled").stat().st_mtime > wait
@@ -143,7 +143,7 @@ class LocalJob:
 
     def _never_starts(self) -> dict[str, Any] | None:
         if not local_step.write_once(self.folder / "step.json", NO_STEP):
-            return None  # a step took it up after all
+            return None  # a step has taken the job after all
         return self._end_unseen(None, ran=False)
 
     def _end_unseen(self, why: str | None, *, ran: bool) -> dict[str, Any]:

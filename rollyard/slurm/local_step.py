@@ -1,10 +1,10 @@
-"""Step of a local job, as slurmstepd is Slurm's: it runs one job and writes down how it ended.
+"""Step of a local job, as slurmstepd is for Slurm: it runs one job and records how the job ended.
 
-Started as `python -I -S local_step.py JOB_FOLDER`, with the standard library alone, so that it is small and outlives
-the server. It adopts the job's orphans (PR_SET_CHILD_SUBREAPER), so that every process of the job stays below it in the
-process tree, and all are gone before the end is written. Files in the folder, each complete or absent: `step.json`
-(this process; created once, by the first process that decides whether the job starts), `run.json` (the job's leader),
-`end.json` (how it ended).
+It is started as `python -I -S local_step.py JOB_FOLDER`, with the standard library alone, so that it is small and
+outlives the server. It adopts the job's orphans (PR_SET_CHILD_SUBREAPER). So every process of the job stays below it in
+the process tree, and all have ended before the end is recorded. Files in the folder, each complete or absent:
+`step.json` (this process; made once, by the first process that decides whether the job starts), `run.json` (the job's
+leader), `end.json` (how the job ended).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 COOKIE = "ROLLYARD_LOCAL_JOB"
-"""Environment variable that proves a process to be of this job once its step is gone."""
+"""Environment variable by which a process is known to be of this job after its step has ended."""
 END_REASONS = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown"}
 POLL_SECONDS = 1.0
 ENDING_POLL_SECONDS = 0.1
@@ -32,16 +32,16 @@ ENDING_POLL_SECONDS = 0.1
 
 def main(folder: Path) -> None:
     if os.fork():
-        os._exit(0)  # the driver waits for this one only; the step belongs to init
+        os._exit(0)  # the driver waits only for this process; the step becomes a child of init
     os.setsid()
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # a server under nohup would pass its ignored signals on to its jobs
-    # Before step.json: from there on a SIGTERM may come, and it must stay pending until it is handled.
+        signal.signal(number, signal.SIG_DFL)  # a server under nohup would pass its ignored signals to its jobs
+    # Before step.json is written: from then on a SIGTERM may come, and it must stay pending until it is handled.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not write_once(folder / "step.json", process_identity(os.getpid())):
-        return  # too late: the job is on record as never started
+        return  # too late: the record says that the job never started
     job = json.loads((folder / "job.json").read_text())
     try:
         end_now(folder, *run(folder, job))
@@ -60,7 +60,8 @@ def end_now(folder: Path, state: str, code: int, reason: str | None = None) -> N
 
 
 def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
-    # A cancel creates this file and then reads step.json; the step does it the other way round, so one sees the other.
+    # A cancel makes this file, then reads step.json. The step writes step.json, then looks for this file. One sees the
+    # other.
     if (folder / "cancelled").exists():
         return "CANCELLED", 0
     started, limit = time.time(), job["time_limit"]
@@ -81,7 +82,7 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
         environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
 
     def before_exec() -> None:
-        # In the leader itself: whenever we are killed, either it never ran or it is on record.
+        # In the leader itself: if a process is killed here, either the leader has never run or it is recorded.
         write(folder / "run.json", {**process_identity(os.getpid()), "start_time": started})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
@@ -100,10 +101,10 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
 
 
 def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
-    """Wait until the job is over: by itself, cancelled (SIGTERM to us), or at its time limit.
+    """Wait until the job has ended: by itself, cancelled (SIGTERM to this process), or at its time limit.
 
-    As in Slurm (cgroup.conf, SignalChildrenProcesses=no), TERM is for the leader, which may end its children in its own
-    order; `kill_wait` seconds later KILL is for all.
+    As in Slurm (cgroup.conf, SignalChildrenProcesses=no), TERM goes to the leader, which may end its children in its
+    own order. After `kill_wait` seconds all of them get KILL.
     """
     deadline, kill_at = time.monotonic() + limit, math.inf
     ending, cancelled = None, False
@@ -122,7 +123,7 @@ def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
 
 
 def reap(leader: int) -> int | None:
-    """Collect every child that has ended; return the leader's exit code, 128 + n for signal n."""
+    """Collect every child that has ended. Return the leader's exit code, 128 + n for signal n."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -135,7 +136,7 @@ def reap(leader: int) -> int | None:
 
 
 def job_processes() -> list[int]:
-    """Every living process of the job: all below us in the process tree."""
+    """Return every living process of the job: all below this one in the process tree."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -157,8 +158,8 @@ def signal_all(processes: list[int], *numbers: int) -> None:
 
 
 def stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on. Raises OSError when the process is gone."""
-    # The command in brackets may hold spaces and brackets itself: read from the last one.
+    """Return the fields of /proc/PID/stat from the state on. Raises OSError if the process has ended."""
+    # The command, in brackets, may contain spaces and brackets, so the fields are read after the last bracket.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -174,12 +175,12 @@ def end_record(state: str, code: int, reason: str | None = None) -> dict[str, An
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Replace a file atomically: readers see it complete or not at all."""
+    """Replace a file atomically, so that it is always complete."""
     _partial(path, data).rename(path)
 
 
 def write_once(path: Path, data: dict[str, Any]) -> bool:
-    """Create a file as `write` does; False if it exists already."""
+    """Create a file as `write` does; return False if it exists already."""
     partial = _partial(path, data)
     try:
         os.link(partial, path)
@@ -191,7 +192,7 @@ def write_once(path: Path, data: dict[str, Any]) -> bool:
 
 
 def _partial(path: Path, data: dict[str, Any]) -> Path:
-    # A name of its own: server and step may both write the same file.
+    # The name differs for each writer, because server and step may both write the same file.
     partial = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     with partial.open("w") as file:
         json.dump(data, file)

@@ -1,4 +1,4 @@
-"""Identity of a process: its pid, its start time, and the boot it was started in. A later process with its pid differs."""
+"""Identity of a process: its pid, its start time, and the boot in which it began. A later process with its pid differs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ProcessIdentity:
         return cls(int(data["pid"]), int(data["start"]), str(data["boot"]))
 
     def alive(self) -> bool:
-        """Whether this very process runs; a zombie or a later process with its pid does not count."""
+        """Whether this very process runs. A zombie, or a later process with its pid, does not count."""
         return boot_id() == self.boot and start_time(self.pid) == self.start
 
     def kill(self, signal: int) -> bool:
-        """Signal the process; False when it is gone."""
+        """Signal the process; return False if it has ended."""
         if not self.alive():
             return False
         with contextlib.suppress(ProcessLookupError):
@@ -41,7 +41,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Start time of a process; None when there is no such process, or only its zombie."""
+    """Return the start time of a process; None if there is no such process, or only its zombie."""
     try:
         fields = local_step.stat(pid)
     except OSError:
@@ -50,7 +50,7 @@ def start_time(pid: int) -> int | None:
 
 
 def processes_with_variable(name: str, value: str) -> list[ProcessIdentity]:
-    """Processes that were started with this variable in their environment, as far as this user may see."""
+    """Return the processes that were started with this variable in their environment, as far as this user may see them."""
     wanted, found = f"{name}={value}".encode(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

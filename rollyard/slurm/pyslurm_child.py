@@ -1,9 +1,9 @@
 """The child process of the pyslurm driver: the only code that imports pyslurm.
 
-It stands alone and works from Python 3.9 on, since it may run under another interpreter than the server's, and in a
-tree without Rollyard. It reads one request a line on stdin, `{"id": 1, "call": "jobs", ...}`. For each it writes one
-answer a line on its original stdout, `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. An answer with id 0
-comes first, with pyslurm's version, or the reason why it is missing. It ends when its stdin does.
+It imports nothing of ours and works from Python 3.9 on, because it may run under another interpreter than the server's,
+in an environment without Rollyard. It reads one request a line on stdin, `{"id": 1, "call": "jobs", ...}`. For each it
+writes one answer a line on its original stdout, `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. The first
+answer has the id 0, and pyslurm's version or the reason why pyslurm is missing. The process ends when its stdin ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pyslurm: Any = None
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # output that the library prints is no answer
+    os.dup2(2, 1)  # output that the library prints must not be read as an answer
     if not send_answer(answers, 0, start):
         return
     for line in sys.stdin:
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
-    """Send the result of `ask`, or its error; False for an error."""
+    """Send the result of `ask`, or its error; return False for an error."""
     try:
         said = {"id": id, "answer": ask()}
     except Exception as error:  # noqa: BLE001  (the server logs it)
@@ -46,9 +46,9 @@ def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
 def start() -> str:
     """Load pyslurm and return its version."""
     global pyslurm
-    # At import it would read a configuration, and end the process where it finds none.
+    # At import pyslurm would read a configuration, and end the process if it finds none.
     os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
-    # Waiting tasks of an array come as a text of ranges, which Slurm's library cuts at 64 letters by default.
+    # Waiting tasks of an array are listed as a text of ranges, which Slurm's library cuts at 64 characters by default.
     os.environ["SLURM_BITSTR_LEN"] = "0"
     pyslurm = importlib.import_module("pyslurm")
     for module in (pyslurm.core.job.job, pyslurm.db.job):
@@ -62,25 +62,25 @@ def version() -> str:
 
 
 def exit_code_and_signal(status: int) -> tuple[int, int]:
-    """Split a wait status. pyslurm's function takes 128 from any exit code above it: `exit 130` would read as `exit 2`."""
+    """Split a wait status. pyslurm's function subtracts 128 from any exit code above it: `exit 130` would read as `exit 2`."""
     return (0, 0) if status == NO_VALUE else (status >> 8 & 0xFF, status & 0x7F)
 
 
 def jobs(prefix: str) -> list[dict[str, Any]]:
-    """Our user's jobs with this name prefix; Slurm's library has no query for these alone."""
+    """Return our user's jobs with this name prefix. Slurm's library has no query for these alone."""
     me, now = os.getuid(), time.time()
     found: list[dict[str, Any]] = []
     for job in pyslurm.Jobs.load().values():
         if job.user_id == me and text(job, "name").startswith(prefix):
             end = job.end_time
-            if job.time_limit is None and end and end > now:  # Slurm puts an unlimited end a year off
+            if job.time_limit is None and end and end > now:  # Slurm sets an unlimited end to a year from now
                 end = None
             found += job_records(job, node=job.allocated_nodes, end=end)
     return found
 
 
 def accounting(ids: list[int]) -> list[dict[str, Any]]:
-    """Records of these jobs in slurmdbd; of an array, of all its tasks."""
+    """Return the records of these jobs in slurmdbd; for an array, those of all its tasks."""
     kept = pyslurm.slurmctld.Config.load().accounting_storage_type
     if not kept or kept.endswith("/none"):
         return []
@@ -91,7 +91,7 @@ def accounting(ids: list[int]) -> list[dict[str, Any]]:
 
 
 def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]]:
-    """Records of a job: one, or one for each task where it stands for all waiting tasks of an array."""
+    """Yield the records of a job: one, or one for each task if the job stands for all waiting tasks of an array."""
     facts = {
         "name": text(job, "name"),
         "comment": text(job, "comment"),
@@ -108,14 +108,14 @@ def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[st
     if job.array_id is None:
         yield {"id": str(job.id), **facts}
     else:
-        # pyslurm shows task 0 as none
+        # for task 0 pyslurm has no number
         tasks = waiting(job.array_tasks_waiting) if job.array_tasks_waiting else [job.array_task_id or 0]
         for task in tasks:
             yield {"id": f"{job.array_id}_{task}", **facts}
 
 
 def waiting(ranges: str) -> Iterator[int]:
-    """Numbers in `0-3,7,10-18:4`, or in slurmdbd's hexadecimal mask: bit 0 for task 0."""
+    """Yield the numbers in `0-3,7,10-18:4`, or in slurmdbd's hexadecimal mask: bit 0 for task 0."""
     if ranges.startswith("0x"):
         mask = int(ranges, 16)
         yield from (number for number in range(mask.bit_length()) if mask >> number & 1)
@@ -127,7 +127,7 @@ def waiting(ranges: str) -> Iterator[int]:
 
 
 def text(job: Any, field: str) -> str:
-    """A text field; empty where it is not UTF-8, since all our values are."""
+    """Return a text field. It is empty if it is not UTF-8, because all our values are."""
     try:
         return getattr(job, field) or ""
     except UnicodeDecodeError:
@@ -143,7 +143,7 @@ def site() -> dict[str, Any]:
 
 
 def partition(one: Any) -> dict[str, Any]:
-    """A partition as JSON. No limit is None; pyslurm has the word UNLIMITED for some of them."""
+    """Return a partition as JSON. If there is no limit, the value is None; for some limits pyslurm has the word UNLIMITED."""
     return {
         "name": one.name,
         "up": one.state == "UP",

@@ -1,8 +1,8 @@
-"""The driver that reads through pyslurm, in a child process, and acts by Slurm's own commands.
+"""The driver that reads through pyslurm, in a child process, and acts through Slurm's own commands.
 
-Jobs are submitted by `sbatch` and ended by `scancel`, as the cli driver does it. pyslurm's reader of `#SBATCH` lines
-drops options that it does not know and breaks on values with a space or an `=`. It cannot cancel a waiting task of an
-array, which has no job id of its own. The frequent query, the queue, starts no process here.
+`sbatch` submits jobs and `scancel` ends them, as in the cli driver. pyslurm's reader of `#SBATCH` lines drops options
+that it does not know, and fails on values with a space or an `=`. It cannot cancel a waiting task of an array, which
+has no job id of its own. The frequent query, of the queue, starts no process here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PYTHON_VARIABLE = "ROLLYARD_PYSLURM_PYTHON"
 
 
 def pyslurm_python() -> Sequence[str]:
-    """Command line of the Python that has pyslurm: the variable's words, else the server's own Python."""
+    """Return the command line of the Python that has pyslurm: the variable's words, else the server's own Python."""
     return shlex.split(os.environ.get(PYTHON_VARIABLE, "")) or [sys.executable]
 
 
@@ -39,7 +39,7 @@ class PyslurmDriver:
         python: Sequence[str] | None = None,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """`env`: environment of the child and the commands; this process's own when left out."""
+        """`env`: environment of the child and the commands; default: that of this process."""
         source = dict(os.environ if env is None else env)
         self._child = PyslurmProcess(python or pyslurm_python(), source, limit_seconds=limit_seconds)
         self._cli = CliDriver(source, limit_seconds=limit_seconds)
@@ -49,7 +49,7 @@ class PyslurmDriver:
         return self._child.pid
 
     async def version(self) -> str:
-        """pyslurm's version; Slurm is not queried. Raises SlurmUnreachable with the reason where there is no pyslurm."""
+        """Return pyslurm's version without a query to Slurm. Raises SlurmUnreachable with the reason if pyslurm is missing."""
         return str(await self._child.ask("version"))
 
     async def snapshot(self) -> Snapshot:
@@ -78,9 +78,10 @@ class PyslurmDriver:
 
 
 async def why_unfit(driver: PyslurmDriver, commands: Driver) -> str:
-    """Reason not to use this pyslurm: no answer, or another than Slurm's own commands give. Empty where it fits.
+    """Return why this pyslurm cannot be used: no answer, or another one than Slurm's own commands give. Empty if it
+    can.
 
-    A library that was built for another Slurm reads the controller's answers wrongly, or not at all.
+    A library that was built for another Slurm release reads the controller's answers wrongly, or not at all.
     """
     try:
         await driver.snapshot()

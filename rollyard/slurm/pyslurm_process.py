@@ -1,4 +1,4 @@
-"""The child process with pyslurm: one request at a time, each within a time limit, and killed after a failure.
+"""The child process with pyslurm. It handles one request at a time, within a time limit, and is killed after a failure.
 
 pyslurm holds Python's lock while it waits for Slurm, and Slurm's library may end its process at any call. Neither may
 happen to the server.
@@ -21,7 +21,7 @@ from typing import Any
 from rollyard.core.errors import SlurmUnreachable
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.25, 5.0
-"""Pause between the starts of two children, doubled by each failure in a row. It is part of a call's time."""
+"""Pause between the starts of two children; each failure in a row doubles it. It is part of a call's time."""
 MAX_ANSWER_BYTES = 256 << 20
 KILLED_SECONDS = 5.0
 """Time for the kernel to remove a killed child."""
@@ -30,16 +30,15 @@ _SOURCE = Path(__file__).with_name("pyslurm_child.py")
 
 
 class _ChildFailed(Exception):
-    """The child ended, or its output is no answer."""
+    """The child has ended, or its output is not an answer."""
 
 
 class PyslurmProcess:
-    """One child at a time, started on demand."""
+    """The child, started on demand; at most one at a time."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, limit_seconds: float) -> None:
-        """`command`: a Python (3.9 or later) that can import pyslurm. Our files may be out of its reach: its code is an
-        argument.
-        """
+        """`command`: a Python (3.9 or later) that can import pyslurm. It may be unable to read our files, so it gets
+        our code as an argument."""
         self._command = (*command, "-c", _SOURCE.read_text())
         self._env, self._limit = env, limit_seconds
         self._lock = asyncio.Lock()
@@ -50,12 +49,11 @@ class PyslurmProcess:
 
     @property
     def pid(self) -> int | None:
-        """The child's pid, if there is a child."""
+        """The child's pid; None if there is no child."""
         return self._child.process.pid if self._child is not None else None
 
     async def ask(self, call: str, **arguments: object) -> Any:
-        """Send a request and return its answer. The time limit counts from its turn on, and bounds the wait for the
-        turn too.
+        """Send a request and return its answer. Waiting for the turn and the request itself each have the time limit.
 
         Raises SlurmUnreachable with the library's words, or with the child's end.
         """
@@ -70,7 +68,7 @@ class PyslurmProcess:
             self._lock.release()
 
     async def close(self) -> None:
-        await self._end()  # a running call fails at once
+        await self._end()  # so that a running call fails at once
         async with self._lock:
             await self._end()
 
@@ -88,7 +86,8 @@ class PyslurmProcess:
                 self._failures = 0
                 return answer["answer"]
             why = str(answer.get("error"))
-        # Also after an error that it reported: the library reads slurm.conf once, and that may have been the reason.
+        # Also after an error that the child reported: the library reads slurm.conf only once, and this may have been
+        # the cause.
         self._failures += 1
         await self._end()
         raise SlurmUnreachable(f"pyslurm: {why}")
@@ -100,7 +99,7 @@ class PyslurmProcess:
         await child.write(request)
         while True:
             answer = await child.read()
-            # id 0: it could not start. A lower one: the answer of a call that was cancelled.
+            # id 0: the child could not start. A lower id: the answer of a call that was cancelled.
             if answer["id"] == request["id"] or (answer["id"] == 0 and "error" in answer):
                 return answer
 
@@ -115,12 +114,12 @@ class PyslurmProcess:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=self._env,
-                cwd="/",  # where Python looks first for imports
+                cwd="/",  # the first folder in which Python looks for imports
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
                 limit=MAX_ANSWER_BYTES,
-                start_new_session=True,  # ^C is the server's; and a wrapper around the child is ended with it
+                start_new_session=True,  # ^C is the server's; a wrapper around the child ends with it
             )
         except OSError as error:
             raise _ChildFailed(f"{self._command[0]} cannot be run: {error.strerror}") from None
@@ -134,7 +133,7 @@ class PyslurmProcess:
 
 
 class _Child:
-    """A started child; a task reads its stderr until it ends."""
+    """A started child. A task reads its stderr until it ends."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -147,7 +146,7 @@ class _Child:
 
     async def write(self, request: Mapping[str, object]) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # it has ended: the next read has the reason
+        with contextlib.suppress(ConnectionError):  # the child has ended: the next read has the reason
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
 
@@ -161,12 +160,12 @@ class _Child:
             answer = json.loads(line)
             if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
                 raise ValueError
-        except (ValueError, RecursionError):  # too long, no UTF-8, no JSON, or other JSON
+        except (ValueError, RecursionError):  # too long, not UTF-8, not JSON, or other JSON
             raise _ChildFailed("it printed an invalid answer") from None
         return answer
 
     async def end(self) -> None:
-        """Kill the child: it may be stopped, or stuck in the library, and has no state to lose."""
+        """Kill the child. It may be stopped or blocked in the library, and it has no state to lose."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -1,8 +1,7 @@
 """Our own Python packages as one file, which each node unpacks once.
 
-Hundreds of jobs that import some thousand files over a network at the same moment keep its servers busy for minutes.
-The archive holds Rollyard, the installed task handlers, and the dependencies of these; a model server's own packages
-are not in it.
+If hundreds of jobs import some thousand files over a network at the same moment, its servers are busy for minutes. The
+archive contains Rollyard, the installed task handlers and the dependencies of both, but no packages of a model server.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ KEPT_ARCHIVES = 3
 
 
 class PythonArchive:
-    """Archive in a folder that nodes see."""
+    """Archive in a folder that the nodes can read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._archive: Path | None = None
 
     def archive(self, template: AllocationTemplate) -> Path | None:
-        """Archive that jobs of this template unpack; None where they import as they are. Blocks at the first call."""
+        """Archive that jobs of this template unpack; None if they import without one. Blocks at the first call."""
         match template.stage_python:
             case "Never":
                 return None
@@ -49,7 +48,7 @@ class PythonArchive:
                 return self._archive
 
     def pack(self, template: AllocationTemplate) -> None:
-        """Make the archive that jobs of this template name, unless it is there. Blocks; raises OSError."""
+        """Make the archive for jobs of this template, unless it exists. Blocks; raises OSError."""
         archive = self.archive(template)
         if archive is None or archive.exists():
             return
@@ -68,7 +67,7 @@ class PythonArchive:
 
 
 def _files() -> Iterator[tuple[Path, str]]:
-    """(file, its name below the import folder); Rollyard's own are taken from its source folder, installed or not."""
+    """Yield (file, its name below the import folder). Rollyard's own files come from its source folder, installed or not."""
     for found in _distributions():
         for file in found.files or ():
             path = Path(str(found.locate_file(file)))
@@ -85,7 +84,7 @@ def _own_packages() -> Iterator[tuple[Path, str]]:
 
 
 def _distributions() -> list[Distribution]:
-    """Dependencies of Rollyard and of the node agents' plug-ins, each once; without Rollyard itself."""
+    """Dependencies of Rollyard and of the node agents' plug-ins, each once, without Rollyard itself."""
     plug_ins = {e.dist.name for group in PLUG_INS for e in entry_points(group=group) if e.dist is not None}
     found: dict[str, Distribution] = {}
     _with_dependencies({"rollyard", *plug_ins}, found)
@@ -100,7 +99,7 @@ def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> 
         try:
             found[plain] = distribution(plain)
         except PackageNotFoundError:
-            continue  # required elsewhere than here, or not needed for the installed packages
+            continue  # required on other platforms, or not needed for the installed packages
         needs = map(Requirement, found[plain].requires or ())
         _with_dependencies(
             [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})], found
@@ -108,7 +107,7 @@ def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> 
 
 
 def _fingerprint() -> str:
-    """Digest that changes with Python's version, a package's version, and any line of ours."""
+    """Digest that changes with Python's version, a package's version, and any line of our code."""
     # RECORD has the hash of each file: a package that is built again may keep its version.
     words = [sys.version, *(f"{d.name} {d.version} {d.read_text('RECORD')}" for d in _distributions())]
     words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own_packages()]

@@ -1,8 +1,8 @@
-"""Check whether a template can be fulfilled here, before any job is submitted. Pure.
+"""Check whether this site can run a template's jobs, before any job is submitted. Pure.
 
-A job that can never start is an error. Nodes and partitions that are down count with their resources, because they
-come back. A job that has to wait for them gets a warning. So does a job above a limit of a partition, if a
-QOS may lift this limit.
+A job that can never start is an error. Nodes and partitions that are down count with their resources, because they come
+back. If a job has to wait for them, there is a warning. There is one too if a job is above a limit of a partition that
+a QOS may lift.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rollyard.slurm.base import Node, Partition, Site
 
 GIB = 1 << 30
 MOST_NAMES = 12
-"""Available names listed in one message."""
+"""Greatest number of available names in one message."""
 
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:
-    """Errors by field, each with a remedy. None where the site publishes no partitions."""
+    """Return errors by field, each with a remedy. There are none if the site publishes no partitions."""
     if not site.partitions or template.within is not None:
         return []
     unknown = [name for name in _template_fields(template) if name not in site.partitions]
@@ -37,13 +37,13 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
         return [_cause("partition", f"this site has no default partition; write one of {_some_names(site.partitions)}")]
     if wrong := [*_unknown_nodes(template, site), *_unknown_features(template, site)]:
         return wrong
-    # A job may start in any of them, so the template is wrong only if every partition refuses it.
+    # A job may start in any of these partitions, so the template is wrong only if all of them refuse it.
     found = [_refusals(template, partition, site) for partition in partitions]
     return min(found, key=len) if all(found) else []
 
 
 def find_doubts(template: AllocationTemplate, site: Site) -> list[str]:
-    """Reasons why jobs of a correct template may be refused, or will have to wait, as things are now."""
+    """Return why jobs of a correct template may be refused, or will have to wait, in the present state."""
     partitions = _partitions(template, site) if template.within is None else []
     up = [p for p in partitions if p.up]
     if partitions and not up:
@@ -64,7 +64,7 @@ def _template_fields(template: AllocationTemplate) -> list[str]:
 
 
 def _partitions(template: AllocationTemplate, site: Site) -> list[Partition]:
-    """Requested partitions that exist, or the default one."""
+    """Return the requested partitions that exist, or the default one."""
     asked = _template_fields(template)
     if asked:
         return [site.partitions[name] for name in asked if name in site.partitions]
@@ -81,7 +81,7 @@ def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
 
 
 def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
-    """Features that no node has. Slurm refuses an expression that contains such a name in any place."""
+    """Yield features that no node has. Slurm refuses an expression that contains such a name anywhere."""
     known = {feature for node in site.nodes.values() for feature in node.features}
     asked = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
     names = [name for name in asked if name not in known]
@@ -104,7 +104,7 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
-    """Limits that a QOS may lift (its flags PartitionTimeLimit and PartitionMaxNodes, which are not known here)."""
+    """Yield limits that a QOS may lift (by its flags PartitionTimeLimit and PartitionMaxNodes, which are not known here)."""
     name = partition.name
     if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
         limit = walltime_text(partition.max_seconds)
@@ -114,9 +114,9 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
-    """Errors if too few nodes are large enough: first for each resource by itself, then for all together."""
+    """Return errors if too few nodes are large enough: first for each resource alone, then for all together."""
     if not any(name in site.nodes for name in partition.nodes):
-        return []  # its nodes are unknown
+        return []  # the partition's nodes are unknown
     foreign = [n for text in template.nodelist for n in expand(text) if n not in partition.nodes]
     if foreign:
         return [_cause("nodelist", f"{_some_names(foreign)}: not in partition {partition.name}")]
@@ -156,7 +156,7 @@ def _requested_sizes(
 
 
 def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
-    """Known nodes of a partition that are not excluded; of a `nodelist` for one node, only those in it."""
+    """Return the known nodes of a partition that are not excluded. If a `nodelist` is for one node, return only those in it."""
     excluded = {name for text in template.exclude for name in expand(text)}
     named = {name for text in template.nodelist for name in expand(text)} if template.nodes == 1 else set()
     names = (named or partition.nodes) - excluded

@@ -1,4 +1,4 @@
-"""User names as Slurm shows them, some by number and some by name."""
+"""User names as Slurm shows them: some as numbers, some as names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pwd
 
 
 def known_user(user: str) -> str:
-    """`uid 0 (root)`, from a uid or a name; a user unknown to this machine and an empty text stay as they are."""
+    """Return `uid 0 (root)` for a uid or a name. A user that this machine does not know, and an empty text, stay unchanged."""
     if not user:
         return ""
     try:

@@ -1,1 +1,1 @@
-"""Token exactness lives here: sampled ids reach the trainer unchanged; text is never tokenised back."""
+"""Token exactness: sampled ids reach the trainer unchanged, and sampled text is never tokenised again."""

@@ -12,23 +12,22 @@ from rollyard.core.errors import TaskError, TemplateUnusable
 from rollyard.tokens.template_roles import ends_turns, in_channels, in_parts, roles_in_parts
 
 Message = dict[str, Any]
-"""A message with `role`, `content`, and further fields that the template knows."""
+"""A message with `role`, `content`, and further fields that the template uses."""
 
 
 class ChatTemplate:
     """Renders messages as text and tokenises text."""
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int]) -> None:
-        """`tokenizer` is a transformers tokenizer with a chat template. Raises TemplateUnusable when either cannot be
-        used."""
+        """`tokenizer` is a transformers tokenizer with a chat template. Raises TemplateUnusable if either cannot be used."""
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        """The inner part of a fast tokenizer: the same ids and texts in two thirds of the time."""
-        if self._fast is not None:  # the tokenizer's file may enable it
+        """The inner part of a fast tokenizer. It gives the same ids and texts in two thirds of the time."""
+        if self._fast is not None:  # the tokenizer's file may have enabled it
             self._fast.no_truncation()
             self._fast.no_padding()
         self.stop_ids = tuple(stop_ids)
-        """Ids that end a turn; the first is the tokenizer's own."""
+        """Ids that end a turn; the first one is the tokenizer's own."""
         added = tokenizer.added_tokens_decoder
         self.ends = {i: added[i].content if i in added else self.decode([i]) for i in self.stop_ids}
         """The text that a template writes for each of these ids."""
@@ -39,7 +38,7 @@ class ChatTemplate:
     def load(cls, folder: Path, model: Path | None = None) -> ChatTemplate:
         """Load from a tokenizer's folder in Hugging Face layout. Takes about a second.
 
-        `model`: the folder with the model's config.json, if it is another one. Raises TemplateUnusable when tokenizer
+        `model`: the folder with the model's config.json, if it is another folder. Raises TemplateUnusable if tokenizer
         or template cannot be used for any conversation.
         """
         try:
@@ -67,10 +66,10 @@ class ChatTemplate:
         return in_channels(self._rendered, self._parts)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """Render the messages. Contents are text; they are passed as the template requires, which may be a list of
+        """Render the messages. Contents are text; they are passed as the template requires, possibly as a list of
         parts.
 
-        Raises TaskError when the template itself refuses the conversation, TemplateUnusable when it fails.
+        Raises TaskError if the template itself refuses the conversation, TemplateUnusable if it fails.
         """
         if self._parts:
             messages = [in_parts(m) if m["role"] in self._parts else m for m in messages]
@@ -80,19 +79,18 @@ class ChatTemplate:
             raise TemplateUnusable(f"TemplateUnusable: the model's chat template fails: {error}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Tokenise exactly this text: no token is added before or after it."""
-        if self._fast is not None:  # as a batch: a single text would keep the interpreter's lock
+        """Tokenise exactly this text. No token is added before or after it."""
+        if self._fast is not None:  # as a batch, because for a single text the interpreter's lock would be held
             ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def encode_behind(self, last: int | None, text: str) -> list[int]:
-        """Tokenise a text that follows this id, None for no id.
+        """Tokenise a text that follows the id `last`; None if it follows no id.
 
-        The text is tokenised after a token that ends turns, and that token is removed afterwards. So a tokenizer that
-        treats the start of a text, or the space after a token, in a special way gives the same ids as in the whole
-        text.
+        The text is tokenised after a token that ends turns, which is then removed. So a tokenizer that treats the start
+        of a text, or the space after a token, in a special way gives the same ids as within the whole text.
         """
         front = last if last in self.stop_ids else next(iter(self.stop_ids), None)
         if text and last is not None and front is not None and (front == last or self._has_start_ids):
@@ -102,7 +100,7 @@ class ChatTemplate:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Decode ids for people and parsers. The text must never be encoded again."""
+        """Decode ids for people and parsers. The resulting text must never be encoded again."""
         if self._fast is not None:
             text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special)
         else:
@@ -113,7 +111,7 @@ class ChatTemplate:
 
     @cached_property
     def _has_start_ids(self) -> bool:
-        """Whether a text has other ids at the start than after a token."""
+        """Whether the tokenizer gives a text other ids at the start than after a token."""
         return self.encode(self.ends[self.stop_ids[0]] + "a")[1:] != self.encode("a")
 
     def _rendered(
@@ -127,7 +125,7 @@ class ChatTemplate:
             )
         except TemplateSyntaxError as error:
             raise TemplateUnusable(f"line {error.lineno}: {error.message}") from None
-        # TypeError: a template may add or iterate over values of a wrong type; messages may contain anything
+        # TypeError: a template may add or iterate over values of a wrong type, because messages may contain anything
         except (
             TemplateError,
             TypeError,
@@ -137,7 +135,7 @@ class ChatTemplate:
             AttributeError,
             RecursionError,
         ) as e:
-            if type(e) is TemplateError:  # raised by raise_exception
+            if type(e) is TemplateError:  # raised by the template's raise_exception
                 raise TaskError(f"the model's chat template refuses the conversation: {e}") from None
             raise TemplateUnusable(f"{type(e).__name__}: {e}") from None
         return text
@@ -169,12 +167,12 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _check_size(tokenizer: Any, model: Path) -> None:
-    """Raise TemplateUnusable for ids without an embedding in the model."""
+    """Raise TemplateUnusable if the tokenizer has ids that the model has no embedding for."""
     try:
         config = json.loads((model / "config.json").read_text())
         rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     except (OSError, ValueError, AttributeError):
-        return  # the engine reports it
+        return  # the engine reports this
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if isinstance(rows, int) and largest >= rows:
         raise TemplateUnusable(
@@ -184,7 +182,7 @@ def _check_size(tokenizer: Any, model: Path) -> None:
 
 
 def _stop_ids(folder: Path, eos: int | None) -> list[int]:
-    """Collect the tokenizer's own end id and those that the engine reads from generation_config.json."""
+    """Collect the tokenizer's own end id, and those that the engine reads from generation_config.json."""
     file = folder / "generation_config.json"
     try:
         more = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None

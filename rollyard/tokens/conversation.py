@@ -1,9 +1,9 @@
 """A conversation as token ids. Sampled ids are canonical; only the text around them is ever tokenised.
 
-Each time, the model's template renders the whole conversation with the turns as they were sampled. If the rendering
-begins with the text of all ids so far, only the rest is tokenised and appended. If not, the prefix is broken: a new
-segment opens with the current rendering, with sampled ids where it contains their exact text, and the break is counted.
-In both cases the prompt's ids spell the rendering.
+For each prompt the model's template renders the whole conversation, with the turns as they were sampled. If the
+rendering begins with the text of all ids so far, only the rest is tokenised and appended. If not, the prefix is broken:
+a new segment begins with the current rendering, with sampled ids where it contains their exact text, and the break is
+counted. In both cases the prompt's ids decode to the rendering.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Break", "BreakCause", "Conversation"]
 
 
 class Conversation:
-    """One conversation: takes messages as text and turns as ids; returns the next prompt, and at the end the segments."""
+    """One conversation. It takes messages as text and turns as ids; it returns the next prompt, and at the end the segments."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Conversation:
         tools: Sequence[dict[str, Any]] = (),
         opened_by: Break | None = None,
     ) -> None:
-        """`opened_by`: why this does not continue another conversation; counted in `breaks`."""
+        """`opened_by`: why this does not continue another conversation; it is counted in `breaks`."""
         self.breaks: list[Break] = [opened_by] if opened_by is not None else []
         self._template = template
         self._renderer = Renderer(template, tools)
@@ -39,11 +39,11 @@ class Conversation:
         self._sampled: list[SampledTurn] = []
         self._builders = [SegmentBuilder(opened_by=opened_by)]
         self._settled_count = 0
-        """Number of messages up to the last turn; later messages may still be replaced."""
+        """Number of messages up to the last turn. Later messages may still be replaced."""
         self._rendered: str | None = None
-        """Text of the next prompt; None when it is not known yet."""
+        """Text of the next prompt; None if it is not known yet."""
         self._pending: list[int] = []
-        """Last ids of the next prompt; they join a segment only when a turn is sampled after them."""
+        """Last ids of the next prompt. They join a segment only when a turn is sampled after them."""
 
     @property
     def segment_count(self) -> int:
@@ -57,7 +57,7 @@ class Conversation:
     def prompt_ids(self) -> list[int]:
         """Return the ids for the next model call.
 
-        Raises TaskError when the template refuses the conversation, TemplateUnusable when it fails.
+        Raises TaskError if the template refuses the conversation, TemplateUnusable if it fails.
         """
         if self._rendered is None:
             rendered = self._renderer.whole(self._messages)
@@ -78,8 +78,8 @@ class Conversation:
     ) -> str:
         """Append the model's answer to `prompt_ids()`; return its text without the token that ended it.
 
-        Ids that the caller put at its beginning have no logprob and no version. `weights_version` is one for all ids,
-        or one for each id. Raises ValueError when the lengths differ.
+        Ids at its beginning that came from the caller have no logprob and no version. `weights_version` is one for all
+        ids, or one for each id. Raises ValueError if the lengths differ.
         """
         versions = [weights_version] * len(ids) if isinstance(weights_version, str) else list(weights_version)
         if not len(ids) == len(logprobs) == len(versions):
@@ -104,29 +104,29 @@ class Conversation:
 
     @property
     def last(self) -> SampledMessage:
-        """The turn sampled or recalled last, to be recalled in another conversation. Raises IndexError before any."""
+        """The turn sampled or recalled last, to be recalled in another conversation. Raises IndexError if there is none."""
         answer = self._messages[self._settled_count - 1] if self._settled_count else None
         if not isinstance(answer, SampledMessage):
             raise IndexError("nothing was sampled yet")
         return answer
 
     def add_recalled(self, answer: SampledMessage) -> None:
-        """Append a turn that was sampled in another conversation, before any turn of this one: its ids are context here."""
+        """Append a turn sampled in another conversation, before any turn of this one. Its ids are context here."""
         self._append(answer.turn, answer.calls, answer.content)
         self._invalidate()
 
     def replace_unanswered(self, messages: Sequence[Message]) -> None:
-        """Put these messages after the last turn, in place of any that are there."""
+        """Put these messages after the last turn; they replace those that are there."""
         self._messages[self._settled_count :] = messages
         self._invalidate()
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Append messages of a user, or any others that do not answer a call."""
+        """Append messages of a user, or others that do not answer a call."""
         self._messages += messages
         self._invalidate()
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[str], content: str = "") -> None:
-        """Append one result for each call of the last sampled turn, in the same order; `content`: text beside them."""
+        """Append one result for each call of the last sampled turn, in the same order. `content`: text beside the calls."""
         answer = self._messages[-1]
         if not isinstance(answer, SampledMessage) or len(calls) != len(results):
             raise ValueError("results follow a sampled turn, one for each of its calls")
@@ -149,7 +149,7 @@ class Conversation:
         self._settled_count = len(self._messages)
 
     def _invalidate(self) -> None:
-        """Forget the next prompt after a change of messages, with a segment opened for a prompt that got no answer."""
+        """Discard the next prompt after a change of messages, and a segment that was opened for a prompt without an answer."""
         self._rendered = None
         if len(self._builders) > 1 and self._builders[-1].prompt_length is None:
             self._builders.pop()
@@ -159,7 +159,7 @@ class Conversation:
         """Open a segment with the sampled turns of a rendering, by their ids; return the text after all of them."""
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]
-        if before.prompt_length is None:  # no turn was sampled on it, so no prefix breaks
+        if before.prompt_length is None:  # no turn was sampled in this segment, so no prefix is broken
             track = self._builders[-1] = SegmentBuilder(opened_by=before.opened_by)
         else:
             broken = Break(len(self._sampled), *before.difference(rendered, marked, self._sampled))
@@ -169,7 +169,7 @@ class Conversation:
         position = 0
         for placed in locate_turns(rendered, marked, self._sampled, self._template) if marked is not None else ():
             turn = self._sampled[placed.number]
-            # they were sampled, and are trained on, after another prefix; here they are context
+            # these ids were sampled, and are trained on, after another prefix; here they are context
             track.append_prompt(self._ids(rendered[position : placed.start]))
             track.append_prompt((turn.ids if placed.ended else turn.content_ids)[placed.first :])
             track.turns.append(placed)

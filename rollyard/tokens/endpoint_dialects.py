@@ -1,9 +1,9 @@
-"""The dialects of model servers: the request of each, and the place of each value in the answer's chunks.
+"""The dialects of model servers: the request of each, and the place of each value in the chunks of its answer.
 
-Every engine of Rollyard serves `/v1/completions`, and its proxy states the weights version there. Servers of others are
-asked by `/inference/v1/generate` (vLLM with --enable-scale-out) where they serve it: it makes no text of the ids, names
-the id beside each logprob, and states the weights version of each token itself. `/generate` (SGLang) is used where the
-server's probe found no token ids in completions.
+Every engine of Rollyard serves `/v1/completions`, and its proxy adds the weights version. For servers of others,
+`/inference/v1/generate` (vLLM with --enable-scale-out) is used if they serve it: it makes no text of the ids, names the
+id beside each logprob, and has the weights version of each token. `/generate` (SGLang) is used if the server's probe
+found no token ids in completions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class StreamChunk:
     ids: list[int] | None
     logprobs: list[Any]
     named: list[int] | None
-    """The ids named with the logprobs, if they are named."""
+    """The ids that came with the logprobs, if they did."""
     prompt_ids: list[int] | None
     prompt_tokens: int | None
-    """Number of prompt tokens, when the prompt is not sent back."""
+    """Number of prompt tokens, if the prompt is not sent back."""
     finish_reason: Any
     stop_reason: int | str | None
     weight_versions: list[dict[str, Any]] | None
@@ -45,15 +45,15 @@ class Dialect:
     body: Callable[[str, Sequence[int], Sampling, int, Sequence[int]], Body]
     chunk: Callable[[dict[str, Any]], StreamChunk]
     reader: Callable[[], Callable[[Any], Any]] = lambda: _unchanged
-    """Makes, for one answer, the function that converts its events to the shape that `chunk` parses."""
+    """Function that makes, for one answer, a function from its events to the form that `chunk` parses."""
     echoes: bool = True
-    """Whether it sends the prompt's ids back; otherwise it sends only their number."""
+    """Whether the server sends the prompt's ids back. Otherwise it sends only their number."""
 
 
 def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> Body:
-    """Build the parameters in vLLM's names; the engine's neutral default applies to omitted ones.
+    """Build the parameters with vLLM's names. For omitted ones the engine's neutral default applies.
 
-    If less than the least number of tokens fits, that number is lowered: engines refuse a minimum that cannot be met.
+    If fewer tokens fit than the minimum, the minimum is lowered, because engines refuse one that cannot be reached.
     """
     if sampling.min_tokens is not None:
         sampling = evolve(sampling, min_tokens=min(sampling.min_tokens, max_tokens))

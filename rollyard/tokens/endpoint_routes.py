@@ -1,4 +1,4 @@
-"""Finds the dialect of an endpoint: probed once, and again after a while, because servers of others change."""
+"""Finds the dialect of an endpoint. It is probed once, and again after a while, because servers of others change."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ MAX_ROUTES = 4096
 class Route:
     dialect: Dialect
     context: int | None
-    """Context in tokens as the server reports it; queried when the dialect needs it."""
+    """Length of the context in tokens, as the server reports it. It is queried if the dialect needs it."""
     found_at: float
 
 
 class Routes:
-    """The routes of the endpoints used so far."""
+    """The routes of the endpoints that have been used."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
         self._ways: OrderedDict[str, Route] = OrderedDict()
 
     async def of(self, endpoint: Endpoint) -> Route:
-        """Return the endpoint's route; never raises. Without an answer it is completions, and the next request fails
+        """Return the endpoint's route; never raises. Without an answer it is completions; then the next request fails
         instead."""
-        if endpoint.ca:  # our own engine: its proxy states the weights versions only on completions
+        if endpoint.ca:  # our own engine: its proxy adds the weights version only to completions
             return Route(COMPLETIONS, None, 0.0)
         if endpoint.dialect == "sglang":
             return Route(SGLANG, None, 0.0)
@@ -58,10 +58,10 @@ class Routes:
                 served = answer.status in (
                     400,
                     422,
-                )  # the path exists: only the fields missing in an empty body are refused
+                )  # the path exists: a missing field in the empty body is refused, and nothing else
             if served:
                 context = await self._context(base, endpoint.model, headers)
-        # generate does not stop at the end of the context: without its length, completions are safer
+        # generate does not stop at the end of the context, so without the context's length completions are safer
         return Route(GENERATE if served and context else COMPLETIONS, context, time.monotonic())
 
     async def _context(self, base: str, model: str, headers: dict[str, str]) -> int | None:

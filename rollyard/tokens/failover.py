@@ -1,7 +1,7 @@
 """Sampling that survives a failing endpoint: a conversation stays on one, and moves to another with the ids it has.
 
-The node agent samples so for its leases, the gateway for the sessions of external agents. They differ only in where
-another endpoint comes from, their `Checkout`.
+The node agent samples in this way for its leases, the gateway for the sessions of external agents. They differ only in
+their `Checkout`, which chooses another endpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollyard.wire.endpoint import SEED_STRIDE, Endpoint
 log = logging.getLogger(__name__)
 
 MAX_MOVES = 10
-"""Moves of one turn."""
+"""Greatest number of moves of one turn."""
 POLL_SECONDS = 0.2
 
 
@@ -34,15 +34,15 @@ class Checkout(Protocol):
     """Chooses the endpoint to sample from, before each turn and after each failure."""
 
     async def __call__(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
-        """Return `current` or another one. Raises Unavailable while there is none: it is then called again.
+        """Return `current` or another endpoint. Raises Unavailable if there is none; then it is called again.
 
-        `failed`: id of `current` if it has just failed, else empty; `again`: the call before found none.
+        `failed`: id of `current` if it has just failed, else empty. `again`: the previous call found none.
         """
         ...
 
 
 class FailoverPolicy:
-    """One conversation's way to the model. Its calls may be parallel; they use the same endpoint."""
+    """Takes one conversation's calls to an endpoint. Parallel calls use the same endpoint."""
 
     def __init__(
         self,
@@ -54,12 +54,12 @@ class FailoverPolicy:
         wait_seconds: float,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """`wait_seconds`: greatest wait for an endpoint; `poll_seconds`: greatest time between two checkouts of it."""
+        """`wait_seconds`: greatest wait for an endpoint. `poll_seconds`: greatest time between two checkouts during a wait."""
         self.endpoint = endpoint
         self.waiting = ""
-        """Why its calls wait for an endpoint; empty when they do not wait."""
+        """Reason why the calls wait for an endpoint; empty if they do not wait."""
         self.limit: asyncio.Timeout | None = None
-        """The caller's time limit; it is paused while a failed endpoint is replaced, because that gap is not its fault."""
+        """The caller's time limit. It is paused while a failed endpoint is replaced, because the caller did not cause this."""
         self._tokens = tokens
         self._stop_ids = list(stop_ids)
         self._checkout = checkout
@@ -72,9 +72,9 @@ class FailoverPolicy:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """Sample one turn on as many endpoints as needed; each continues with the ids sampled so far.
+        """Sample one turn on as many endpoints as needed. Each continues with the ids sampled so far.
 
-        Raises StreamLost when the last of MAX_MOVES moves failed too, with all sampled tokens in `.partial`;
+        Raises StreamLost if the last of MAX_MOVES moves failed too, with all sampled tokens in `.partial`;
         ContextExceeded, EndpointRefused, NoEndpoint, and the errors of the checkout.
         """
         self._sampling += 1
@@ -86,9 +86,9 @@ class FailoverPolicy:
                 self._leave_task.cancel()
 
     def leave(self) -> None:
-        """Ask for another endpoint at once, and let the calls in flight go on there, each with the ids it has.
+        """Request another endpoint at once, where the calls in flight continue, each with the ids that it has.
 
-        A call goes only when no more tokens arrive for it.
+        A call moves only when no more tokens arrive for it.
         """
         if self._sampling and (self._leave_task is None or self._leave_task.done()):
             self._leave_task = asyncio.create_task(self._leave())
@@ -134,7 +134,7 @@ class FailoverPolicy:
     async def _next_endpoint(self, failed: str) -> Endpoint:
         began = time.monotonic()  # measured before the lock, because parallel calls wait together
         async with self._move_lock:
-            if failed in ("", self.endpoint.id):  # else another call has reported the same lost endpoint
+            if failed in ("", self.endpoint.id):  # otherwise another call has reported the same lost endpoint
                 with self._paused_limit() if failed else contextlib.nullcontext():
                     self.endpoint = await self._wait_for_endpoint(failed, began)
             return self.endpoint
@@ -171,17 +171,17 @@ class FailoverPolicy:
 
 
 def seed_after(seed: int, drawn: int) -> int:
-    """Return the seed with which a request continues elsewhere after `drawn` tokens.
+    """Return the seed with which a request continues at another endpoint after `drawn` tokens.
 
     The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
-    continues exactly as if there had been no break; another engine simply gets a different seed.
+    continues exactly as without a break; other engines get a different seed.
     """
     moved = (seed + drawn * SEED_STRIDE) % 2**64
     return moved - 2**64 if moved >= 2**63 else moved
 
 
 def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:
-    """Return the sampling for the rest of a turn: another seed, and `min_tokens` lowered by the tokens drawn."""
+    """Return the sampling for the rest of a turn: another seed, and `min_tokens` lowered by the number of drawn tokens."""
     if not drawn:
         return sampling
     update: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Requests in flight at model servers. A quiet request can be ended with the ids it has, to continue elsewhere."""
+"""Requests in flight at model servers. A quiet request can be ended with its ids so far, to continue at another server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from rollyard.tokens.streamed_response import OnProgress
 
 QUIET_SECONDS = 2.0
-"""A request that received ids more recently stays: a server that looks dead from elsewhere may still answer here."""
+"""Seconds after its last ids for which a request stays: a server that others cannot reach may still answer here."""
 
 
 class InFlightRequest:
-    """One request in flight; called with the ids of each chunk."""
+    """One request in flight. It is called with the ids of each chunk."""
 
     def __init__(self, endpoint: str, on_progress: OnProgress | None) -> None:
         self.endpoint = endpoint
@@ -39,7 +39,7 @@ class InFlightRequests:
 
     @asynccontextmanager
     async def during(self, request: InFlightRequest) -> AsyncIterator[None]:
-        """Register the request for the block. Raises TimeoutError when the request is ended from outside."""
+        """Register the request for the block. Raises TimeoutError if the request is ended by `end_quiet`."""
         self._requests.add(request)
         try:
             async with request.limit:

@@ -10,7 +10,7 @@ from rollyard.core.errors import EndpointLost
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sampled answer. The first three lists have equal length; the token that ended the turn is included."""
+    """A sampled answer. The first three lists have the same length and include the token that ended the turn."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Sampled:
         )
 
     def ended(self, stop_ids: Sequence[int], max_tokens: int) -> Sampled | None:
-        """Return this as a finished turn if all of it arrived and only the finish reason is missing; else None."""
+        """Return this as a finished turn if everything has arrived except the finish reason; else None."""
         if self.token_ids and self.token_ids[-1] in stop_ids:
             return Sampled(self.token_ids, self.logprobs, self.weights_versions, "stop")
         if len(self.token_ids) >= max_tokens:
@@ -38,7 +38,7 @@ class Sampled:
 
 
 class StreamLost(EndpointLost):
-    """The endpoint failed before the end; the tokens received so far stay valid."""
+    """The endpoint failed before the end. The tokens received so far stay valid."""
 
     def __init__(self, message: str, partial: Sampled) -> None:
         super().__init__(message)

@@ -12,32 +12,32 @@ CHANNEL = "<|channel|>"
 ANALYSIS = CHANNEL + "analysis"
 MESSAGE = "<|message|>"
 NEXT_MESSAGE = "<|start|>assistant"
-"""Harmony writes thoughts as a separate message; the text after this marker is the answer with its header."""
+"""Marker after thoughts, which Harmony writes as a separate message. The answer with its header follows."""
 MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
 HALF = "\ufffd"
-"""Decoded text of bytes that form no whole character."""
+"""Text of bytes that form no whole character."""
 TAIL = 4
-"""Number of a prompt's last ids that are decoded together with a turn."""
+"""Number of last ids of a prompt that are decoded together with a turn."""
 
 
 @dataclass(frozen=True)
 class SampledTurn:
     ids: list[int]
     text: str
-    """Text of the ids without the token that ended them; this is the message's content for the template."""
+    """Text of the ids without the token that ended them. For the template it is the message's content."""
     end: str
-    """Text of the token that ended it; empty when a limit ended it."""
+    """Text of the token that ended the turn; empty if a limit ended it."""
     spellings: tuple[str, ...]
     """Possible texts of the turn after a prompt: some tokenizers omit a space where a text begins.
 
-    Empty when its bytes run into the neighbouring text.
+    Empty if the turn ends or begins within a character.
     """
     marker: str = ""
-    """Marker that ends the turn's thoughts; empty without thoughts, or when the template knows no marker."""
+    """Marker that ends the turn's thoughts; empty if there are none, or if the template has no marker."""
 
     @property
     def content_ids(self) -> list[int]:
-        """The ids without the one that ended them."""
+        """The ids without the one that ended the turn."""
         return self.ids[:-1] if self.end else self.ids
 
     @property
@@ -45,15 +45,15 @@ class SampledTurn:
         return bool(self.marker)
 
     def split_thoughts(self) -> tuple[str, str]:
-        """Split into thoughts with their end marker, and the rest. The first is empty without thoughts."""
+        """Split into the thoughts with their end marker, and the rest. Without thoughts the first part is empty."""
         end = self.text.rfind(self.marker) + len(self.marker) if self.marker else 0
         return self.text[:end], self.text[end:]
 
     def possible_remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
         """Yield the parts of the turn that a rendering may contain: index of the first id, and the text.
 
-        These are the whole turn, or the part after its thoughts, with or without those leading white-space characters
-        that are tokens of their own.
+        These are the whole turn, or the part after its thoughts. That part may begin after white space, if this is
+        tokens of its own.
         """
         yield from ((0, text) for text in self.spellings)
         if not self.thinks or not self.spellings:
@@ -70,7 +70,7 @@ class SampledTurn:
 
 
 def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[int] = ()) -> SampledTurn:
-    """Read a turn that was sampled after a prompt; nothing of it is ever tokenised."""
+    """Read a turn that was sampled after a prompt. No part of it is ever tokenised."""
     ended = bool(ids) and ids[-1] in template.stop_ids
     said = list(ids[:-1] if ended else ids)
     text, end = template.decode(said), template.ends[ids[-1]] if ended else ""
@@ -87,13 +87,13 @@ def _marker(template: ChatTemplate, text: str) -> str:
 
 
 def _is_stable(template: ChatTemplate, said: Sequence[int], text: str) -> bool:
-    """Return whether half a character at the end decodes equally before another byte; with byte tokens it may not."""
+    """Return whether half a character at the end decodes to the same text before another byte. With byte tokens it may not."""
     byte = "\x01"
     return template.decode([*said, *template.encode_behind(next(iter(template.stop_ids), None), byte)]) == text + byte
 
 
 def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Sequence[int]) -> tuple[str, ...]:
-    """Decode the turn after the prompt's last ids, and also alone when the tokenizer does not return texts unchanged."""
+    """Decode the turn after the prompt's last ids; also alone, if the tokenizer does not return texts unchanged."""
     before, together = template.decode(tail), template.decode([*tail, *said])
     if not together.startswith(before):
         return () if template.exact else (text,)
@@ -102,7 +102,7 @@ def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Seq
 
 
 def _ids_up_to_marker(template: ChatTemplate, ids: Sequence[int], marker: str, times: int) -> int:
-    """Return the smallest number of leading ids whose text contains the marker so many times."""
+    """Return the smallest number of leading ids whose text contains the marker this many times."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""A segment that is still growing; decides whether a new rendering of the conversation continues it."""
+"""A segment that is still growing. It decides whether a new rendering of the conversation continues it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class BreakCause(StrEnum):
     TURN_DROPPED = "TurnDropped"
     """A sampled turn is missing, repeated or in another place."""
     THOUGHTS_DROPPED = "ThoughtsDropped"
-    """The template leaves out the part of a turn up to the end of its thoughts."""
+    """The template leaves out a turn's thoughts."""
     HISTORY_CHANGED = "HistoryChanged"
     """An agent with its own loop sent a history that no earlier call had.
 
-    It was edited or shortened, comes from a sub-agent, or was sent in parallel with another call.
+    The history was edited or shortened, comes from a sub-agent, or was sent in parallel with another call.
     """
 
 
 @dataclass(frozen=True)
 class Break:
     turn: int
-    """Number of the turn for which the new segment opens, from 0."""
+    """Number of the turn for which the new segment is opened, from 0."""
     cause: BreakCause
     why: str = field(default="", compare=False)
     """Explanation for people: the turn, and the place where the texts differ."""
@@ -44,25 +44,25 @@ class Break:
 
 @dataclass(frozen=True)
 class PlacedTurn:
-    """A sampled turn in a segment, by its ids from index `first` on."""
+    """A sampled turn in a segment. Its ids from index `first` on are there."""
 
     number: int
     first: int
     start: int
-    """Position in the segment's text, as is `end`."""
+    """Position in the segment's text; `end` is one too."""
     end: int
     ended: bool
-    """Whether the token that ended it is included."""
+    """Whether the token that ended the turn is included."""
 
 
 @dataclass
 class SegmentBuilder:
-    """Everything up to the last sampled token."""
+    """Everything of a segment up to its last sampled token."""
 
     text: str = ""
-    """Text of the template before the last sampled turn, which equals the text of the ids there."""
+    """Text of the template before the last sampled turn. It equals the text of the ids there."""
     sampled_text: tuple[str, ...] = ("",)
-    """Possible texts of that turn, with its end."""
+    """Possible texts of the last sampled turn, with its end."""
     turns: list[PlacedTurn] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -91,7 +91,7 @@ class SegmentBuilder:
         )
 
     def text_after(self, rendered: str) -> str | None:
-        """Return the part of a rendering after this segment's text; None when the rendering does not begin with that text."""
+        """Return the part of a rendering after this segment's text; None if the rendering does not begin with that text."""
         if rendered.startswith(self.text):
             for said in self.sampled_text:
                 if rendered.startswith(said, len(self.text)):
@@ -125,9 +125,9 @@ class SegmentBuilder:
 def locate_turns(
     rendered: str, marked: MarkedRendering, sampled: Sequence[SampledTurn], template: ChatTemplate
 ) -> Iterator[PlacedTurn]:
-    """Yield the sampled turns that a rendering contains word for word, in their order.
+    """Yield the sampled turns that a rendering contains word for word, in order.
 
-    `marked` gives the places to search. A turn with another text in the rendering is skipped and stays text.
+    `marked` gives the places to search. A turn that has another text in the rendering is skipped and stays text.
     """
     position, free = 0, 0
     for before, seen in zip(marked.texts, marked.turns, strict=False):
@@ -137,8 +137,8 @@ def locate_turns(
         position = found + len(before)
         turn = sampled[seen.number]
         for first, text in turn.possible_remainders(template):
-            # the turn may have sampled the end of the text before its placeholder (an opening tag, a header), but
-            # never the token that ended the previous turn, which is present by its id
+            # A turn may have sampled the end of the text before its placeholder (an opening tag, a header), but never
+            # the token that ended the previous turn: that one is present by its id.
             start = rendered.rfind(text, max(found, free), position + len(text)) if text else -1
             if start >= 0:
                 position = start + len(text)

@@ -1,4 +1,4 @@
-"""Parses server-sent events of a byte stream, with a limit on the wait for each."""
+"""Parses the server-sent events of a byte stream, with a limit on the wait for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ async def events(content: aiohttp.StreamReader, first_seconds: float, next_secon
     """Yield the JSON of each `data:` line up to the end of the body: only a fully read connection can be reused.
 
     Lines are split here because aiohttp's readline has a limit of 128 KiB, and the first chunk repeats the prompt's
-    ids. Raises TimeoutError, and ValueError when a line is not JSON.
+    ids. Raises TimeoutError, and ValueError if a line is not JSON.
     """
     rest, seconds = b"", first_seconds
     while True:

@@ -1,4 +1,4 @@
-"""SGLang's `/generate`, its route with token ids; answers are converted to the form of `/v1/completions`."""
+"""SGLang's `/generate`, its route with token ids. Answers are converted to the form of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ UNKNOWN = ("allowed_token_ids", "bad_words")
 def body(
     model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
 ) -> dict[str, Any]:
-    """Build the request. Raises EndpointRefused for parameters that SGLang lacks. `model` is unused: SGLang serves only
-    one."""
+    """Build the request. Raises EndpointRefused for parameters that SGLang lacks. `model` is unused, because SGLang
+    serves only one."""
     for name in UNKNOWN:
         if getattr(sampling, name) is not None:
             raise EndpointRefused(f"SGLang has no `{name}`; leave it out of `sampling`, or use a pool of vLLM")
@@ -41,9 +41,9 @@ def body(
 
 
 class SglangChunks:
-    """Converts SGLang's events to chunks with only the new tokens.
+    """Converts SGLang's events to chunks that have only the new tokens.
 
-    An option of the server decides whether an event has all tokens so far or only the new ones.
+    An option of the server decides whether an event has all tokens so far, or only the new ones.
     """
 
     def __init__(self) -> None:

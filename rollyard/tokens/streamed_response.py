@@ -1,6 +1,6 @@
 """Collects one streamed answer and checks it against its request, because a trainer will learn from it.
 
-No error message here contains a token of the endpoint or a header.
+Error messages here contain no token of the endpoint and no header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.wire.endpoint import Endpoint
 
 OnProgress = Callable[[Sequence[int]], None]
-"""Called with the ids of each chunk as it arrives."""
+"""Function that is called with the ids of each chunk as it arrives."""
 
 MAX_MESSAGE = 300
 TOO_LONG = re.compile(
@@ -28,18 +28,18 @@ TOO_LONG = re.compile(
 )
 """Patterns by which vLLM, SGLang, llama.cpp and the embedded engine report that a prompt does not fit.
 
-The last is vLLM's error for a prompt that fills the context exactly: it lowers max_tokens to the rest, and then refuses
-that as too low.
+The last pattern is vLLM's error for a prompt that fills the context exactly: vLLM lowers max_tokens to the rest, 0, and
+then refuses 0 as too low.
 """
 LIMIT = re.compile(r"(?:context (?:length|size|window)|model length)\D{0,12}(\d+)", re.I)
 LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
-"""Finish reasons of engines for a reached length limit."""
+"""Finish reasons with which engines report that a length limit was reached."""
 ROUNDING = 1e-4
-"""Logprobs are float32 in engines: a certain token may have one slightly above 0."""
+"""Tolerance of logprobs, which are float32 in engines: for a certain token one may be slightly above 0."""
 UNNAMED_TOKEN = "default"
-"""vLLM's version of weights without a name."""
+"""Version that vLLM reports for weights without a name."""
 MISSING_LOGPROB = -9999.0
-"""Sent by vLLM in place of minus infinity, which JSON lacks."""
+"""Number that vLLM sends for minus infinity, which JSON lacks."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SentRequest:
 
 
 class PromptTooLong(ContextExceeded):
-    """The endpoint reported it, perhaps with the number of tokens that fit."""
+    """The endpoint reported that the prompt does not fit, perhaps with the number of tokens that do."""
 
     def __init__(self, message: str) -> None:
         limit = LIMIT.search(message)
@@ -80,7 +80,7 @@ class StreamedResponse:
         self._stop_reason: int | str | None = None
 
     def add_event(self, event: Any) -> None:
-        """Add one event: a chunk, a new weights version, an error in the middle of the stream, or usage alone."""
+        """Add one event: a chunk, a new weights version, an error in the middle of the stream, or only usage."""
         event = self._read(event)
         if not isinstance(event, dict):
             return
@@ -100,7 +100,7 @@ class StreamedResponse:
                 "use an engine that supports `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)",
             )
         for logprob in chunk.logprobs:
-            # comparisons with NaN are false
+            # with NaN every comparison is false
             if not isinstance(logprob, int | float) or not MISSING_LOGPROB < logprob <= ROUNDING:
                 self._refuse_answer(f"sent {logprob} as a token's logprob", "check its weights and its --logprobs-mode")
         self._ids += ids
@@ -118,7 +118,7 @@ class StreamedResponse:
 
     def _end(self, chunk: StreamChunk) -> None:
         reason, self._stop_reason = chunk.finish_reason, chunk.stop_reason
-        if isinstance(reason, dict):  # SGLang's own shape
+        if isinstance(reason, dict):  # SGLang's own form
             if TOO_LONG.search(str(reason.get("message", ""))):
                 raise PromptTooLong(self._plain(str(reason["message"])))
             reason = reason.get("type", "abort")
@@ -167,8 +167,7 @@ class StreamedResponse:
         return self._finish_reason in ("stop", "length")
 
     def result(self) -> Sampled:
-        """Return the tokens. Raises StreamLost when the end is missing, AnswerRefused for an answer that cannot be
-        trained on."""
+        """Return the tokens. Raises StreamLost if the end is missing, AnswerRefused if the answer cannot be trained on."""
         if self._finish_reason is None:
             raise self.lost("the stream ended early")
         if not self.finished:
@@ -206,7 +205,7 @@ class StreamedResponse:
 
 
 def _error_sentence(text: str) -> str:
-    """Return the sentence of an engine's error, out of the JSON that it comes in."""
+    """Return the sentence of an engine's error from the JSON around it."""
     try:
         body = from_json(text)
     except ValueError:

@@ -16,7 +16,7 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 class TemplateCache:
-    """Loads each template once, in a thread: that takes seconds, including the import of transformers.
+    """Loads each template once, in a thread. This takes seconds, including the import of transformers.
 
     A refused template is loaded again only when its files have changed.
     """
@@ -56,6 +56,6 @@ class TemplateCache:
 
 
 def files_stamp(folder: Path) -> Stamp:
-    """Return a stamp that changes when the files of tokenizer or template are written."""
+    """Return a stamp that changes when a file of the tokenizer or the template is written."""
     found = sorted({file for pattern in FILES for file in folder.glob(pattern) if file.is_file()})
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in found)

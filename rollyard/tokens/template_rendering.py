@@ -1,7 +1,7 @@
-"""The template's renderings of a conversation: with the real texts, and with a placeholder for every sampled turn.
+"""The template's renderings of a conversation: one with the real texts, one with a placeholder for every sampled turn.
 
-The model gets the real rendering. The other one only serves to find the sampled turns in it, and to see how the
-template changed them: its text is never tokenised.
+The model gets the real rendering. The other one serves only to find the sampled turns in it, and to see how the
+template changed them. Its text is never tokenised.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rollyard.tokens.sampled_turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_E
 from rollyard.tokens.tool_calls import ToolCall
 
 THOUGHTS, BODY, CALL = "t", "b", "c"
-"""Parts of a turn. A turn with calls is rendered from its text, or from its calls when the template requires them."""
+"""Parts of a turn. A turn with calls is rendered from its text, or from its calls if the template requires this."""
 MANGLED = 9
-"""Number of placeholder characters that are recognised even if the template changed the rest."""
+"""Number of placeholder characters by which a placeholder is recognised even if the template changed the rest."""
 
 CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -33,7 +33,7 @@ class SampledMessage:
     number: int
     turn: SampledTurn
     calls: tuple[ToolCall, ...] = ()
-    """Known after the turn has been parsed."""
+    """Calls of the turn; known after it has been parsed."""
     content: str = ""
     """Text of the turn beside its calls."""
 
@@ -71,15 +71,14 @@ class Renderer:
         self._tools = list(tools)
         self._harmony = template.in_channels
         self._structured = False
-        """True when the template refused tool results without a structured call before them; then all calls are
-        structured."""
+        """True: the template refused tool results without a structured call before them, so all calls are structured."""
         # only letters and digits, so that no template trims, escapes or splits it
         self._nonce = f"{secrets.token_hex(8)}turn"
         self._placeholder = re.compile(rf"{self._nonce}(\d+)([{THOUGHTS}{BODY}{CALL}])end")
         self._ends = re.compile("|".join(map(re.escape, template.ends.values())))
 
     def whole(self, messages: Sequence[Message | SampledMessage]) -> str:
-        """Return the text for the model. Raises TaskError and TemplateUnusable as the template does."""
+        """Return the text for the model. Raises TaskError and TemplateUnusable like the template."""
         try:
             return self._text(messages, real=True)
         except (TaskError, TemplateUnusable):
@@ -93,16 +92,16 @@ class Renderer:
             raise
 
     def marked(self, messages: Sequence[Message | SampledMessage]) -> MarkedRendering | None:
-        """Render with placeholders; None when the template does not accept them."""
+        """Render with placeholders; return None if the template does not accept them."""
         try:
             return self._read(self._text(messages, real=False))
         except (TaskError, TemplateUnusable):
             return None
 
     def ids(self, text: str, behind: int | None) -> list[int]:
-        """Tokenise a piece of the real rendering; the only way from a template's text to ids.
+        """Tokenise a piece of the real rendering. This is the only way from a template's text to ids.
 
-        `behind`: the token before it. Raises ValueError for a text with a placeholder.
+        `behind`: the token before it. Raises ValueError if the text has a placeholder.
         """
         if self._nonce in text:
             raise ValueError("a placeholder is no text for a model")
@@ -122,7 +121,7 @@ class Renderer:
             message["content"] = answer.content if calls else turn.text
         else:
             thoughts, rest = turn.split_thoughts()
-            if turn.thinks:  # the template writes the channels itself, and refuses texts that contain them
+            if turn.thinks:  # the template itself writes the channels, and refuses texts that contain them
                 message["thinking"] = _without_marks(thoughts.removesuffix(MESSAGE_ENDS).partition(MESSAGE)[2])
             if not calls:
                 message["content"] = _without_marks(rest.rpartition(MESSAGE)[2])
@@ -132,7 +131,7 @@ class Renderer:
         return message
 
     def _message(self, answer: SampledMessage) -> Message:
-        """The turn as a message with placeholders."""
+        """Return the turn as a message with placeholders."""
         thinks, calls = answer.turn.thinks, self._structured and bool(answer.calls)
         message: Message = {"role": "assistant"}
         body = answer.content if calls else self._mark(answer, BODY)
@@ -169,7 +168,7 @@ class Renderer:
         return MarkedRendering(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
 
     def _turns(self, text: str) -> Iterator[tuple[int, int, SeenTurn]]:
-        """Yield begin and end of each turn. Its thoughts and the part after them are one turn, with any text between."""
+        """Yield begin and end of each turn. Thoughts, the part after them, and any text between are one turn."""
         marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
         joined = False
         for this, then in pairwise([*marks, (0, 0, -1, "")]):
@@ -180,8 +179,7 @@ class Renderer:
             yield this[0], (then if joined else this)[1], SeenTurn(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
-        """Find the end of the calls. The template's text for them belongs to the turn; the rest begins with the turn's
-        end."""
+        """Find the end of the calls. The template's text for the calls belongs to the turn; then the turn's end follows."""
         end = self._ends.search(text, position)
         return end.start() if end is not None else position
 

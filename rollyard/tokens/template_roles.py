@@ -1,7 +1,7 @@
-"""Checks how a chat template treats each role, with one test word for each role, before any conversation.
+"""Checks how a chat template treats each role before any conversation. Each role has one test word.
 
-Templates take contents as text, or as a list of parts, and drop other forms without an error. So each role's word must
-appear for one of the two forms, or the template must refuse the role itself.
+Templates take contents as text or as a list of parts, and silently drop the other form. So each role's word must appear
+with one of the two forms, or the template must refuse the role.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from rollyard.core.errors import TaskError, TemplateUnusable
 
 Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
-"""(messages, tools, add_generation_prompt) -> text, contents as they are. Raises TaskError, TemplateUnusable."""
+"""Function of (messages, tools, add_generation_prompt) that returns text. Raises TaskError, TemplateUnusable."""
 
 WORDS = {"user": "quvo", "assistant": "zemi", "system": "wyfa", "tool": "jexo"}
-"""Short, so that no template cuts them, and lower case: they are searched without regard to case."""
+"""Short words, so that no template cuts them. They are searched without regard to case."""
 SECOND_USER_WORD = "hupi"
 FINAL = "<|channel|>final<|message|>"
 CALL_ID = "aaaaaaaaa"
@@ -41,7 +41,7 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
 def roles_in_parts(render: Render) -> frozenset[str]:
     """Return the roles whose content the template requires as a list of parts.
 
-    Raises TemplateUnusable for a template that fails, or that drops the text of a role, with tools or without.
+    Raises TemplateUnusable if a template fails, or drops the text of a role, with tools or without.
     """
     parts: set[str] = set()
     for role in WORDS:
@@ -70,7 +70,7 @@ def roles_in_parts(render: Render) -> frozenset[str]:
 
 
 def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> bool:
-    """Return whether the template writes one of these after an assistant's text."""
+    """Return whether the template writes one of `ends` after an assistant's text."""
     for messages, tools in (
         (_conversation("assistant")[0], []),
         ([*_conversation("assistant")[0], _message("user", SECOND_USER_WORD)], []),
@@ -85,7 +85,7 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
             behind = text.lower().rfind("bash" if messages[1].get("tool_calls") else WORDS["assistant"])
             if behind < 0 and tools:
                 continue
-            behind = max(behind, 0)  # the case of the letters was changed: any place is accepted
+            behind = max(behind, 0)  # the template changed upper or lower case: any place is accepted
             upto = text.lower().find(SECOND_USER_WORD, behind)
             if any(end in text[behind : upto if upto >= 0 else None] for end in ends):
                 return True
@@ -93,8 +93,8 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
 
 
 def in_channels(render: Render, parts: Collection[str]) -> bool:
-    """Return whether the template writes an answer as a message in a channel (gpt-oss); a mere mention of channels does
-    not count."""
+    """Return whether the template writes an answer as a message in a channel (gpt-oss). Merely naming channels does not
+    count."""
     messages = [in_parts(m) if m["role"] in parts else m for m in _conversation("assistant")[1]]
     try:
         return FINAL + WORDS["assistant"] in render(messages, [], True)
@@ -103,7 +103,7 @@ def in_channels(render: Render, parts: Collection[str]) -> bool:
 
 
 def _beside_tools(render: Render, role: str, parts: Collection[str]) -> int:
-    """Return 2 when tools make no difference, 1 when the template raises with tools, 0 when the text is silently dropped."""
+    """Return 2 if tools make no difference, 1 if the template raises with tools, 0 if the text is silently dropped."""
     errors: list[TaskError | TemplateUnusable] = []
     return 2 if _shows(render, role, parts, TOOLS, errors) else int(bool(errors))
 
@@ -124,12 +124,12 @@ def _shows(
     for messages in _conversation(role):
         try:
             shown = text(messages, WORDS[role])
-            # the template printed the list itself with its brackets, which is not intended
+            # the template printed the list itself, with its brackets, and not the text
             if role in parts and any(f"text{q}: {q}{WORDS[role]}" in shown for q in "'\""):
                 continue
             if WORDS[role] in shown.lower():
                 return True
-            # reversed, or in other letters: the difference must come from the word alone
+            # reversed, or with other case: the difference must come from the word alone
             if text(messages, SECOND_USER_WORD) != shown == text(messages, WORDS[role]):
                 return True
         except (TaskError, TemplateUnusable) as error:
@@ -142,7 +142,7 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 
 def _conversation(role: str) -> list[list[dict[str, Any]]]:
-    """Conversations in which the role has a message; it must be rendered in at least one."""
+    """Return conversations in which the role has a message. At least one of them must be rendered."""
     user, said = _message("user", WORDS["user"]), _message("assistant", WORDS["assistant"])
     match role:
         case "user":

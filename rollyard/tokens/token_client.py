@@ -1,6 +1,6 @@
-"""Token ids in, token ids out: a client of model servers in vLLM's shapes that keeps everything it received.
+"""A client of model servers with vLLM's API: token ids in, token ids out. It keeps everything that it has received.
 
-Answers are streamed, so that the ids received before a failure are kept and another endpoint continues from there.
+Answers are streamed, so the ids received before a failure are kept, and another endpoint continues from there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StreamTimeouts:
 
     connect: float = 10.0
     first_token: float = 300.0
-    """Time to the first token, including queueing and the prompt."""
+    """Time to the first token, including waiting and reading the prompt."""
     next_token: float = 60.0
 
     @classmethod
@@ -44,7 +44,7 @@ class StreamTimeouts:
 class TokenClient:
     """Calls model servers. `http` trusts their certificates; the caller closes it.
 
-    `timeouts`: limits for all endpoints; each endpoint's own apply when it is omitted.
+    `timeouts`: limits for all endpoints. Without it each endpoint's own limits apply.
     """
 
     def __init__(self, http: aiohttp.ClientSession, timeouts: StreamTimeouts | None = None) -> None:
@@ -62,10 +62,10 @@ class TokenClient:
         on_progress: OnProgress | None = None,
         in_flight: InFlightRequests | None = None,
     ) -> Sampled:
-        """Sample one turn on one endpoint. A turn ended through `in_flight` raises StreamLost.
+        """Sample one turn on one endpoint. If `in_flight` ends it, StreamLost is raised.
 
-        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused when the endpoint refuses the request,
-        AnswerRefused for an answer that cannot be trained on, and ContextExceeded when the prompt leaves no room for a
+        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused if the endpoint refuses the request,
+        AnswerRefused for an answer that cannot be trained on, and ContextExceeded if the prompt leaves no room for a
         token.
         """
         if sampling.logprobs != endpoint.logprobs:
@@ -83,7 +83,7 @@ class TokenClient:
         try:
             return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
         except PromptTooLong as error:
-            # some engines refuse a prompt that fits when max_tokens does not fit after it
+            # some engines refuse a prompt that fits, if max_tokens does not fit after it
             room = error.context - len(prompt_ids) if error.context is not None else 0
             if not 0 < room < max_tokens:
                 raise

@@ -1,1 +1,1 @@
-"""The slurmrestd driver: for machines without Slurm's commands, or for quick submits."""
+"""The slurmrestd driver: for machines without Slurm's commands, or for faster submits."""

@@ -1,4 +1,4 @@
-"""Address of slurmrestd and our credentials: a URL, and a token that may be renewed under a running server."""
+"""Address of slurmrestd and our credentials: a URL, and a token that may be renewed while the server runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN_VARIABLE = "SLURM_JWT"
 
 @dataclass(frozen=True, slots=True)
 class SlurmrestdAddress:
-    """`url` is the base of all requests; with a `socket` its host does not matter."""
+    """`url` is the base of all requests. With a `socket` the URL's host does not matter."""
 
     url: str
     socket: str | None = None
@@ -41,7 +41,7 @@ class SlurmrestdAddress:
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> SlurmrestdAddress:
-        """Read the address from the environment. Raises Invalid where it has none."""
+        """Read the address from the environment. Raises Invalid if there is none."""
         text = env.get(URL_VARIABLE, "")
         if not text:
             raise Invalid(
@@ -56,7 +56,7 @@ class SlurmrestdAddress:
 
 @dataclass(frozen=True, slots=True)
 class SlurmCredentials:
-    """Credentials of the user that our jobs belong to. `token_file` is read for each request, so a token can be renewed."""
+    """Credentials of the user who owns our jobs. `token_file` is read for each request, so a token can be renewed."""
 
     token: str | None = None
     token_file: Path | None = None
@@ -67,9 +67,9 @@ class SlurmCredentials:
         return cls(env.get(TOKEN_VARIABLE) or None, Path(file) if file else None)
 
     def read(self) -> str | None:
-        """The current token; None where there is none, as on a socket that knows its callers.
+        """Return the current token; None if there is none, as on a socket that identifies its callers.
 
-        Raises SlurmUnreachable for a file that cannot be read and for an expired token.
+        Raises SlurmUnreachable for a file that cannot be read, and for an expired token.
         """
         token = self.token
         if self.token_file is not None:
@@ -77,7 +77,8 @@ class SlurmCredentials:
                 words = self.token_file.read_text().split()
             except (OSError, UnicodeDecodeError) as error:
                 raise SlurmUnreachable(f"no token for slurmrestd: {self.token_file}: {error}") from None
-            token = words[-1].removeprefix(f"{TOKEN_VARIABLE}=") if words else ""  # as `scontrol token` prints it
+            # as `scontrol token` prints it: NAME=token
+            token = words[-1].removeprefix(f"{TOKEN_VARIABLE}=") if words else ""
         expiry = claims(token).get("exp") if token else None
         if isinstance(expiry, int | float) and expiry <= time.time():
             at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(expiry))
@@ -95,14 +96,14 @@ class SlurmCredentials:
 
     @staticmethod
     def user(token: str | None) -> str:
-        """Our user name for Slurm: the token's, else that of this process."""
+        """Return our user name for Slurm: the token's, else that of this process."""
         found = claims(token) if token else {}
         name = found.get("sun") or found.get("username")
         return name if isinstance(name, str) else getpass.getuser()
 
 
 def claims(token: str) -> dict[str, object]:
-    """Claims of a JWT; empty for other text. Slurm checks its signature."""
+    """Return the claims of a JWT; empty for other text. Slurm checks its signature."""
     try:
         payload = token.split(".")[1]
         found = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

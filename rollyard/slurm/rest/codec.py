@@ -1,6 +1,6 @@
-"""Common parts of all versions of slurmrestd's bodies: records of jobs, tasks of arrays, errors. Pure.
+"""The parts of slurmrestd's bodies that all versions share: records of jobs, tasks of arrays, errors. Pure.
 
-A malformed body raises KeyError, TypeError or ValueError; the driver turns them into SlurmUnreachable.
+A malformed body raises KeyError, TypeError or ValueError; the driver turns these into SlurmUnreachable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Body = Mapping[str, Any]
 
 
 class NotJson(ValueError):
-    """The answer is not JSON, so it is not slurmrestd's."""
+    """The answer is not JSON, so slurmrestd has not sent it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,11 @@ class QueueAnswer:
     """Parsed answer about jobs."""
 
     errors: list[tuple[int, str]]
-    """Errors in the answer; with any, the other fields are empty."""
+    """Errors in the answer. If there are any, the other fields are empty."""
     changed_at: int | None = None
-    """Unix seconds of the last change; 0 where there was none since the requested time, None if unknown."""
+    """Unix seconds of the last change; 0 if nothing changed since the requested time, None if unknown."""
     jobs: Mapping[str, Job] = field(default_factory=dict)
-    """Our jobs, by id; empty where nothing changed."""
+    """Our jobs, by id; empty if nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -44,30 +44,30 @@ class Codec(ABC):
     version: str
     """Version in the URL's path, such as v0.0.38."""
     fields: frozenset[str] | None = None
-    """Fields of a submitted job that the server knows, if it ignores others; None if it refuses others itself."""
+    """Fields of a submitted job that the server knows, if it ignores unknown fields; None if it refuses them itself."""
 
     column = 0
     """Column in the table of options."""
 
-    # one by one, as this version writes it
+    # single values, as this version writes them
 
     @abstractmethod
     def number(self, value: Any) -> int | None:
-        """A number; None where it is not set, or unlimited."""
+        """Return a number; None if it is not set, or unlimited."""
 
     @abstractmethod
     def state(self, value: Any) -> JobState: ...
 
     @abstractmethod
     def exit_code(self, value: Any, state: JobState) -> int | None:
-        """Exit code as a shell shows it; None where it is not given."""
+        """Return the exit code as a shell shows it; None if it is missing."""
 
     @abstractmethod
     def environment(self, variables: Mapping[str, str]) -> object: ...
 
     @abstractmethod
     def release(self, body: Body) -> str:
-        """Slurm's own version."""
+        """Return Slurm's own version."""
 
     @abstractmethod
     def node_state(self, record: Body) -> str: ...
@@ -80,16 +80,17 @@ class Codec(ABC):
 
     @abstractmethod
     def changed_at(self, body: Body) -> int | None:
-        """Unix seconds of the queue's last change; 0 where there was none since the requested time, None if unknown."""
+        """Return the time of the queue's last change in Unix seconds; 0 if it did not change since the requested time,
+        None if unknown."""
 
     @abstractmethod
     def signal_flags(self) -> Mapping[str, str]:
-        """Query that sends a signal to the script itself, where this version has one."""
+        """Query that sends a signal to the script itself, if this version has one."""
 
     # whole bodies
 
     def job(self, script: BatchScript, variables: Mapping[str, str]) -> Body:
-        """Body that submits a script. Raises SubmitRefused for an option that this version cannot express."""
+        """Return the body that submits a script. Raises SubmitRefused for an option that this version cannot express."""
         fields = job_fields(directives(script.text), self.column, self.version, self.fields)
         own = {"current_working_directory": script.directory, "environment": self.environment(variables)}
         return {"script": script.text, "job": {"standard_input": "/dev/null", **fields, **own}}
@@ -100,7 +101,7 @@ class Codec(ABC):
         return QueueAnswer(wrong, changed_at, {} if wrong or changed_at == 0 else self.jobs(body, user))
 
     def jobs(self, body: Body, user: str) -> dict[str, Job]:
-        """Our jobs, by id, tasks of arrays one by one."""
+        """Return our jobs by id, with tasks of arrays one by one."""
         ours = (r for r in body["jobs"] if r["user_name"] == user and (r["name"] or "").startswith(JOB_PREFIX))
         return {id: self._queued(id, record) for record in ours for id in self._ids(record)}
 
@@ -130,7 +131,7 @@ class Codec(ABC):
         )
 
     def accounting_records(self, body: Body) -> dict[str, Job]:
-        """Records of jobs in slurmdbd, by id; the last run of a job that ran several times."""
+        """Return the records of jobs in slurmdbd, by id. If a job ran several times, its last run counts."""
         found = (self._accounting_record(record) for record in body["jobs"])
         return {job.id: job for job in sorted(found, key=lambda job: job.submit_time or 0.0)}
 
@@ -190,7 +191,7 @@ def parse_json(raw: bytes) -> Body:
 
 
 def array_tasks(text: str) -> Iterator[int]:
-    """Numbers in `0-3,7,10-20:5%2`. Raises ValueError for a list that slurmrestd cut short."""
+    """Yield the numbers in `0-3,7,10-20:5%2`. Raises ValueError for a list that slurmrestd cut off."""
     for part in text.partition("%")[0].split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
         if found is None:
@@ -200,13 +201,13 @@ def array_tasks(text: str) -> Iterator[int]:
 
 
 def complaints(body: Body) -> list[tuple[int, str]]:
-    """Errors in a body, with Slurm's numbers; a body of status 200 may hold some too."""
+    """Return the errors in a body, with Slurm's numbers. A body with status 200 may have errors too."""
     found = []
     for entry in body.get("errors") or ():
         words = dict.fromkeys(str(entry[key]) for key in ("error", "description") if entry.get(key))
-        number = entry.get("error_number") or entry.get("error_code") or 0  # the latter where 22.05 refuses a submit
+        number = entry.get("error_number") or entry.get("error_code") or 0  # error_code: from 22.05
         found.append((int(number), ": ".join(words)))
-    for entry in body.get("status") or ():  # of each job that was to be cancelled
+    for entry in body.get("status") or ():  # one for each job that was to be cancelled
         error = entry["error"]
         if error["code"]:
             found.append((int(error["code"]), str(error["string"])))
@@ -214,7 +215,7 @@ def complaints(body: Body) -> list[tuple[int, str]]:
 
 
 def names(text: str | None) -> frozenset[str] | None:
-    """Names in a list separated by commas; None for all."""
+    """Return the names in a list separated by commas; None for all."""
     return frozenset(text.split(",")) if text else None
 
 

@@ -1,4 +1,4 @@
-"""Codec v0.0.40 and later, for Slurm 23.11 to 26.05: `{set, infinite, number}`, and lists of words. Pure."""
+"""Codec v0.0.40 and later, for Slurm 23.11 to 26.05: numbers as `{set, infinite, number}`, and lists of words. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FLAGS = (
     "SIGNALING",
     "POWER_UP_NODE",
 )
-"""Flags that squeue shows in place of a job's state; the first that is set counts."""
+"""Flags that squeue shows instead of a job's state. The first flag that is set counts."""
 
 
 @dataclass(frozen=True)

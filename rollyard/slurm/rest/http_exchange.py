@@ -1,8 +1,8 @@
 """One HTTP request and its answer, on a connection of its own.
 
-It does not use aiohttp's client: the slurmrestd of Slurm 26.05 sends two answers to a refused request, and the bytes
-behind the first make aiohttp discard that too, with Slurm's words in it. Here the first counts, and the rest is never
-read.
+It does not use aiohttp's client. The slurmrestd of Slurm 26.05 sends two answers to a refused request; because of the
+second one aiohttp discards also the first, and Slurm's words with it. Here the first answer counts, and the rest is
+never read.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def _connected(address: SlurmrestdAddress) -> AsyncIterator[Streams]:
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()  # no orderly close: a frozen server would not answer it
+        writer.transport.abort()  # no orderly close, because a frozen server would not answer it
 
 
 async def _connect(address: SlurmrestdAddress) -> Streams:
@@ -58,7 +58,7 @@ async def _connect(address: SlurmrestdAddress) -> Streams:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str]]:
-    """Status, and the header's fields by their names in lower case."""
+    """Return the status, and the header's fields by their names in lower case."""
     version, _, rest = (await _line(reader)).partition(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(f"{version[:40]!r} is not HTTP")

@@ -1,7 +1,7 @@
 """sbatch's options as fields of slurmrestd, which does not read a script's `#SBATCH` lines.
 
-There are two columns, v0.0.38 and v0.0.40 with all later. v0.0.38 passes the words to sbatch's own parser; later
-versions have types of their own. To add an option, add a row; the test of this module submits each both ways and
+There are two columns, for v0.0.38 and for v0.0.40 and later. v0.0.38 passes the words to sbatch's own parser; later
+versions have types of their own. To add an option, add a row; this module's test submits each option in both ways and
 compares Slurm's records.
 """
 
@@ -18,11 +18,11 @@ Write = Callable[[str], Fields]
 """Function from an option's value to fields of a job. Raises ValueError with the accepted forms."""
 
 GENERATED = {"export", "chdir"}
-"""Options that are sent otherwise: with the environment, and with the working folder."""
+"""Options that are sent in other ways: with the environment, and with the working folder."""
 
 
 def job_fields(directives: Mapping[str, str], column: int, version: str, known: frozenset[str] | None) -> Fields:
-    """Fields of a job for a script's directives; `known`: fields that the server has, or None where it has all.
+    """Return the job's fields for a script's directives. `known`: fields that the server has, or None for all.
 
     Raises SubmitRefused for a directive without a field.
     """
@@ -42,7 +42,7 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
 
 
 def job_variables(directives: Mapping[str, str]) -> dict[str, str]:
-    """Variables that sbatch itself sets in a job's environment: `srun` in the script reads them there."""
+    """Return the variables that sbatch itself sets in a job's environment. `srun` in the script reads them there."""
     return {variable: directives[option] for option, variable in VARIABLES.items() if option in directives}
 
 
@@ -55,14 +55,14 @@ def _fields_of(option: str, value: str, column: int, version: str) -> Fields | N
 
 
 def _joined(first: object, second: object) -> object:
-    """Merge two options that fill one field: `gres` and `gpus-per-node`, or two flags."""
+    """Merge two options that set the same field: `gres` and `gpus-per-node`, or two flags."""
     if isinstance(first, list) and isinstance(second, list):
         return first + second
     return f"{first},{second}"
 
 
 def _count_tasks(fields: Fields) -> None:
-    """Count the tasks as sbatch does: Slurm would take one task for the whole job, and with it the CPUs of one."""
+    """Count the tasks as sbatch does. Otherwise Slurm would assume one task for the whole job, and the CPUs of one."""
     fewest, _, most = str(fields.get("nodes", "")).partition("-")
     if "tasks" not in fields and fewest and ("tasks_per_node" in fields or not most):
         fields["tasks"] = int(fewest) * int(str(fields.get("tasks_per_node", 1)))
@@ -80,7 +80,7 @@ def whole(key: str) -> Write:
 
 
 def number(key: str, read: Callable[[str], int]) -> Write:
-    """An optional number as later versions write it: zero is a number, and UNLIMITED is infinite."""
+    """An optional number as later versions write it. Zero is a number, and UNLIMITED is infinite."""
 
     def write(value: str) -> Fields:
         if value.upper() in ("UNLIMITED", "INFINITE"):
@@ -113,7 +113,7 @@ def words(key: str, known: Mapping[str, object]) -> Write:
 
 
 def as_list(key: str) -> Write:
-    """A list; Slurm joins it into one text again."""
+    """A list, which Slurm joins into one text again."""
     return lambda value: {key: [value]}
 
 
@@ -122,18 +122,18 @@ def upper(key: str) -> Write:
 
 
 def gres(key: str, before: str = "gres/") -> Write:
-    """GRES such as `gpu:2,shard:1`, each with the prefix that this option leaves out."""
+    """GRES such as `gpu:2,shard:1`, each with the prefix that this option omits."""
     return lambda value: {key: ",".join(before + one for one in value.split(","))}
 
 
 def gpus_per_task(value: str) -> Fields:
-    """GPUs per task; sbatch binds each task to its own, too."""
+    """GPUs per task; sbatch also binds each task to its own GPUs."""
     count = value.rpartition(":")[2]
     return {"tres_per_task": f"gres/gpu:{value}", "tres_bind": f"gres/gpu:per_task:{count}"}
 
 
 def warning_signal(value: str) -> Fields:
-    """Parse `[R|B:]NAME[@SECONDS]`, or both letters."""
+    """Parse a warning signal: `[R|B:]NAME[@SECONDS]`, or with both letters."""
     found = re.fullmatch(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d+))?", value)
     if found is None:
         raise ValueError("write [B:]SIGNAL[@SECONDS], such as B:USR1@120")
@@ -169,7 +169,7 @@ def _minutes(value: str) -> int:
 
 
 def _megabytes(value: str) -> int:
-    """Size in MB, such as `128G`; a number without a unit is MB."""
+    """Size in MB, from a text such as `128G`; a number without a unit is in MB."""
     found = re.fullmatch(r"(\d+)([KMGT]?)B?", value.upper())
     if found is None:
         raise ValueError("write a size such as 512M, 8G or 1T")
@@ -279,7 +279,7 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
     "acctg-freq": set_both("account_gather_frequency"),
     "cpu-freq": set_both("cpu_frequency"),
 }
-"""Option of sbatch -> (field in v0.0.38, fields in v0.0.40 and later); None where that version has no field for it."""
+"""Option of sbatch -> (field in v0.0.38, fields in v0.0.40 and later); None if that version has no field for it."""
 
 VARIABLES = {
     "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
@@ -295,4 +295,4 @@ VARIABLES = {
     "distribution": "SLURM_DISTRIBUTION",
     "threads-per-core": "SLURM_THREADS_PER_CORE",
 }
-"""Variables of those options that Slurm's daemons do not set in a job themselves."""
+"""Variables of those options that Slurm's daemons do not set in a job by themselves."""

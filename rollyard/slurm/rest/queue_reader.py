@@ -1,6 +1,6 @@
-"""Parser of queues: large ones are parsed in a child, since parsing holds Python's lock and would stop the server.
+"""Parser of queues. A child parses large ones, because parsing holds Python's lock and would stop the server.
 
-The child ends when its stdin does, however the server ended. It is started on demand, and again after a failure.
+The child ends when its stdin ends, however the server ended. It is started on demand, and again after a failure.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.rest.codec import Codec, QueueAnswer, parse_json
 
 SMALL_BYTES = 256 << 10
-"""Size of an answer that is parsed here: it takes some milliseconds, as a call to the child would."""
+"""Size up to which an answer is parsed here. This takes some milliseconds, like a call to the child."""
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8
-"""Bytes of the length before each message, big-endian."""
+"""Number of bytes for the length before each message, big-endian."""
 FAULTS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors that a malformed body raises."""
 COMMAND = (sys.executable, "-m", "rollyard.slurm.rest.queue_reader_child")
 
 
 class QueueReader:
-    """Parser with one child at most."""
+    """Parser with at most one child."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds
@@ -63,7 +63,7 @@ class QueueReader:
             await child.wait()
             assert child.stdin is not None
             with contextlib.suppress(OSError):
-                await child.stdin.wait_closed()  # asyncio logs an error unless the unsent bytes are awaited
+                await child.stdin.wait_closed()  # without this asyncio logs an error for unsent bytes
 
     async def _exchange(self, *messages: bytes) -> QueueAnswer | Exception:
         """Send the messages and return the child's result."""
@@ -74,7 +74,7 @@ class QueueReader:
         assert child.stdout is not None
         for message in messages:
             child.stdin.write(len(message).to_bytes(LENGTH_BYTES, "big"))
-            for start in range(0, len(message), PIECE_BYTES):  # a copy of all of it at once would take long, too
+            for start in range(0, len(message), PIECE_BYTES):  # a copy of the whole message would block the loop
                 child.stdin.write(memoryview(message)[start : start + PIECE_BYTES])
                 await child.stdin.drain()
         length = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
@@ -84,5 +84,5 @@ class QueueReader:
     @staticmethod
     async def _start() -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
-        # A process group of its own: ^C is the server's.
+        # In a process group of its own, because ^C is meant for the server.
         return await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, process_group=0)

@@ -1,4 +1,4 @@
-"""The child that reads large queues: it gets the codec, our user's name and a body, and returns a `QueueAnswer` or an error."""
+"""The child that reads large queues. It gets the codec, our user's name and a body, and returns a `QueueAnswer` or an error."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def main() -> None:
 
 
 def receive() -> bytes | None:
-    """Read one message; None at the end of the input."""
+    """Read one message; return None at the end of the input."""
     length = sys.stdin.buffer.read(LENGTH_BYTES)
     message = sys.stdin.buffer.read(int.from_bytes(length, "big"))
     return message if len(length) == LENGTH_BYTES and len(message) == int.from_bytes(length, "big") else None
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # the server has gone
+    with contextlib.suppress(BrokenPipeError):  # the server has ended
         main()

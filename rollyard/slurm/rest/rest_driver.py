@@ -1,6 +1,6 @@
-"""The slurmrestd driver, in whichever version of the bodies both sides know.
+"""The slurmrestd driver. It uses a version of the bodies that both sides support.
 
-slurmrestd sends every user's jobs with all their fields, so on a large cluster the commands answer sooner.
+slurmrestd sends every user's jobs with all their fields, so on a large cluster Slurm's commands answer faster.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from rollyard.slurm.rest.version_choice import RestVersions, negotiate
 T = TypeVar("T")
 LIMIT_SECONDS = 30.0
 OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
-"""Prefixes of variables that jobs do not get: they would override a job's own, or hold tokens."""
+"""Prefixes of variables that jobs do not get: they would override a job's own variables, or contain tokens."""
 NOT_FOUND = {2017, 2021}
-"""Slurm's numbers for a job that does not exist, and for one that has ended."""
+"""Slurm's error numbers for a job that does not exist, and for a job that has ended."""
 NOTHING_FOUND = 9003
 
 
 class RestDriver:
-    """Driver for the user that slurmrestd sees: the token's, or the one at our end of its socket."""
+    """Driver for the user that slurmrestd sees: the user of the token, or of the process at our end of its socket."""
 
     name = "slurmrestd"
 
@@ -45,7 +45,7 @@ class RestDriver:
         *,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """`env`: environment of the jobs; this process's own when left out."""
+        """`env`: environment of the jobs; default: that of this process."""
         source = os.environ if env is None else env
         self._env = {k: v for k, v in source.items() if not k.startswith(OMITTED_VARIABLES)}
         self._umask = umask()
@@ -53,7 +53,7 @@ class RestDriver:
         self._reader = QueueReader(limit_seconds)
         self._versions: RestVersions | None = None
         self._last: tuple[int, Mapping[str, Job]] | None = None
-        """slurmctld's own time of its last change, and our jobs at that time."""
+        """slurmctld's time of its last change, and our jobs at that time."""
 
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
@@ -69,7 +69,7 @@ class RestDriver:
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
-        if last is None:  # "no change" is an answer only to a query for changes
+        if last is None:  # only a query for changes can be answered by "no change"
             raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
         return Snapshot(taken_at, last[1])
 
@@ -78,7 +78,7 @@ class RestDriver:
         job = codec.job(script, self._variables(script))
         body = await self._call("POST", f"/slurm/{codec.version}/job/submit", body=job)
         with _as_unreachable("its answer to a submit"):
-            # The errors do not decide: an existing job may come with some, "Job is in held state" for one.
+            # Errors alone prove nothing: an existing job may come with errors, for example "Job is in held state".
             id, wrong = int(body.get("job_id") or 0), complaints(body)
         if not id:
             raise (
@@ -122,7 +122,7 @@ class RestDriver:
         await self._reader.close()
 
     async def _negotiate(self) -> RestVersions:
-        """Negotiate the versions once, and again after a missing answer: it may be another server by then."""
+        """Negotiate the versions once, and again if an answer is missing, because the server may be another one by then."""
         if self._versions is None:
             body = await self._call("GET", "/openapi/v3")
             with _as_unreachable("its description of itself"):
@@ -130,7 +130,7 @@ class RestDriver:
         return self._versions
 
     async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Body:
-        """Send a query and return its answer. Raises SlurmUnreachable for an answer with an error in it."""
+        """Send a query and return its answer. Raises SlurmUnreachable for an answer that contains an error."""
         body = await self._call("GET", path, query)
         with _as_unreachable("its answer"):
             wrong = complaints(body)
@@ -159,26 +159,26 @@ class RestDriver:
             raise
 
     def _why_silent(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
-        """Error for a slurmrestd that answers while slurmctld does not: its own answer has hardly a reason."""
+        """Return the error for a slurmrestd that answers while slurmctld does not. The answer itself rarely has the reason."""
         return SlurmUnreachable(
             f"slurmrestd: {_errors_text(wrong) or 'it sent neither a job nor an error'}{self._link.token_hint()}"
         )
 
     def _variables(self, script: BatchScript) -> Mapping[str, str]:
-        """Environment of the job, as sbatch would make it. Raises SubmitRefused."""
+        """Return the environment of the job, as sbatch would make it. Raises SubmitRefused."""
         options = directives(script.text)
         own = {"SLURM_SUBMIT_DIR": script.directory, "SLURM_UMASK": self._umask, **job_variables(options)}
         match options.get("export", "ALL").upper():
             case "ALL":
                 return self._env | own
-            case "NONE":  # sbatch's NONE: the user's own, as a login on the node makes it
+            case "NONE":  # for sbatch this means the user's own environment, as made by a login on the node
                 return {"SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1", **own}
             case word:
                 raise SubmitRefused(f"--export={word}: write ALL or NONE, and put variables into `env`")
 
 
 def umask() -> str:
-    """This process's umask; the system call that reads it would set it for all threads."""
+    """Return this process's umask. The system call that reads it would set it for all threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return found[1] if found else "0022"
 
@@ -197,12 +197,12 @@ async def _parse(raw: bytes) -> Body:
 
 
 def _is_slurmctld_error(wrong: Sequence[tuple[int, str]]) -> bool:
-    """Whether slurmctld itself refused; the errors of a standby controller do not count."""
+    """Whether slurmctld itself refused. Errors of a standby controller do not count."""
     return any(2000 <= number < 3000 and "standby" not in words for number, words in wrong)
 
 
 def _is_unread_request(wrong: Sequence[tuple[int, str]]) -> bool:
-    """Whether slurmrestd could not parse the request, and so has not forwarded it."""
+    """Whether slurmrestd could not parse the request, and so did not forward it."""
     return any(9000 <= number < 9400 for number, _ in wrong)
 
 

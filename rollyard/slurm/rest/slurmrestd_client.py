@@ -1,4 +1,4 @@
-"""Client of slurmrestd with our credentials: JSON in, JSON out. Anything but JSON in time is SlurmUnreachable."""
+"""Client of slurmrestd with our credentials: JSON in, JSON out. Any failure to get JSON in time is SlurmUnreachable."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class SlurmrestdClient:
     def __init__(self, address: SlurmrestdAddress, identity: SlurmCredentials, limit_seconds: float) -> None:
         self._address, self._identity, self._limit = address, identity, limit_seconds
         self._presented = ""
-        """User of the last request's token; empty where it had none."""
+        """User of the last request's token; empty if the request had none."""
 
     async def user(self) -> str:
-        """User that our jobs belong to."""
+        """Return the user who owns our jobs."""
         return self._identity.user(await asyncio.to_thread(self._identity.read))
 
     async def call(
@@ -35,7 +35,7 @@ class SlurmrestdClient:
         body: Body | None,
         read: Callable[[bytes], Awaitable[T]],
     ) -> T:
-        """Send a request and parse the body of its answer, of any status; `read` raises NotJson for other text.
+        """Send a request and parse the body of its answer, whatever the status. `read` raises NotJson for other text.
 
         Raises SlurmUnreachable.
         """
@@ -63,7 +63,7 @@ class SlurmrestdClient:
         return {} if token is None else {"X-SLURM-USER-NAME": self._presented, "X-SLURM-USER-TOKEN": token}
 
     def token_hint(self) -> str:
-        """Text to add to an error that may be about our token, since slurmrestd does not report what became of it."""
+        """Return a text to add to an error that our token may have caused, because slurmrestd does not report this."""
         if not self._presented:
             return ""
         return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"

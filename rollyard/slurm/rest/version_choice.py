@@ -1,4 +1,4 @@
-"""Choice of the body versions for a server, by its own description. Pure."""
+"""Choice of the body versions for a server, by the description that the server gives of itself. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.codec_v40 import NewCodec
 
 OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
-"""Versions that are supported: Slurm 22.05 has v0.0.38, 26.05 v0.0.45. v0.0.39 has a third shape, and is never alone."""
+"""Supported versions: Slurm 22.05 has v0.0.38, 26.05 has v0.0.45. v0.0.39 has a third form, and never occurs alone."""
 
 
 @dataclass(frozen=True)
 class RestVersions:
     codec: Codec
     accounting: str | None
-    """Version of slurmdbd's part; None where the site keeps no accounting, or it is not served."""
+    """Version of slurmdbd's part; None if the site keeps no accounting, or if slurmrestd does not serve it."""
 
 
 def negotiate(openapi: Body) -> RestVersions:
-    """Choose from the server's own description. Raises SlurmUnreachable where it serves no version of ours."""
+    """Choose by the server's own description. Raises SlurmUnreachable if it serves no version that we support."""
     paths = list(openapi["paths"])
     served = _served(paths, r"/slurm/v0\.0\.(\d+)/jobs/?")
     version = _best(served)
@@ -47,7 +47,7 @@ def _served(paths: Iterable[str], pattern: str) -> set[int]:
 
 
 def _best(served: Iterable[int]) -> int | None:
-    """The newest tested version, else the first after it."""
+    """Return the newest tested version, else the first version after it."""
     spoken = {v for v in served if v == OLDEST or v >= FIRST_OF_NOW}
     tried = {v for v in spoken if v <= LAST_TRIED}
     return max(tried) if tried else min(spoken, default=None)

@@ -1,7 +1,7 @@
-"""Parsers of the tool calls in a turn's text, in the form of the model's family; one module for each family.
+"""Parsers of the tool calls in a turn's text: one module for the form of each model family.
 
-A parser's result never depends on tools being run, and no text makes it raise. A malformed call is the model's mistake
-and becomes the turn's `error`, which the answer to the model quotes together with the family's form.
+A parser's result does not depend on any tool, and no text makes a parser raise. A malformed call is the model's
+mistake. It becomes the turn's `error`, which the answer to the model quotes together with the family's form.
 """
 
 from __future__ import annotations

@@ -24,36 +24,36 @@ class ParsedTurn:
     calls: tuple[ToolCall, ...] = ()
     """Calls in order, up to the first one that cannot be parsed."""
     error: str | None = None
-    """Why that call cannot be parsed, as a sentence for the model."""
+    """Reason why the next call cannot be parsed, as a sentence for the model."""
 
 
 class ToolCallParser(Protocol):
     """The form of calls of one family. Any object with these members is a parser."""
 
     form: str
-    """A sentence that explains how to write a call; part of the answer to a malformed one."""
+    """Sentence that explains how to write a call. It is part of the answer to a malformed call."""
     error_role: str
-    """Role of that answer: `tool`, or `user` when a tool's message must follow a well-formed call.
+    """Role of that answer: `tool`, or `user` if a tool's message must follow a well-formed call.
 
-    After calls that were run there is already a tool's message: then `user` means that the answer is appended to the
-    last result.
+    If calls were run, there is a tool's message already. Then `user` means that the answer is appended to the last
+    result.
     """
 
     def parse(self, text: str) -> ParsedTurn:
-        """Parse a turn; never raises. `text` excludes the token that ended it, and includes special tokens as text."""
+        """Parse a turn; never raises. `text` has no token that ended the turn, and has special tokens as text."""
         ...
 
 
 MakeParser = type[Any]
-"""Makes a parser from the schemas of the offered tools: `Parser(tools)`."""
+"""Class that makes a parser from the schemas of the offered tools: `Parser(tools)`."""
 
 
 class MalformedCall(Exception):
-    """Raised inside a parser: the fault of a call, as a sentence for the model."""
+    """Raised inside a parser: the mistake in a call, as a sentence for the model."""
 
 
 def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """Return (tool, argument) -> JSON type, for arguments declared with exactly one type."""
+    """Return (tool, argument) -> JSON type, for arguments that are declared with exactly one type."""
     types = {}
     for tool in tools:
         function = _object(tool.get("function", tool))
@@ -66,5 +66,5 @@ def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Return the object; empty for null or any other value, because schemas come from callers."""
+    """Return the object. Null or any other value gives an empty one, because schemas come from callers."""
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""JSON of calls as models write it: checked so strictly that a trajectory can store it anywhere."""
+"""JSON of calls as models write it. It is checked strictly, so that a trajectory can store it anywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from rollyard.tokens.tool_calls.base import MalformedCall, ToolCall
 
 MAX_DEPTH = 32
-"""Deeper nesting might not survive every later encoding and decoding of a trajectory."""
+"""Greatest depth. Deeper nesting might fail at a later encoding or decoding of a trajectory."""
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _DECODER = json.JSONDecoder()
 
@@ -36,7 +36,7 @@ def load_first(text: str) -> tuple[Any, str]:
 
 
 def checked(value: Any) -> Any:
-    """Return the value itself. Raises MalformedCall, or ValueError: Python parses more than JSON can represent."""
+    """Return the value. Raises MalformedCall, or ValueError, because Python parses more than JSON can represent."""
     # NaN, 1e999, half of a surrogate pair
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     if _depth([value]) > MAX_DEPTH:
@@ -49,7 +49,7 @@ def call_of(value: Any, arguments_key: str = "arguments") -> ToolCall:
     if not isinstance(value, dict):
         raise MalformedCall("it must be a JSON object")
     arguments = value.get(arguments_key)
-    if isinstance(arguments, str):  # some models write the object as a string of JSON, as OpenAI's API does
+    if isinstance(arguments, str):  # some models write the object as a string of JSON, as in OpenAI's API
         arguments = load(arguments)
     if not isinstance(value.get("name"), str):
         raise MalformedCall("`name` must be a string")

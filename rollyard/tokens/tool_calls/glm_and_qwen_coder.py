@@ -39,7 +39,7 @@ class _Pairs(ABC):
             try:
                 return load(value.strip())
             except MalformedCall:
-                pass  # the tool reports the type that it expects
+                pass  # the tool reports which type it expects
         try:
             value.encode()
         except UnicodeEncodeError:

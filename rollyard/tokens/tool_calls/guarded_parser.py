@@ -1,4 +1,4 @@
-"""Guards calls of parsers, which may be plug-ins: the sampled turn is recorded even if one fails."""
+"""Guards calls of parsers, which may be plug-ins. The sampled turn is recorded even if a parser fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
-    """Parse a turn; if the parser fails, or its result cannot be stored, return a turn with an unreadable call."""
+    """Parse a turn. If the parser fails, or its result cannot be stored, return a turn with an unreadable call."""
     try:
         turn = parser.parse(text)
         if not isinstance(turn, ParsedTurn):

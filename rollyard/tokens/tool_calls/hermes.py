@@ -26,7 +26,7 @@ class Hermes:
 
 
 def parse(text: str) -> ParsedTurn:
-    """Parse a turn; never raises: a malformed call is the model's mistake and becomes `error`."""
+    """Parse a turn; never raises. A malformed call is the model's mistake and becomes `error`."""
     return parse_tagged(text, OPEN, CLOSE, _read)
 
 

@@ -10,7 +10,7 @@ from rollyard.tokens.tool_calls.call_json import call_of, load_first
 
 PYTHON_TAG = "<|python_tag|>"
 BUILT_IN = "ipython"
-"""The tool that runs the code of python tags; the template calls it the environment."""
+"""The tool that runs the code after python tags; the template's name for it is the environment."""
 
 
 class Llama3:
@@ -52,5 +52,5 @@ class Llama3:
 
 
 def _key(value: Any) -> str:
-    """Return the key of the arguments: Llama was trained on `parameters`, and often writes `arguments`."""
+    """Return the key of the arguments. Llama was trained on `parameters`, but often writes `arguments`."""
     return "arguments" if isinstance(value, dict) and "parameters" not in value else "parameters"

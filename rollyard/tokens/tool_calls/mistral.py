@@ -1,4 +1,4 @@
-"""Mistral: an array of calls after `[TOOL_CALLS]`; with tokenizers from 2025 on `name[ARGS]{…}`, once for each call."""
+"""Mistral: an array of calls after `[TOOL_CALLS]`. With tokenizers from 2025 on each call is `name[ARGS]{…}`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, call_of, load_first
 
 MARK = "[TOOL_CALLS]"
-# possessive: a text such as a name and a page of spaces must not be tried at every split
+# possessive quantifiers: a name and a page of spaces must not be tried at every split
 NAMED = re.compile(r"\s*+([^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\]\s*+(\S+?)\s*+)?(?:\[ARGS\])?+\s*+(?=\{)")
 
 

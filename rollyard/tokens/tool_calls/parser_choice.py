@@ -26,14 +26,14 @@ BUILT_IN: dict[str, tuple[MakeParser, tuple[str, ...]]] = {
     "hermes": (Hermes, ("<tool_call>",)),
     "llama3_json": (Llama3, ("<|python_tag|>", "<|start_header_id|>")),
 }
-"""Name -> parser, and marks of which the family's templates contain at least one; the first matching family is used."""
+"""Name -> parser, and marks of which the family's templates contain at least one. The first matching family is used."""
 
 
 def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[dict[str, Any]] = ()) -> ToolCallParser:
-    """Return the parser: a built-in or installed one by name; without a name by the template, else Hermes form.
+    """Return the parser: a built-in or installed one by `name`. Without a name the template decides, else it is Hermes.
 
-    `tools` gives argument types to the families that write all arguments as text. Raises TaskError for an unknown name,
-    and for an installed parser that cannot be made.
+    `tools` gives argument types to families that write all arguments as text. Raises TaskError for an unknown name, and
+    for an installed parser that cannot be made.
     """
     if name is None:
         shown = (family for family, (_, marks) in BUILT_IN.items() if any(mark in template.source for mark in marks))
@@ -47,6 +47,6 @@ def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[
         raise TaskError(f"this node has no tool-call parser {name!r}; it has {known}")
     try:
         made: ToolCallParser = installed[name].load()(tools)
-    except Exception as error:  # it may be a plug-in
+    except Exception as error:  # the parser may be a plug-in
         raise TaskError(f"the tool-call parser {name!r} cannot be created: {error!r}") from error
     return made
