@@ -8,6 +8,8 @@ from aiohttp import web
 
 from rollyard.api import (
     auth,
+    batches,
+    datasets,
     discovery,
     endpoints,
     engine,
@@ -31,7 +33,8 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
-    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, engine, metrics,
+    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, batches, datasets,
+    sessions, node, engine, metrics,
 )  # fmt: skip
 
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
 from rollyard.api import request_bodies
 from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.pool_lookup import rollout_pool
 from rollyard.api.query_parameters import accepts, cursor, flag, integer, seconds
 from rollyard.api.queue_view import queue_view
+from rollyard.api.request_checks import check_kinds, check_pools, check_tasks
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
-from rollyard.core.errors import BadRequest, Cause, Expired, Invalid, NotFound
-from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.core.errors import BadRequest, Expired
+from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.task_fields import BUILT_IN, check_task
-from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import decompress, trajectory, view
-from rollyard.server.rollouts.waiting_reason import explain, explain_parked, unknown_kind
-from rollyard.server.routing.staleness import POLICY_ROLE
+from rollyard.server.rollouts.waiting_reason import explain, explain_parked
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
 
 MAX_WAIT_SECONDS = 60.0
@@ -53,78 +48,18 @@ async def _submit(request: web.Request) -> web.Response:
     """Accept rollouts: one request, a list, or an object with `rollouts`. The answer 202 comes when they are on disk."""
     services, namespace = request.app[SERVICES], _namespace(request)
     requests = await read_requests(request)
-    pools = await _check_pools(services, namespace, requests)
-    _check_kinds(services, requests, pools)
+    pools = await check_pools(services, namespace, requests)
+    check_kinds(services, requests, pools)
     if request_bodies.is_short(request):
-        _check_tasks(requests)
+        check_tasks([r.task for r in requests])
     else:
-        await request_bodies.run_in_parser_thread(_check_tasks, requests)
+        await request_bodies.run_in_parser_thread(check_tasks, [r.task for r in requests])
     accepted = await services.rollouts.submit(namespace, requests)
     rows = [
         {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}
         for r, new in accepted
     ]
     return web.json_response({"rollouts": rows}, status=202)
-
-
-async def _check_pools(
-    services: Services, namespace: str, requests: Sequence[RolloutRequest]
-) -> dict[str, RolloutPool]:
-    pools = {name: await rollout_pool(services, namespace, name) for name in {r.pool for r in requests}}
-    for name, pool in pools.items():
-        if POLICY_ROLE not in pool.spec.inference:
-            message = (
-                f"RolloutPool {name!r} has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; "
-                f"add `inference: {{{POLICY_ROLE}: <InferencePool>}}` to its spec"
-            )
-            raise Invalid(message, causes=[Cause("pool", message)])
-        if any(r.min_weights_version is not None or r.weights is not None for r in requests if r.pool == name):
-            await _check_versions(services, pool)
-    return pools
-
-
-async def _check_versions(services: Services, pool: RolloutPool) -> None:
-    """Check the weights versions in a request. They are known only for engines that Rollyard starts."""
-    inference = pool.spec.inference[POLICY_ROLE]
-    asked = "min_weights_version, group_version and max_staleness"
-    with contextlib.suppress(NotFound):
-        found = await services.store.get(InferencePool.key_of(pool.metadata.namespace, inference), InferencePool)
-        if found.spec.engine.external is not None:
-            raise Invalid(
-                f"the engines of InferencePool {inference!r} are external, so their weights are not known: leave out {asked}"
-            )
-
-
-def _check_kinds(services: Services, requests: Sequence[RolloutRequest], pools: Mapping[str, RolloutPool]) -> None:
-    known = services.task_kinds | services.agents.kinds()
-    for i, request in enumerate(requests):
-        kind, message = request.task.kind, None
-        if kind not in known:
-            message = (
-                f"unknown task kind {kind!r}; known ones: {', '.join(sorted(known))}. Install a handler of another kind in the "
-                "Python of the server and of the node agents, then restart them"
-            )
-        elif kind not in BUILT_IN and (agents := _all_agents(services, pools[request.pool])):
-            message = unknown_kind(kind, request.pool, agents)
-        if message is not None:
-            raise Invalid(message, causes=[Cause(f"rollouts[{i}].task.kind", message)])
-
-
-def _check_tasks(requests: Sequence[RolloutRequest]) -> None:
-    for i, request in enumerate(requests):
-        try:
-            check_task(request.task)
-        except Invalid as error:
-            causes = [Cause(f"rollouts[{i}].{c.field}", c.message, c.reason) for c in error.causes]
-            raise Invalid(f"rollouts[{i}]: {error}", causes=causes) from None
-
-
-def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
-    """All node agents of the pool; none unless they are certain to be all, with none starting, draining or being replaced."""
-    status, agents = pool.status, services.agents.of_pool(pool.pool_key)
-    settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
-    sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}
-    return agents if settled and len(sizes) == 1 and not any(a.draining for a in agents) else []
 
 
 @accepts("namespace", "pool", "group", "status", "after", "limit")
@@ -160,7 +95,7 @@ async def _get(request: web.Request) -> web.Response:
     (rollout,) = await _queued_views(services, [record])
     body = {"rollout": rollout, "trajectory": None}
     if record.status.terminal:
-        body["trajectory"] = await _trajectory(services, record)
+        body["trajectory"] = await read_trajectory(services, record)
     return await _json_response(body)
 
 
@@ -217,7 +152,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         if record is None:
             await response.write(b": nothing yet\n\n")
             continue
-        data = await _trajectory(services, record) if trajectories else _view(services, record)
+        data = await read_trajectory(services, record) if trajectories else _view(services, record)
         text = await asyncio.to_thread(json.dumps, data)
         await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {text}\n\n".encode())
     return response
@@ -254,7 +189,8 @@ def _view(services: Services, record: RolloutRecord, waiting: str | None = None)
     return view(record, stage, waiting).model_dump(mode="json")
 
 
-async def _trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
+async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
+    """The trajectory of a terminal record. Raises Unavailable when its blob cannot be read."""
     if record.result is None:
         return trajectory(record, None)
     frame = await services.store.read_blob(record.result)

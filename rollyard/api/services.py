@@ -14,6 +14,7 @@ from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
+from rollyard.server.batches.service import BatchService
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_choice import EndpointChoice
@@ -28,6 +29,7 @@ class Services:
     store: Store
     clock: Clock
     rollouts: RolloutService
+    batches: BatchService
     agents: ConnectedAgents
     endpoints: EndpointRegistry
     choice: EndpointChoice

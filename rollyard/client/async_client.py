@@ -7,13 +7,14 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 import aiohttp
 
+from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection
 from rollyard.client.weights_receiver import WeightsReceiver
@@ -21,11 +22,12 @@ from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, connection_failure_text
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, evolve
+from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, GroupPage
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import KINDS, Pool, parse_object
-from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
@@ -357,6 +359,87 @@ class AsyncClient:
                 pass
             await backoff.wait()
 
+    # datasets and batches
+
+    async def put_dataset(
+        self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
+    ) -> DatasetView:
+        """Upload tasks, or a file of JSON lines, as a dataset; the same content again changes nothing.
+
+        Raises Conflict when the name has other tasks, Invalid with the number of each wrong line.
+        """
+        body = await asyncio.to_thread(tasks.read_bytes if isinstance(tasks, Path) else lambda: _lines_of(tasks))
+        path, query = f"/v1/datasets/{name}", self._query(namespace)
+        return DatasetView.model_validate(
+            await self._http.json("PUT", path, query=query, body=body, content_type="application/jsonl", seconds=600)
+        )
+
+    async def datasets(self, namespace: str | None = None) -> list[DatasetView]:
+        """List the datasets of a namespace."""
+        body = await self._http.json("GET", "/v1/datasets", query=self._query(namespace))
+        return [DatasetView.model_validate(item) for item in body["datasets"]]
+
+    async def dataset(self, name: str, namespace: str | None = None) -> DatasetView:
+        """Return a dataset's digest and size. Raises NotFound."""
+        return DatasetView.model_validate(
+            await self._http.json("GET", f"/v1/datasets/{name}", query=self._query(namespace))
+        )
+
+    async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
+        """Delete a dataset, with its history and the position in it. Raises NotFound, Conflict while a batch draws from it."""
+        await self._http.json("DELETE", f"/v1/datasets/{name}", query=self._query(namespace))
+
+    async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView:
+        """Create a batch, or attach to the one of the same id and body. A request without an id gets one here, so that
+        retries are safe.
+
+        Raises Conflict for an id with another body, Invalid.
+        """
+        body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"b-{secrets.token_hex(6)}"}
+        return BatchView.model_validate(
+            await self._http.json("POST", "/v1/batches", query=self._query(namespace), body=body)
+        )
+
+    async def get_batch(self, id: str, namespace: str | None = None) -> BatchView:
+        """Return a batch's state. Raises NotFound."""
+        return BatchView.model_validate(await self._http.json("GET", f"/v1/batches/{id}", query=self._query(namespace)))
+
+    async def batches(self, namespace: str | None = None) -> list[BatchView]:
+        """List the newest batches, newest first."""
+        body = await self._http.json("GET", "/v1/batches", query=self._query(namespace))
+        return [BatchView.model_validate(item) for item in body["batches"]]
+
+    async def groups(
+        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
+    ) -> GroupPage:
+        """Return delivered groups after this delivery; `wait`: seconds to wait for the next one. Raises NotFound."""
+        query = self._query(namespace, after=str(after), wait=str(wait), limit=str(limit))
+        return GroupPage.model_validate(await self._http.json("GET", f"/v1/batches/{id}/groups", query=query))
+
+    async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
+        """Tell a batch that all groups up to this delivery were used. Raises NotFound, Invalid."""
+        path = f"/v1/batches/{id}/acknowledge"
+        return BatchView.model_validate(
+            await self._http.json("POST", path, query=self._query(namespace), body={"upto": upto})
+        )
+
+    async def cancel_batch(
+        self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
+    ) -> BatchView:
+        """End a batch; its unfinished groups are carried over, or cancelled. Raises NotFound."""
+        query = self._query(namespace, rollouts=rollouts)
+        return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
+
+    def batch(
+        self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
+    ) -> AsyncBatch:
+        """Iterate over the groups of a batch: `async for group in client.batch(request)`.
+
+        `request`: a batch to create at the first step, or the id of one that exists. `after`: last delivery that the
+        caller has already; `progress`: show a progress bar.
+        """
+        return AsyncBatch(self, request, namespace, after=after, progress=progress)
+
     # sessions of external agents
 
     async def open_session(
@@ -392,6 +475,11 @@ class AsyncClient:
     def _query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
         given = {"namespace": namespace or self.context.namespace, **more}
         return {k: v for k, v in given.items() if v}
+
+
+def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:
+    found = (task.model_dump(mode="json") if isinstance(task, Task) else dict(task) for task in tasks)
+    return "\n".join(json.dumps(task) for task in found).encode()
 
 
 async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

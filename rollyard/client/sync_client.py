@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
+from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.weights_receiver import WeightsReceiver
-from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, Group, GroupPage
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
 
@@ -32,6 +34,49 @@ class BlockingWeightsReceiver:
 
     def call(self, route: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
         return asyncio.run_coroutine_threadsafe(self.receiver.call(route, body), self.loop).result()
+
+
+class BlockingBatch:
+    """An `AsyncBatch` for programs without an event loop; made by `Client.batch`."""
+
+    def __init__(self, batch: AsyncBatch, loop: asyncio.AbstractEventLoop) -> None:
+        self._batch = batch
+        self._loop = loop
+
+    @property
+    def id(self) -> str:
+        return self._batch.id
+
+    @property
+    def after(self) -> int:
+        """Last delivery that was handed out."""
+        return self._batch.after
+
+    @property
+    def view(self) -> BatchView | None:
+        """State of the batch as last seen."""
+        return self._batch.view
+
+    def __iter__(self) -> BlockingBatch:
+        return self
+
+    def __next__(self) -> Group:
+        group = self._run(anext(self._batch, None))
+        if group is None:
+            raise StopIteration
+        return group
+
+    def acknowledge(self, upto: int | None = None) -> BatchView:
+        return self._run(self._batch.acknowledge(upto))
+
+    def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
+        return self._run(self._batch.cancel(rollouts))
+
+    def _run(self, work: Awaitable[T]) -> T:
+        async def awaited() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
 
 
 class Client:
@@ -75,6 +120,49 @@ class Client:
 
     def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         return self._run(self._client.cancel(id, namespace))
+
+    def put_dataset(
+        self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
+    ) -> DatasetView:
+        return self._run(self._client.put_dataset(name, tasks, namespace))
+
+    def datasets(self, namespace: str | None = None) -> list[DatasetView]:
+        return self._run(self._client.datasets(namespace))
+
+    def dataset(self, name: str, namespace: str | None = None) -> DatasetView:
+        return self._run(self._client.dataset(name, namespace))
+
+    def delete_dataset(self, name: str, namespace: str | None = None) -> None:
+        self._run(self._client.delete_dataset(name, namespace))
+
+    def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView:
+        return self._run(self._client.create_batch(request, namespace))
+
+    def get_batch(self, id: str, namespace: str | None = None) -> BatchView:
+        return self._run(self._client.get_batch(id, namespace))
+
+    def batches(self, namespace: str | None = None) -> list[BatchView]:
+        return self._run(self._client.batches(namespace))
+
+    def groups(
+        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
+    ) -> GroupPage:
+        return self._run(self._client.groups(id, namespace, after=after, wait=wait, limit=limit))
+
+    def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
+        return self._run(self._client.acknowledge(id, upto, namespace))
+
+    def cancel_batch(
+        self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
+    ) -> BatchView:
+        return self._run(self._client.cancel_batch(id, namespace, rollouts=rollouts))
+
+    def batch(
+        self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
+    ) -> BlockingBatch:
+        """Iterate over the groups of a batch: `for group in client.batch(request)`."""
+        batch = self._client.batch(request, namespace, after=after, progress=progress)
+        return BlockingBatch(batch, self._loop)
 
     def open_session(
         self, request: SessionRequest, namespace: str | None = None, *, wait: float = 0.0

@@ -149,7 +149,8 @@ class RollyardServer:
         """Run all background tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             p = self.parts
-            for part in (p.manager, p.dispatcher, p.resizer, p.weights_watch, p.prober, p.rebalancer, p.sessions):
+            routing = (p.weights_watch, p.prober, p.rebalancer, p.sessions)
+            for part in (p.manager, p.dispatcher, p.resizer, p.batch_keeper, *routing):
                 tasks.create_task(part.run())
             tasks.create_task(p.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())

@@ -29,6 +29,9 @@ from rollyard.kinds.rollout_pool import RolloutPool, Stages
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.preview import Preview
 from rollyard.reconcilers.watches import build_reconcilers
+from rollyard.server.batches.keeper import BatchKeeper
+from rollyard.server.batches.service import BatchService
+from rollyard.server.batches.settlement import settle_ended
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.leases import Leases
@@ -99,7 +102,9 @@ class Parts:
         self.choice, self.session_index = routing.choice, routing.sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Queries and their sources are the arguments that are passed by name.
-        self.rollouts = rollouts = RolloutService(store, clock, agents, leases)
+        self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
+        self.batches = BatchService(store, clock, rollouts, slots=agents.slots)
+        self.batch_keeper = BatchKeeper(store, clock, self.batches, slots=agents.slots, pools=pools.rollout_pools)
         placement = ExternalPlacement(endpoints, routing.choice, routing.sessions)
         self.sessions = ExternalSessions(connector, placement)
         self.rebalancer = routing.rebalancer(ask_external=self.sessions.ask_to_move)
@@ -123,6 +128,7 @@ class Parts:
             store=self.store,
             clock=self.clock,
             rollouts=self.rollouts,
+            batches=self.batches,
             agents=self.agents,
             endpoints=self.endpoints,
             choice=self.choice,
@@ -153,12 +159,13 @@ class _Wakes:
         wake(p.agents.agent_changed, self.dispatch_to, self.resize, self.reconcile_agent)
         wake(p.agents.room_offered, p.dispatcher.wake)
         wake(p.agents.work_moved, self.resize)
-        wake(p.agents.widths_changed, self.resize, self.show_widths)
+        wake(p.agents.widths_changed, self.resize, self.show_widths, lambda agent: p.batch_keeper.wake())
         wake(p.endpoints.endpoint_changed, self.dispatch_onto, self.judge_weights, self.reconcile_endpoint)
         wake(p.endpoints.weights_changed, self.dispatch_near, self.judge_weights)
         wake(p.endpoints.capacity_freed, self.dispatch_near)
         wake(p.endpoints.endpoint_suspected, lambda endpoint: p.prober.wake())
         wake(p.endpoints.externals_changed, lambda pool: p.prober.relist())
+        wake(p.rollouts.batch_changed, p.batches.notify)
         wake(p.rollouts.rollout_queued, p.dispatcher.wake, self.resize_pool, self.scale)
         wake(p.sessions.session_refused, self.reconcile_inference_pool)
 

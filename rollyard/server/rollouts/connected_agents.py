@@ -105,6 +105,11 @@ class ConnectedAgents:
         """Stage workers of all node agents."""
         return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
 
+    def slots(self, pool: PoolKey) -> int:
+        """Rollouts that the node agents of a pool can have in INIT and RUN at once."""
+        agents = [a for a in self.of_pool(pool) if not a.draining]
+        return sum(a.widths.get(stage, 0) for a in agents for stage in (Stage.INIT, Stage.RUN))
+
     def drain(self, uid: str) -> None:
         """Grant this allocation no more leases and order its node agent to drain; also when it connects later."""
         if uid in self._draining:

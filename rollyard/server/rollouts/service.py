@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TypeVar
 
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock
 from rollyard.core.errors import Fenced, NotFound, Unavailable
 from rollyard.core.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_OUTDATED
+from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.new_rollouts import accept, expand
+from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.results import count_sampled
 from rollyard.server.rollouts.step import (
     Cancelled,
@@ -29,7 +32,6 @@ from rollyard.server.rollouts.step import (
     Requeued,
     RunStored,
     StopHolder,
-    step,
 )
 from rollyard.server.routing.staleness import StalenessVerdict
 from rollyard.server.store.base import GroupVersions, RolloutFilter, RolloutRecord, Store, Transaction, VersionBound
@@ -37,10 +39,14 @@ from rollyard.wire.node import Cancel, LeaseRef, ResultHeader
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 SWEEP_SECONDS = 0.5
 SMALL_SWEEP = 8
 """Rollouts of a submit that are written at once; more take a while, in a thread."""
 JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
+SettleGroups = Callable[[Transaction, RecordChanges, float], None]
+"""Function that does, at a time (Unix seconds), what ended rollouts cause in their groups and batches."""
 Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
 
@@ -53,14 +59,19 @@ class RolloutService:
         clock: Clock,
         agents: ConnectedAgents,
         leases: Leases,
+        settle_groups: SettleGroups,
     ) -> None:
+        """`settle_groups` runs in each transaction."""
         self._store = store
         self._clock = clock
         self._agents = agents
         self.leases = leases
         self.completion_rate = CompletionRate(clock)
+        self._settle_groups = settle_groups
         self.rollout_queued = Signal[[PoolKey, float]]()
         """This pool has work to grant from this time on (Unix seconds)."""
+        self.batch_changed = Signal[BatchKey]()
+        """A batch or one of its groups changed."""
         self._ended = asyncio.Event()
         self._waiting: dict[RolloutKey, set[asyncio.Event]] = {}
 
@@ -270,19 +281,26 @@ class RolloutService:
     async def _step_records(self, pick: Change) -> list[RolloutRecord]:
         """Step the records that `pick` names, write them in one transaction, then carry out the effects."""
 
-        def change(tx: Transaction) -> list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]]:
-            done: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = []
-            for before, event in pick(tx):
-                after, effects = step(before, event)
-                if after is not before:
-                    after = tx.put(after)
-                done.append((before, after, effects))
-            return done
+        return await self.transact(lambda tx, changes: [changes.step(tx, record, event) for record, event in pick(tx)])
 
-        changed = await self._store.transact(change)
-        for before, after, effects in changed:
+    async def transact(self, change: Callable[[Transaction, RecordChanges], T]) -> T:
+        """Run `change` in one transaction with what its ended rollouts cause in their batches; then carry out the effects."""
+        now = self._clock.time()
+
+        def run(tx: Transaction) -> tuple[T, RecordChanges]:
+            changes = RecordChanges()
+            found = change(tx, changes)
+            self._settle_groups(tx, changes, now)
+            return found, changes
+
+        found, changes = await self._store.transact(run)
+        for before, after, effects in changes.stepped:
             self._carry_out_effects(before, after, effects)
-        return [after for _, after, _ in changed]
+        for pool in {record.pool_key for record in changes.inserted}:
+            self.rollout_queued.emit(pool, now)
+        for key in changes.batches:
+            self.batch_changed.emit(key)
+        return found
 
     def _carry_out_effects(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:
         if after.leased:

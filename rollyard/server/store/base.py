@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, overload
 
 from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, Stage, Status, WeightsConstraint
+from rollyard.server.store.batch_records import BatchRecord, BatchTables, DatasetRecord, GroupRecord, SeriesRecord
 
 T = TypeVar("T")
 K = TypeVar("K", bound=KindObject)
@@ -112,6 +114,9 @@ class RolloutRecord:
 
 class Transaction(Protocol):
     """Operations inside `Store.transact`. They run in the writer, and block no other thread."""
+
+    @property
+    def batches(self) -> BatchTables: ...
 
     def get(self, namespace: str, id: str) -> RolloutRecord | None: ...
 
@@ -288,6 +293,28 @@ class Store(Protocol):
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
         """Mean over the records that have a reward; None if there are none."""
         ...
+
+    # batches
+
+    async def batch(self, key: BatchKey) -> tuple[BatchRecord, SeriesRecord | None] | None:
+        """A batch with its series."""
+        ...
+
+    async def list_batches(self, namespace: str, limit: int) -> list[tuple[BatchRecord, SeriesRecord | None]]:
+        """The newest batches, newest first."""
+        ...
+
+    async def running_batches(self) -> list[BatchRecord]:
+        """Batches that have not ended, in order of arrival."""
+        ...
+
+    async def delivered_groups(self, key: BatchKey, after: int, limit: int) -> list[GroupRecord]:
+        """Delivered groups after this delivery, in order."""
+        ...
+
+    async def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...
+
+    async def list_datasets(self, namespace: str) -> list[DatasetRecord]: ...
 
     async def read_blob(self, ref: BlobRef) -> bytes:
         """Read a blob and check its digest. Raises Unavailable when the blob is missing or damaged."""

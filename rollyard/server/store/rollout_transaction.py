@@ -13,6 +13,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.server.store import rollout_queries, row_codec
 from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
+from rollyard.server.store.batch_transaction import SqliteBatchTables
 from rollyard.server.store.writer import WriteUnit
 
 _LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
@@ -25,6 +26,7 @@ class RolloutTransaction:
     def __init__(self, unit: WriteUnit) -> None:
         self._unit = unit
         self._db = unit.db
+        self.batches = SqliteBatchTables(unit.db)
 
     def get(self, namespace: str, id: str) -> RolloutRecord | None:
         return rollout_queries.get_rollout(self._db, namespace, id)

@@ -14,10 +14,12 @@ from typing import Any, Literal, TypeVar, cast
 from rollyard.core.clock import Clock, SystemClock, as_datetime
 from rollyard.core.errors import NotFound
 from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import objects, rollout_queries, tables
+from rollyard.server.store import batch_queries, objects, rollout_queries, tables
 from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction, WatchEvent
+from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
 from rollyard.server.store.blobs import read_blob
 from rollyard.server.store.database import Database, open_database
 from rollyard.server.store.folder_lock import JobRun
@@ -148,6 +150,26 @@ class SqliteStore:
 
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
         return await self._readers.call(lambda db: rollout_queries.reward_mean(db, namespace, pool, group))
+
+    # batches
+
+    async def batch(self, key: BatchKey) -> tuple[BatchRecord, SeriesRecord | None] | None:
+        return await self._readers.call(lambda db: batch_queries.batch_with_series(db, key))
+
+    async def list_batches(self, namespace: str, limit: int) -> list[tuple[BatchRecord, SeriesRecord | None]]:
+        return await self._readers.call(lambda db: batch_queries.list_batches(db, namespace, limit))
+
+    async def running_batches(self) -> list[BatchRecord]:
+        return await self._readers.call(batch_queries.running)
+
+    async def delivered_groups(self, key: BatchKey, after: int, limit: int) -> list[GroupRecord]:
+        return await self._readers.call(lambda db: batch_queries.delivered(db, key, after, limit))
+
+    async def dataset(self, namespace: str, name: str) -> DatasetRecord | None:
+        return await self._readers.call(lambda db: batch_queries.dataset(db, namespace, name))
+
+    async def list_datasets(self, namespace: str) -> list[DatasetRecord]:
+        return await self._readers.call(lambda db: batch_queries.list_datasets(db, namespace))
 
     async def read_blob(self, ref: BlobRef) -> bytes:
         return await self._readers.call(lambda _: read_blob(self._blobs, ref))

@@ -57,9 +57,46 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
+_VERSION_4 = """
+CREATE TABLE datasets (
+    namespace TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, tasks INTEGER NOT NULL, kinds TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    PRIMARY KEY (namespace, name)
+) WITHOUT ROWID;
+-- Tasks never change. Those of a request and of a plug-in are here too, under digests of their own.
+CREATE TABLE dataset_tasks (digest TEXT NOT NULL, idx INTEGER NOT NULL, body TEXT NOT NULL, UNIQUE (digest, idx));
+CREATE TABLE task_history (
+    namespace TEXT NOT NULL, dataset TEXT NOT NULL, idx INTEGER NOT NULL, body TEXT NOT NULL,
+    PRIMARY KEY (namespace, dataset, idx)
+) WITHOUT ROWID;
+CREATE TABLE series (
+    namespace TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, dataset TEXT, body TEXT NOT NULL,
+    PRIMARY KEY (namespace, name)
+) WITHOUT ROWID;
+
+CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY,
+    namespace TEXT NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, request TEXT NOT NULL, pool TEXT NOT NULL,
+    series TEXT NOT NULL, created_at REAL NOT NULL, status TEXT NOT NULL, body TEXT NOT NULL
+);
+CREATE UNIQUE INDEX batches_by_id ON batches (namespace, id);
+CREATE INDEX batches_running ON batches (status, seq) WHERE status = 'Running';
+
+CREATE TABLE batch_groups (
+    namespace TEXT NOT NULL, id TEXT NOT NULL, series TEXT NOT NULL, number INTEGER NOT NULL, pool TEXT NOT NULL,
+    n INTEGER NOT NULL, batch TEXT, state TEXT NOT NULL, delivery INTEGER, body TEXT NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX groups_delivered ON batch_groups (namespace, batch, delivery) WHERE delivery IS NOT NULL;
+CREATE INDEX groups_live ON batch_groups (namespace, batch, number)
+    WHERE batch IS NOT NULL AND state IN ('Open', 'Informative');
+CREATE INDEX groups_carried ON batch_groups (namespace, series, number)
+    WHERE batch IS NULL AND state IN ('Open', 'Informative');
+"""
+
 FIRST_SCHEMA = 3
 """Number of the first script. Data folders of a lower number came before the promise that an old one opens."""
-MIGRATIONS: tuple[str, ...] = (_VERSION_3,)
+MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4)
 """Scripts in order. The first makes schema FIRST_SCHEMA in an empty database, each later one adds 1."""
 
 

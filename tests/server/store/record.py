@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import tempfile
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,23 @@ import zstandard
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
+from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus, DatasetRef
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.store.base import BlobRef, RolloutRecord, Transaction
+from rollyard.server.store.batch_records import (
+    BatchRecord,
+    BatchTables,
+    DatasetRecord,
+    EndedRollout,
+    GroupRecord,
+    GroupState,
+    LengthSums,
+    PutBack,
+    SeriesRecord,
+    TaskHistory,
+)
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.store.tables import FIRST_SCHEMA, MIGRATIONS
 from tests.support.filled import filled
@@ -124,6 +137,58 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
     )
 
 
+LENGTHS = LengthSums(rollouts=2, tokens=30, turns=4, seconds=1.5)
+
+
+def put_batches(tables: BatchTables) -> None:
+    """A dataset, its series and history, a batch of each status, a group of each state; each field has a value."""
+    request = BatchRequest(pool="rolloutpool", dataset=DatasetRef(name="d", seed=3), target=2)
+    tables.put_dataset(DatasetRecord("default", "d", "digest", 1, ("math",), 1_700_000_000.0))
+    tables.add_tasks("digest", 0, ['{"kind":"math"}'])
+    tables.put_history("default", "d", 0, TaskHistory(4, 1, 3, 8, 2.5, 100.5))
+    tables.put_series(
+        SeriesRecord(
+            namespace="default", name="d", digest="digest", dataset="d", seed=3, tasks=1, epoch=1, position=1, next_number=9,
+            put_back=(PutBack(0, 1, 1, 20),), step=2, settled=4.5, settled_informative=1.5, passed_over=1,
+            whole_lengths=LENGTHS, delivered_lengths=LENGTHS,
+        )
+    )  # fmt: skip
+    for status in BatchStatus:
+        tables.put_batch(
+            BatchRecord(
+                namespace="default", id=status.value, digest="b", request=request.model_dump_json(), pool="rolloutpool",
+                series="d", created_at=1_700_000_000.0, status=status, ended_at=1_700_000_009.0, slots=4, step=2, settled=4.5,
+                settled_informative=1.5, open=1, informative=1, unfinished=3, delivered=1, acknowledged=1, drawn=5,
+                carried_in=1, passed_over=1, all_low=1, all_high=1, other=1, faulty=1, faulty_in_a_row=1,
+                wasted_tokens=20, drained=True, staleness=1, whole_lengths=LENGTHS, delivered_lengths=LENGTHS,
+            )
+        )  # fmt: skip
+    for number, state in enumerate(GroupState):
+        tables.put_group(
+            GroupRecord(
+                namespace="default", id=f"d-g{number}", series="d", number=number, pool="rolloutpool", n=2, task_index=0,
+                epoch=1, drawn_at=1_700_000_001.0, drawn_step=2, batch="Running", state=state,
+                delivery=1 if state is GroupState.DELIVERED else None, tries=1,
+                ended=(EndedRollout(1, Status.COMPLETED, 1.0, 10, 2, 0.5), EndedRollout(0, Status.FAILED, None, 0, 0, 0.0)),
+            )
+        )  # fmt: skip
+
+
+def read_batches(tables: BatchTables) -> Any:
+    """Contents of the tables of batches as JSON."""
+    found = {
+        "datasets": [tables.dataset("default", "d")],
+        "history": [tables.history("default", "d", 0)],
+        "series": [tables.series("default", "d")],
+        "batches": [tables.batch(BatchKey("default", status.value)) for status in BatchStatus],
+        "groups": [tables.group("default", f"d-g{number}") for number in range(len(GroupState))],
+    }
+    assert all(record is not None for records in found.values() for record in records)
+    tasks = [tables.task("digest", 0)]
+    plain = {name: [asdict(record) for record in records if record is not None] for name, records in found.items()}
+    return json.loads(json.dumps({**plain, "tasks": tasks}))
+
+
 def as_json(found: RolloutRecord) -> Any:
     return json.loads(json.dumps({f.name: _plain(getattr(found, f.name)) for f in fields(found)}))
 
@@ -142,11 +207,17 @@ async def write(folder: Path) -> Any:
 
     def put(tx: Transaction) -> list[RolloutRecord]:
         blob = tx.add_blob(frame)
+        put_batches(tx.batches)
         return [tx.put(record_of(status, blob)) for status in Status]
 
     records = await store.transact(put)
+    batches = await store.transact(lambda tx: read_batches(tx.batches))
     await store.close()
-    return {"objects": [obj.dump() for obj in kept], "rollouts": [as_json(r) for r in records]}
+    return {
+        "objects": [obj.dump() for obj in kept],
+        "rollouts": [as_json(r) for r in records],
+        "batches": batches,
+    }
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import rollout_queries, tables
+from rollyard.server.store import batch_queries, rollout_queries, tables
 from rollyard.server.store.base import RolloutFilter
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.rollout_transaction import RolloutTransaction
@@ -42,6 +43,18 @@ QUESTIONS: dict[str, Ask] = {
     "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),
     "mean reward": lambda db, tx: rollout_queries.reward_mean(db, "n", "p", None),
     "mean reward of a group": lambda db, tx: rollout_queries.reward_mean(db, "n", None, "g"),
+    "a batch": lambda db, tx: tx.batches.batch(BatchKey("n", "b")),
+    "running batches": lambda db, tx: tx.batches.running(),
+    "a group": lambda db, tx: tx.batches.group("n", "g"),
+    "live groups": lambda db, tx: tx.batches.live_groups(BatchKey("n", "b")),
+    "carried groups": lambda db, tx: tx.batches.carried("n", "s"),
+    "rollouts of a group that run": lambda db, tx: tx.batches.unended("n", "g"),
+    "delivered groups": lambda db, tx: batch_queries.delivered(db, BatchKey("n", "b"), 0, 5),
+    "a task": lambda db, tx: tx.batches.task("d", 0),
+    "stored tasks": lambda db, tx: tx.batches.stored_tasks("d"),
+    "history": lambda db, tx: tx.batches.history("n", "d", 0),
+    "a series": lambda db, tx: tx.batches.series("n", "s"),
+    "a dataset": lambda db, tx: tx.batches.dataset("n", "d"),
 }
 
 

@@ -19,7 +19,7 @@ from rollyard.kinds.rollout import Outcome, RolloutRequest, Status
 from rollyard.server.store import tables
 from rollyard.server.store.base import BlobRef
 from rollyard.server.store.sqlite_store import SqliteStore
-from tests.server.store.record import FOLDER, SCHEMA, as_json, objects, record_of
+from tests.server.store.record import FOLDER, SCHEMA, as_json, objects, put_batches, read_batches, record_of
 from tests.support.recorded import lost_fields
 
 RULE = "stored data only grows: keep every field under its name, and give a new one a default and a schema number"
@@ -56,6 +56,9 @@ async def test_an_older_folder_opens_and_loses_nothing(recorded: Path, tmp_path:
             blob = zstandard.decompress(await store.read_blob(record.result))
             outcome = Outcome.model_validate_json(blob)
             assert lost_fields(json.loads(blob), json.loads(outcome.model_dump_json())) == [], RULE
+    if "batches" in told:
+        batches = await store.transact(lambda tx: read_batches(tx.batches))
+        assert lost_fields(told["batches"], batches) == [], RULE
     await store.close()
 
 
@@ -96,7 +99,7 @@ async def test_a_folder_from_before_the_first_schema_is_refused(tmp_path: Path, 
         await SqliteStore.open(tmp_path)
 
 
-def test_the_newest_schema_is_recorded_with_every_field() -> None:
+async def test_the_newest_schema_is_recorded_with_every_field(tmp_path: Path) -> None:
     newest = FOLDER / f"schema-{SCHEMA}"
     assert newest in RECORDED, "python -m tests.server.store.record"
     told = contents(newest)
@@ -109,13 +112,22 @@ def test_the_newest_schema_is_recorded_with_every_field() -> None:
         today = as_json(record_of(status, BLOB))
         assert lost_fields(_names(today), _names(there)) == [], later
         assert lost_fields(_names(json.loads(today["request"])), _names(json.loads(there["request"]))) == [], later
+    assert lost_fields(_names(await _batches_of_today(tmp_path)), _names(told["batches"])) == [], later
 
 
 def test_the_recording_is_small_and_carries_nothing_of_a_machine() -> None:
     for recorded in RECORDED:
         files = [path for path in recorded.rglob("*") if path.is_file()]
-        assert sum(path.stat().st_size for path in files) < 60_000
+        assert sum(path.stat().st_size for path in files) < 100_000
         assert not any(b"/root/" in path.read_bytes() or b"/home/" in path.read_bytes() for path in files)
+
+
+async def _batches_of_today(folder: Path) -> Any:
+    store = await SqliteStore.open(folder)
+    await store.transact(lambda tx: put_batches(tx.batches))
+    found = await store.transact(lambda tx: read_batches(tx.batches))
+    await store.close()
+    return found
 
 
 def _names(value: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from rollyard.core.clock import SystemClock
 from rollyard.core.errors import Expired, Fenced, Unavailable
 from rollyard.kinds.rollout import RolloutRequest
+from rollyard.server.batches.settlement import settle_ended
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.service import RolloutService
@@ -71,7 +72,7 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
     shutil.copy(tmp_path / "rollyard.db", tmp_path / "backup")
     store, clock = await SqliteStore.open(tmp_path), SystemClock()
     request = RolloutRequest.model_validate({"id": "r", "pool": "swe", "task": {"kind": "math"}})
-    await RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15, SessionIndex())).submit(
+    await RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15, SessionIndex()), settle_ended).submit(
         "default", [request]
     )
     late = (await store.create(rollout_pool("later"))).metadata.resource_version
@@ -79,7 +80,7 @@ async def test_what_the_backup_does_not_know_gets_a_clean_answer(tmp_path: Path)
     shutil.move(tmp_path / "backup", tmp_path / "rollyard.db")
 
     store = await SqliteStore.open(tmp_path)
-    rollouts = RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15, SessionIndex()))
+    rollouts = RolloutService(store, clock, ConnectedAgents(clock), Leases(clock, 15, SessionIndex()), settle_ended)
     header = ResultHeader(
         lease=LeaseRef(namespace="default", id="r", fence=1), status="Completed", reward=1.0, sampled=1
     )

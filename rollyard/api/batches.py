@@ -1,0 +1,202 @@
+"""Routes of batches: create, read, groups, stream, acknowledge, cancel."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pydantic
+from aiohttp import web
+
+from rollyard.api import request_bodies
+from rollyard.api.datasets import canonical
+from rollyard.api.error_status import validation_error
+from rollyard.api.long_responses import mark_long_lived
+from rollyard.api.query_parameters import accepts, cursor, integer, seconds
+from rollyard.api.request_checks import check_kinds, check_pools, check_tasks
+from rollyard.api.rollouts import read_trajectory
+from rollyard.api.services import SERVICES, Services
+from rollyard.core.errors import BadRequest, Expired, TooLarge
+from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
+from rollyard.kinds.rollout import Task
+from rollyard.server.store.batch_records import GroupRecord
+
+MAX_BODY_BYTES = 64 << 20
+MAX_WAIT_SECONDS = 60.0
+KEEP_ALIVE_SECONDS = 10.0
+DEFAULT_GROUPS, MAX_GROUPS = 16, 256
+MAX_PAGE_BYTES = 8 << 20
+"""Compressed bytes of trajectories after which a page ends; it has one group at least."""
+MAX_LISTED = 500
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.post("/v1/batches", _create),
+        web.get("/v1/batches", _list),
+        web.get("/v1/batches/{id}", _get),
+        web.delete("/v1/batches/{id}", _cancel),
+        web.get("/v1/batches/{id}/groups", _groups),
+        web.get("/v1/batches/{id}/stream", _stream),
+        web.post("/v1/batches/{id}/acknowledge", _acknowledge),
+    ]
+
+
+def _namespace(request: web.Request) -> str:
+    return request.query.get("namespace", "default")
+
+
+def _key(request: web.Request) -> BatchKey:
+    return BatchKey(_namespace(request), request.match_info["id"])
+
+
+@accepts("namespace")
+async def _create(request: web.Request) -> web.Response:
+    """Create a batch. 201 when it is new, 200 when a batch of this id and body exists."""
+    services, namespace = request.app[SERVICES], _namespace(request)
+    wanted = await _read_request(request)
+    await _check(services, namespace, wanted)
+    tasks = await request_bodies.run_in_parser_thread(lambda: [canonical(task) for task in wanted.tasks or ()])
+    view, new = await services.batches.create(namespace, wanted, tasks)
+    return _view_response(view, status=201 if new else 200)
+
+
+async def _read_request(request: web.Request) -> BatchRequest:
+    data = await request_bodies.read(request, MAX_BODY_BYTES)
+    if not request_bodies.has_few_values(data):
+        raise TooLarge(
+            f"a batch may have at most {request_bodies.MAX_VALUES} values; upload the tasks as a dataset "
+            "(PUT /v1/datasets/NAME) and send its name"
+        )
+    body = await request_bodies.run_in_parser_thread(request_bodies.parse, data)
+    try:
+        return await request_bodies.run_in_parser_thread(BatchRequest.model_validate, body)
+    except pydantic.ValidationError as error:
+        raise validation_error(error, BatchRequest, "the batch") from None
+
+
+async def _check(services: Services, namespace: str, wanted: BatchRequest) -> None:
+    """Check the pool and the tasks. Raises Invalid."""
+    tasks = wanted.tasks or []
+    by_kind = {task.kind: i for i, task in reversed(list(enumerate(tasks)))}
+    samples = {kind: tasks[i] for kind, i in by_kind.items()}
+    if (
+        wanted.dataset is not None
+        and (there := await services.store.dataset(namespace, wanted.dataset.name)) is not None
+    ):
+        samples = {kind: Task(kind=kind) for kind in there.kinds}
+    requests = [wanted.rollouts("check", task) for task in samples.values()]
+    pools = await check_pools(services, namespace, requests or [wanted.rollouts("check", Task(kind="math"))])
+    place = "dataset" if wanted.dataset is not None else "tasks"
+    check_kinds(services, requests, pools, place)
+    await request_bodies.run_in_parser_thread(check_tasks, tasks, "tasks[{}]")
+
+
+@accepts("namespace", "limit")
+async def _list(request: web.Request) -> web.Response:
+    """List batches, newest first."""
+    limit = min(integer(request, "limit", 100, least=1), MAX_LISTED)
+    views = await request.app[SERVICES].batches.views(_namespace(request), limit)
+    return web.json_response({"batches": [view.model_dump(mode="json") for view in views]})
+
+
+@accepts("namespace")
+async def _get(request: web.Request) -> web.Response:
+    """Read a batch's state."""
+    return _view_response(await request.app[SERVICES].batches.view(_key(request)))
+
+
+@accepts("namespace", "rollouts")
+async def _cancel(request: web.Request) -> web.Response:
+    """End a batch. Its unfinished groups are carried over, or with `rollouts=cancel` cancelled."""
+    word = request.query.get("rollouts", "keep")
+    if word not in ("keep", "cancel"):
+        raise BadRequest(f"rollouts must be keep or cancel, not {word[:40]!r}")
+    return _view_response(await request.app[SERVICES].batches.cancel(_key(request), keep=word == "keep"))
+
+
+@accepts("namespace")
+async def _acknowledge(request: web.Request) -> web.Response:
+    """Acknowledge that the trainer has used all groups up to a delivery."""
+    try:
+        body = Acknowledgement.model_validate(await request_bodies.read_message(request))
+    except pydantic.ValidationError as error:
+        raise validation_error(error, Acknowledgement, "the acknowledgement") from None
+    return _view_response(await request.app[SERVICES].batches.acknowledge(_key(request), body.upto))
+
+
+@accepts("namespace", "after", "wait", "limit")
+async def _groups(request: web.Request) -> web.Response:
+    """Read delivered groups with their trajectories; `wait` waits for the next one."""
+    services, after = request.app[SERVICES], integer(request, "after", 0)
+    wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
+    limit = min(integer(request, "limit", DEFAULT_GROUPS, least=1), MAX_GROUPS)
+    if wait:
+        mark_long_lived(request)
+    found, batch = await _next_groups(services, _key(request), after, limit, wait)
+    bodies: list[dict[str, Any]] = []
+    size = 0
+    for group in found:
+        body, length = await _group_body(services, group)
+        if bodies and size + length > MAX_PAGE_BYTES:
+            break
+        bodies.append(body)
+        size += length
+    following = bodies[-1]["delivery"] if bodies else after
+    page = {"groups": bodies, "next": following, "batch": batch.model_dump(mode="json")}
+    return web.Response(text=await asyncio.to_thread(json.dumps, page), content_type="application/json")
+
+
+@accepts("namespace", "after")
+async def _stream(request: web.Request) -> web.StreamResponse:
+    """Server-sent events, one a delivered group; resumes after the delivery in `after` or Last-Event-ID."""
+    services, key, after = request.app[SERVICES], _key(request), integer(request, "after", 0)
+    if last := request.headers.get("Last-Event-ID"):
+        after = cursor(last, "Last-Event-ID")
+    found, batch = await _next_groups(services, key, after, 1, 0.0)
+    mark_long_lived(request)
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    await response.write(b": groups\n\n")
+    while found or not batch.all_delivered:
+        if not found:
+            await response.write(b": nothing yet\n\n")
+        for group in found:
+            body, _ = await _group_body(services, group)
+            text = await asyncio.to_thread(json.dumps, body)
+            await response.write(f"id: {group.delivery}\nevent: group\ndata: {text}\n\n".encode())
+            after = body["delivery"]
+        found, batch = await services.batches.groups(key, after, 1, KEEP_ALIVE_SECONDS)
+    await response.write(f"event: end\ndata: {batch.model_dump_json()}\n\n".encode())
+    return response
+
+
+async def _next_groups(
+    services: Services, key: BatchKey, after: int, limit: int, wait: float
+) -> tuple[list[GroupRecord], BatchView]:
+    now = await services.batches.view(key)
+    if after > now.delivered:
+        raise Expired(
+            f"batch {key.id!r} has delivered {now.delivered} groups, so nothing follows {after}. If a backup was restored, "
+            f"read again from {now.delivered}, and skip the groups that you already have"
+        )
+    return await services.batches.groups(key, after, limit, wait)
+
+
+async def _group_body(services: Services, group: GroupRecord) -> tuple[dict[str, Any], int]:
+    """A group as JSON with its trajectories, and the compressed bytes of these."""
+    records = await services.batches.rollouts_of(group)
+    rollouts = [await read_trajectory(services, record) for record in records]
+    body = {
+        "delivery": group.delivery,
+        "id": group.id,
+        "task_index": group.task_index,
+        "drawn_at": group.drawn_at,
+        "rollouts": rollouts,
+    }
+    return body, sum(record.result.length for record in records if record.result is not None)
+
+
+def _view_response(view: BatchView, status: int = 200) -> web.Response:
+    return web.json_response(view.model_dump(mode="json"), status=status)

@@ -1,0 +1,141 @@
+"""Routes of datasets: upload as JSON lines, list, delete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pydantic
+from aiohttp import web
+from pydantic_core import from_json
+
+from rollyard.api import request_bodies
+from rollyard.api.query_parameters import accepts
+from rollyard.api.services import SERVICES
+from rollyard.core.errors import BadRequest, Cause, Invalid, NotFound
+from rollyard.kinds.batch import BatchName, DatasetView
+from rollyard.kinds.rollout import Task
+from rollyard.kinds.schema.validation import MAX_REPORTED, problems_of
+from rollyard.kinds.task_fields import check_task
+from rollyard.server.store.batch_records import DatasetRecord
+
+MAX_BYTES = 1 << 30
+MAX_LINE_BYTES = 512 << 10
+LINES_A_TURN = 200
+"""Lines that the parser thread reads before other work has its turn."""
+_NAME = pydantic.TypeAdapter(BatchName)
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.put("/v1/datasets/{name}", _put),
+        web.get("/v1/datasets", _list),
+        web.get("/v1/datasets/{name}", _get),
+        web.delete("/v1/datasets/{name}", _delete),
+    ]
+
+
+@accepts("namespace")
+async def _put(request: web.Request) -> web.Response:
+    """Upload a dataset: JSON lines, one task a line. 201 when it is new, 200 when the same content is there."""
+    services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
+    name = _checked_name(request.match_info["name"])
+    lines = (await request_bodies.read(request, MAX_BYTES)).splitlines()
+    tasks: list[str] = []
+    kinds: set[str] = set()
+    for start in range(0, len(lines), LINES_A_TURN):
+        portion = enumerate(lines[start : start + LINES_A_TURN], start=start + 1)
+        found = await request_bodies.run_in_parser_thread(read_lines, portion)
+        tasks += [canonical(task) for task in found]
+        kinds |= {task.kind for task in found}
+    if not tasks:
+        raise Invalid(
+            'the dataset is empty; send one task a line, such as {"kind": "math", "problem": "1+1=?", "answer": "2"}'
+        )
+    record, new = await services.batches.put_dataset(namespace, name, tasks, kinds)
+    return web.json_response(_view(record), status=201 if new else 200)
+
+
+def read_lines(numbered: Iterable[tuple[int, bytes | bytearray]]) -> list[Task]:
+    """Tasks of these lines; empty lines are left out. Raises Invalid with the number of each wrong line."""
+    found: list[Task] = []
+    wrong: list[Cause] = []
+    for number, line in numbered:
+        if not line.strip():
+            continue
+        try:
+            found.append(_read_line(line))
+        except Invalid as error:
+            wrong.append(Cause(f"line {number}", str(error)))
+            if len(wrong) >= MAX_REPORTED:
+                break
+    if wrong:
+        listed = "; ".join(f"{c.field}: {c.message}" for c in wrong)
+        raise Invalid(f"the dataset is invalid, and nothing was stored: {listed}", causes=wrong)
+    return found
+
+
+def _read_line(line: bytes | bytearray) -> Task:
+    if len(line) > MAX_LINE_BYTES:
+        raise Invalid(f"a task may have at most {MAX_LINE_BYTES} bytes; put large data into the image")
+    if not request_bodies.has_few_values(line):
+        raise Invalid(f"a task may have at most {request_bodies.MAX_VALUES} values; put large data into the image")
+    try:
+        task = Task.model_validate(from_json(line, allow_inf_nan=False))
+    except pydantic.ValidationError as error:
+        raise Invalid("; ".join(map(str, problems_of(Task, error)))) from None
+    except ValueError as error:
+        raise Invalid(f"this is not valid JSON: {error}") from None
+    check_task(task)
+    return task
+
+
+def canonical(task: Task) -> str:
+    """The text of a task that its digest covers."""
+    return json.dumps(task.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+@accepts("namespace")
+async def _list(request: web.Request) -> web.Response:
+    """List the datasets of a namespace."""
+    found = await request.app[SERVICES].store.list_datasets(request.query.get("namespace", "default"))
+    return web.json_response({"datasets": [_view(record) for record in found]})
+
+
+@accepts("namespace")
+async def _get(request: web.Request) -> web.Response:
+    """Read a dataset's digest and size."""
+    namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
+    found = await request.app[SERVICES].store.dataset(namespace, name)
+    if found is None:
+        raise NotFound(f"dataset {name!r} not found in namespace {namespace!r}")
+    return web.json_response(_view(found))
+
+
+@accepts("namespace")
+async def _delete(request: web.Request) -> web.Response:
+    """Delete a dataset, with its history and the position in it."""
+    namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
+    await request.app[SERVICES].batches.delete_dataset(namespace, name)
+    return web.json_response({"name": name})
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return _NAME.validate_python(name)
+    except pydantic.ValidationError:
+        raise BadRequest(
+            f"{name[:60]!r} is no name for a dataset: write letters, digits and . _ : - and begin with a letter or digit; "
+            "at most 100 characters"
+        ) from None
+
+
+def _view(record: DatasetRecord) -> dict[str, object]:
+    return DatasetView(
+        name=record.name,
+        namespace=record.namespace,
+        digest=record.digest,
+        tasks=record.tasks,
+        kinds=list(record.kinds),
+        created_at=record.created_at,
+    ).model_dump(mode="json")

@@ -1,0 +1,83 @@
+"""Checks of what is to run: its pool, the weights that it asks for, and its task."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+
+from rollyard.api.pool_lookup import rollout_pool
+from rollyard.api.services import Services
+from rollyard.core.errors import Cause, Invalid, NotFound
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout import RolloutRequest, Task
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.task_fields import BUILT_IN, check_task
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.waiting_reason import unknown_kind
+from rollyard.server.routing.staleness import POLICY_ROLE
+
+
+async def check_pools(services: Services, namespace: str, requests: Sequence[RolloutRequest]) -> dict[str, RolloutPool]:
+    """The pools of these requests, by name. Raises Invalid for one that cannot run them."""
+    pools = {name: await rollout_pool(services, namespace, name) for name in {r.pool for r in requests}}
+    for name, pool in pools.items():
+        if POLICY_ROLE not in pool.spec.inference:
+            message = (
+                f"RolloutPool {name!r} has no InferencePool for the role {POLICY_ROLE!r}, which agents sample from; "
+                f"add `inference: {{{POLICY_ROLE}: <InferencePool>}}` to its spec"
+            )
+            raise Invalid(message, causes=[Cause("pool", message)])
+        if any(r.min_weights_version is not None or r.weights is not None for r in requests if r.pool == name):
+            await _check_versions(services, pool)
+    return pools
+
+
+async def _check_versions(services: Services, pool: RolloutPool) -> None:
+    """Check the weights versions in a request. They are known only for engines that Rollyard starts."""
+    inference = pool.spec.inference[POLICY_ROLE]
+    asked = "min_weights_version, group_version and max_staleness"
+    with contextlib.suppress(NotFound):
+        found = await services.store.get(InferencePool.key_of(pool.metadata.namespace, inference), InferencePool)
+        if found.spec.engine.external is not None:
+            raise Invalid(
+                f"the engines of InferencePool {inference!r} are external, so their weights are not known: leave out {asked}"
+            )
+
+
+def check_kinds(
+    services: Services,
+    requests: Sequence[RolloutRequest],
+    pools: Mapping[str, RolloutPool],
+    place: str = "rollouts[{}].task",
+) -> None:
+    """Raise Invalid for a kind of task that no node agent can run. `place`: path of a task in the request."""
+    known = services.task_kinds | services.agents.kinds()
+    for i, request in enumerate(requests):
+        kind, message = request.task.kind, None
+        if kind not in known:
+            message = (
+                f"unknown task kind {kind!r}; known ones: {', '.join(sorted(known))}. Install a handler of another kind in the "
+                "Python of the server and of the node agents, then restart them"
+            )
+        elif kind not in BUILT_IN and (agents := _all_agents(services, pools[request.pool])):
+            message = unknown_kind(kind, request.pool, agents)
+        if message is not None:
+            raise Invalid(message, causes=[Cause(f"{place.format(i)}.kind", message)])
+
+
+def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
+    """Raise Invalid for a task of a built-in kind with wrong fields. `place`: path of what has the task."""
+    for i, task in enumerate(tasks):
+        try:
+            check_task(task)
+        except Invalid as error:
+            causes = [Cause(f"{place.format(i)}.{c.field}", c.message, c.reason) for c in error.causes]
+            raise Invalid(f"{place.format(i)}: {error}", causes=causes) from None
+
+
+def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
+    """All node agents of the pool; none unless they are certain to be all, with none starting, draining or being replaced."""
+    status, agents = pool.status, services.agents.of_pool(pool.pool_key)
+    settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
+    sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}
+    return agents if settled and len(sizes) == 1 and not any(a.draining for a in agents) else []

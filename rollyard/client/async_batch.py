@@ -1,0 +1,115 @@
+"""`AsyncBatch`: the groups of one batch as an async iterator, which outlives restarts of the server."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from typing import Literal, Protocol
+
+from rollyard.client.batch_progress import BatchProgress
+from rollyard.core.backoff import Backoff
+from rollyard.core.errors import Unavailable
+from rollyard.kinds.base import evolve
+from rollyard.kinds.batch import BatchRequest, BatchView, Group, GroupPage
+
+log = logging.getLogger(__name__)
+WAIT_SECONDS = 30.0
+
+
+class BatchCalls(Protocol):
+    """Calls of the client that a batch needs."""
+
+    async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView: ...
+
+    async def groups(
+        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
+    ) -> GroupPage: ...
+
+    async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView: ...
+
+    async def cancel_batch(
+        self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
+    ) -> BatchView: ...
+
+
+class AsyncBatch:
+    """Iterator over delivered groups, made by `AsyncClient.batch`.
+
+    It ends when the batch has ended and all its groups were handed out; `view.status` has the reason.
+    """
+
+    def __init__(
+        self,
+        client: BatchCalls,
+        request: BatchRequest | str,
+        namespace: str | None,
+        *,
+        after: int = 0,
+        progress: bool = False,
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._request: BatchRequest | None = None
+        if isinstance(request, str):
+            self.id = request
+        else:
+            self.id = request.id or f"b-{secrets.token_hex(6)}"
+            self._request = evolve(request, id=self.id)
+        self.after = after
+        """Last delivery that was handed out; pass it as `after` to go on in another process."""
+        self.view: BatchView | None = None
+        """State of the batch as last seen."""
+        self._created = False
+        self._ready: deque[Group] = deque()
+        self._last = False
+        self._progress = BatchProgress() if progress else None
+
+    def __aiter__(self) -> AsyncBatch:
+        return self
+
+    async def __anext__(self) -> Group:
+        """Wait for the next group, without a limit, also while the server cannot be reached. Raises NotFound, Conflict."""
+        backoff, said = Backoff(), ""
+        while not self._ready:
+            if self._last:
+                self._close()
+                raise StopAsyncIteration
+            try:
+                await self._read()
+                backoff.reset()
+            except Unavailable as error:
+                if str(error) != said:  # an hour without a server is one log line
+                    said = str(error)
+                    log.warning("still waiting for groups of batch %s: %s", self.id, error)
+                await backoff.wait(error.retry_after or 0)
+        group = self._ready.popleft()
+        self.after = group.delivery
+        return group
+
+    async def _read(self) -> None:
+        if self._request is not None and not self._created:
+            self._see(await self._client.create_batch(self._request, self._namespace))
+            self._created = True
+        page = await self._client.groups(self.id, self._namespace, after=self.after, wait=WAIT_SECONDS)
+        self._ready.extend(page.groups)
+        self._last = page.last
+        self._see(page.batch)
+
+    async def acknowledge(self, upto: int | None = None) -> BatchView:
+        """Tell the batch that all groups up to this delivery were used; by default all that were handed out."""
+        return self._see(await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace))
+
+    async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
+        """End the batch; its unfinished groups are carried over, or cancelled."""
+        return self._see(await self._client.cancel_batch(self.id, self._namespace, rollouts=rollouts))
+
+    def _see(self, view: BatchView) -> BatchView:
+        self.view = view
+        if self._progress is not None:
+            self._progress.show(view)
+        return view
+
+    def _close(self) -> None:
+        if self._progress is not None:
+            self._progress.close()

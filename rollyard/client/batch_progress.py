@@ -1,0 +1,44 @@
+"""Progress of a batch on a terminal: informative groups, filtered share, groups in flight, time left."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rollyard.kinds.batch import BatchView
+
+
+class BatchProgress:
+    """One line on stderr, written over in place; nothing where stderr is no terminal."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, view: BatchView) -> None:
+        if sys.stderr.isatty():
+            self._shown = True
+            sys.stderr.write(f"\r\x1b[K{progress_line(view, time.time())}")
+            sys.stderr.flush()
+
+    def close(self) -> None:
+        """Leave the last state on a line of its own."""
+        if self._shown:
+            sys.stderr.write("\n")
+            self._shown = False
+
+
+def progress_line(view: BatchView, now: float) -> str:
+    """State of a batch in one line. `now`: Unix seconds."""
+    settled = view.delivered + sum(view.filtered.model_dump().values())
+    share = f"{sum(view.filtered.model_dump().values()) / settled:.0%} filtered" if settled else "none filtered"
+    of = f" of {view.target}" if view.target is not None else ""
+    words = [f"{view.id}: {view.delivered}{of} informative groups", share, f"{view.in_flight} in flight"]
+    seconds = (view.ended_at or now) - view.created_at
+    if view.target is not None and view.delivered and not view.status.terminal:
+        left = seconds / view.delivered * (view.target - view.delivered)
+        words.append(f"about {left:.0f} s left")
+    if view.status.terminal:
+        words.append(f"{view.status} after {seconds:.0f} s")
+    elif view.waiting:
+        words.append(view.waiting)
+    return ", ".join(words)

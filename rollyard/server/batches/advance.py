@@ -1,0 +1,333 @@
+"""`advance(batch, group, event) -> (batch, group, effects)`: every change of a batch and its groups, as a pure function.
+
+                         RolloutEnded, until the filter has a verdict
+    GroupDrawn                 +-----------------------+
+    GroupAdopted ---> Open ----+--> Informative -------+--> whole: Delivered 1, 2, 3 ... of its batch
+                       |       |
+                       |       +--> Uninformative: what still runs of it is cancelled, another task is drawn
+                       |       +--> Faulty: too few rewards; its task is put back, another one is drawn
+                       |
+                       +--> the batch ends first: carried to the next batch of the series (or Cancelled)
+
+    Running -----------------> Completed   the target is delivered; or a stream is drained, and all of it acknowledged
+      |  ^                     Exhausted   the source ended before the target
+      |  +-- Ticked, Ack.      Expired     deadline_seconds have passed
+      +----------------------> Cancelled   on request, or because the pool is gone
+
+After every event of a running batch DrawTasks fills up what is in flight: see `wanted`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from rollyard.kinds.batch import BatchRequest, BatchStatus
+from rollyard.server.batches.draw import may_return
+from rollyard.server.batches.judge import Verdict, judge
+from rollyard.server.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState, SeriesRecord
+
+FORGET = 0.99
+"""Factor by which each verdict lessens the weight of those before it: the rate follows a policy that learns."""
+UNBOUNDED_SHARE = 2
+"""Groups of a stream without `step_groups` that are in flight or unacknowledged, as a multiple of what fills the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDrawn:
+    """The group's rollouts were inserted."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdopted:
+    """A carried group of the series counts for this batch now."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEnded:
+    """A rollout of the group has its terminal record."""
+
+    at: float
+    rollout: EndedRollout
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed; the pool can work on so many rollouts for this batch."""
+
+    at: float
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """The trainer has used all groups up to this delivery."""
+
+    at: float
+    upto: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDrained:
+    """The source has no more tasks for this batch."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCancelled:
+    at: float
+    keep: bool
+    """Whether its live groups are carried over."""
+
+
+BatchEvent = GroupDrawn | GroupAdopted | RolloutEnded | Ticked | Acknowledged | SourceDrained | BatchCancelled
+
+
+@dataclass(frozen=True, slots=True)
+class DrawTasks:
+    """This many groups are to be drawn now."""
+
+    groups: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRest:
+    """The group cannot become informative; its unfinished rollouts are not needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettled:
+    """The group's verdict is final: it enters the task's history, the rates and the lengths of the series."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDelivered:
+    """The group has its delivery number."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnded:
+    """Its live groups are to be carried over, or cancelled."""
+
+    keep: bool
+
+
+BatchEffect = DrawTasks | CancelRest | GroupSettled | GroupDelivered | BatchEnded
+R = TypeVar("R", BatchRecord, SeriesRecord)
+Advanced = tuple[BatchRecord, GroupRecord | None, tuple[BatchEffect, ...]]
+
+
+def advance(request: BatchRequest, batch: BatchRecord, group: GroupRecord | None, event: BatchEvent) -> Advanced:
+    """The batch and the group after the event, and the effects to carry out in the same transaction."""
+    effects: tuple[BatchEffect, ...] = ()
+    match event:
+        case GroupDrawn():
+            assert group is not None
+            counted = replace(batch, open=batch.open + 1, drawn=batch.drawn + 1, unfinished=batch.unfinished + group.n)
+            return counted, group, ()
+        case GroupAdopted():
+            assert group is not None
+            batch = replace(
+                batch,
+                open=batch.open + 1,
+                carried_in=batch.carried_in + 1,
+                unfinished=batch.unfinished + group.n - len(group.ended),
+            )
+            batch, group, effects = _judge_group(request, batch, replace(group, batch=batch.id, state=GroupState.OPEN))
+            return _end_if_done(request, batch, group, effects, batch.created_at)
+        case RolloutEnded(at=at):
+            assert group is not None
+            batch, group, effects = _end_rollout(request, batch, group, event.rollout)
+            return _after(request, batch, group, effects, at)
+        case Ticked(at=at):
+            batch = batch if batch.slots == event.slots else replace(batch, slots=event.slots)
+            if request.deadline_seconds is not None and at >= batch.created_at + request.deadline_seconds:
+                return _end(request, batch, group, (), BatchStatus.EXPIRED, at)
+            return _after(request, batch, group, (), at)
+        case Acknowledged(at=at):
+            batch = replace(batch, acknowledged=max(batch.acknowledged, event.upto))
+            return _after(request, batch, group, (), at)
+        case SourceDrained(at=at):
+            return _end_if_done(request, replace(batch, drained=True), group, (), at)
+        case BatchCancelled(at=at):
+            return _end(request, batch, group, (), BatchStatus.CANCELLED, at, keep=event.keep)
+
+
+def _after(
+    request: BatchRequest, batch: BatchRecord, group: GroupRecord | None, effects: Sequence[BatchEffect], at: float
+) -> Advanced:
+    batch, group, done = _end_if_done(request, batch, group, effects, at)
+    more = wanted(request, batch)
+    return batch, group, (*done, DrawTasks(more)) if more else done
+
+
+def _end_rollout(
+    request: BatchRequest, batch: BatchRecord, group: GroupRecord, rollout: EndedRollout
+) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+    live = group.state.live
+    group = take_end(group, rollout)
+    if not live:  # the rest of a group that was given up
+        return replace(batch, wasted_tokens=batch.wasted_tokens + rollout.tokens), group, ()
+    return _judge_group(request, replace(batch, unfinished=batch.unfinished - 1), group)
+
+
+def take_end(group: GroupRecord, rollout: EndedRollout) -> GroupRecord:
+    """The group with this end; a repeated one changes nothing."""
+    if any(r.sample == rollout.sample for r in group.ended):
+        return group
+    return replace(group, ended=(*group.ended, rollout))
+
+
+def _judge_group(
+    request: BatchRequest, batch: BatchRecord, group: GroupRecord
+) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+    """Judge a live group. Informative ones are delivered once they are whole, others are given up."""
+    if group.state is GroupState.OPEN:
+        verdict = judge(request.filter, request.min_usable, group.n, group.ended)
+        if verdict is Verdict.OPEN:
+            return batch, group, ()
+        batch = replace(batch, open=batch.open - 1)
+        if verdict is not Verdict.INFORMATIVE:
+            return _give_up(batch, group, verdict)
+        batch = replace(batch, informative=batch.informative + 1)
+        group = replace(group, state=GroupState.INFORMATIVE)
+    if not group.whole:
+        return batch, group, ()
+    return _deliver(request, batch, group)
+
+
+def _give_up(
+    batch: BatchRecord, group: GroupRecord, verdict: Verdict
+) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+    batch = replace(
+        batch,
+        unfinished=batch.unfinished - (group.n - len(group.ended)),
+        wasted_tokens=batch.wasted_tokens + group.tokens,
+    )
+    rest: tuple[BatchEffect, ...] = () if group.whole else (CancelRest(),)
+    if verdict is Verdict.FAULTY:
+        batch = replace(
+            batch,
+            faulty=batch.faulty + 1,
+            faulty_in_a_row=batch.faulty_in_a_row + 1,
+            drained=batch.drained and not may_return(group),
+        )
+        return batch, replace(group, state=GroupState.FAULTY), (GroupSettled(verdict), *rest)
+    counts = {verdict.value: getattr(batch, verdict.value) + 1}
+    settled = replace(_settle(batch, informative=False), **counts)
+    return settled, replace(group, state=GroupState.UNINFORMATIVE), (GroupSettled(verdict), *rest)
+
+
+def _deliver(
+    request: BatchRequest, batch: BatchRecord, group: GroupRecord
+) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
+    number = batch.delivered + 1
+    batch = replace(
+        _settle(batch, informative=True),
+        informative=batch.informative - 1,
+        delivered=number,
+        staleness=batch.staleness + max(0, training_step(request, batch, number) - group.drawn_step),
+        whole_lengths=batch.whole_lengths.plus(group.ended),
+        delivered_lengths=batch.delivered_lengths.plus(group.ended),
+    )
+    group = replace(group, state=GroupState.DELIVERED, delivery=number)
+    return batch, group, (GroupSettled(Verdict.INFORMATIVE), GroupDelivered())
+
+
+def training_step(request: BatchRequest, batch: BatchRecord, delivery: int) -> int:
+    """Training step of the series that uses this delivery. Without `step_groups` a batch is one step."""
+    return batch.step + ((delivery - 1) // request.step_groups if request.step_groups else 0)
+
+
+def _settle(batch: BatchRecord, *, informative: bool) -> BatchRecord:
+    return replace(settle_rate(batch, informative=informative), faulty_in_a_row=0)
+
+
+def settle_rate(rates: R, *, informative: bool) -> R:
+    """The observed rate of a batch or a series after one more verdict."""
+    return replace(
+        rates,
+        settled=rates.settled * FORGET + 1,
+        settled_informative=rates.settled_informative * FORGET + informative,
+    )
+
+
+def _end_if_done(
+    request: BatchRequest, batch: BatchRecord, group: GroupRecord | None, effects: Sequence[BatchEffect], at: float
+) -> Advanced:
+    done = tuple(effects)
+    if batch.status.terminal:
+        return batch, group, done
+    if request.target is not None and batch.delivered >= request.target:
+        return _end(request, batch, group, done, BatchStatus.COMPLETED, at)
+    if batch.drained and batch.in_flight == 0:
+        if request.target is not None:
+            return _end(request, batch, group, done, BatchStatus.EXHAUSTED, at)
+        if batch.acknowledged >= batch.delivered or not request.bounded_by_acknowledgement:
+            return _end(request, batch, group, done, BatchStatus.COMPLETED, at)
+    return batch, group, done
+
+
+def _end(
+    request: BatchRequest,
+    batch: BatchRecord,
+    group: GroupRecord | None,
+    effects: Sequence[BatchEffect],
+    status: BatchStatus,
+    at: float,
+    *,
+    keep: bool = True,
+) -> Advanced:
+    if batch.status.terminal:
+        return batch, group, tuple(effects)
+    keep = keep and request.carry_over == "keep" and not request.own_series
+    ended = replace(batch, status=status, ended_at=at, open=0, informative=0, unfinished=0)
+    return ended, group, (*effects, BatchEnded(keep))
+
+
+def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
+    """Expected share of informative groups: the mean of Beta(1 + informative, 1 + uninformative)."""
+    if request.filter.lets_all_pass:
+        return 1.0
+    return (batch.settled_informative + 1) / (batch.settled + 2)
+
+
+def wanted(request: BatchRequest, batch: BatchRecord) -> int:
+    """Groups to draw now.
+
+    With a target: enough for it by the observed rate, also while no worker exists yet, so that the pool grows; and
+    enough to keep all slots busy until it is met, where another batch can take over what is left. A stream stays within
+    its admission: the groups in flight and unacknowledged that are expected to be informative are those of at most
+    `max_staleness` + 1 training steps.
+    """
+    if batch.status.terminal or batch.drained:
+        return 0
+    rate = informative_rate(request, batch)
+    expected = batch.delivered + batch.informative + batch.open * rate
+    idle = max(0, math.ceil((batch.slots - batch.unfinished) / request.n))
+    if request.target is not None:
+        more = max(0 if request.own_series else idle, _groups_for(request.target - expected, rate))
+    elif request.step_groups is not None:
+        steps = batch.acknowledged // request.step_groups
+        one_step = (steps + 1) * request.step_groups - expected
+        admitted = one_step + request.max_staleness * request.step_groups
+        more = min(_groups_for(admitted, rate), max(idle, _groups_for(one_step, rate)))
+    else:
+        fill = max(1, math.ceil(batch.slots / request.n))
+        more = max(idle, fill - batch.in_flight)
+        if request.bounded_by_acknowledgement:
+            unused = batch.in_flight + batch.delivered - batch.acknowledged
+            more = min(more, UNBOUNDED_SHARE * fill - unused)
+    if request.in_flight is not None:
+        more = min(more, request.in_flight - batch.in_flight)
+    return max(0, more)
+
+
+def _groups_for(informative: float, rate: float) -> int:
+    """Groups of which so many are expected to be informative."""
+    return max(0, math.ceil(informative / rate - 1e-9))

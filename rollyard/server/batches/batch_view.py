@@ -1,0 +1,86 @@
+"""A batch as its users see it, with the reason why nothing moves; pure."""
+
+from __future__ import annotations
+
+from rollyard.kinds.batch import BatchRequest, BatchView, DeliveryBias, FilteredGroups
+from rollyard.server.batches.advance import informative_rate, wanted
+from rollyard.server.store.batch_records import BatchRecord, LengthSums, SeriesRecord
+
+MANY_FAULTY = 5
+"""Faulty groups in a row after which a batch says so."""
+
+
+def view(batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest) -> BatchView:
+    return BatchView(
+        id=batch.id,
+        namespace=batch.namespace,
+        pool=batch.pool,
+        series=batch.series,
+        status=batch.status,
+        target=request.target,
+        n=request.n,
+        informative=batch.delivered + batch.informative,
+        delivered=batch.delivered,
+        acknowledged=batch.acknowledged,
+        drawn=batch.drawn,
+        filtered=FilteredGroups(all_low=batch.all_low, all_high=batch.all_high, other=batch.other),
+        faulty=batch.faulty,
+        in_flight=batch.in_flight,
+        whole_waiting=batch.delivered - batch.acknowledged,
+        carried_in=batch.carried_in,
+        passed_over=batch.passed_over,
+        drained=batch.drained,
+        wasted_tokens=batch.wasted_tokens,
+        informative_rate=round(informative_rate(request, batch), 4),
+        seconds_to_target=_seconds_to_target(batch, request),
+        staleness_mean=round(batch.staleness / batch.delivered, 4) if batch.delivered else None,
+        bias=bias(batch.delivered_lengths, batch.whole_lengths),
+        series_bias=bias(series.delivered_lengths, series.whole_lengths) if series is not None else DeliveryBias(),
+        waiting=why_waiting(batch, request),
+        created_at=batch.created_at,
+        ended_at=batch.ended_at,
+    )
+
+
+def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
+    """Mean lengths of what was delivered over those of what was informative."""
+    if not (delivered.rollouts and whole.rollouts):
+        return DeliveryBias()
+
+    def ratio(above: float, below: float) -> float | None:
+        return round(above / delivered.rollouts / (below / whole.rollouts), 4) if below else None
+
+    return DeliveryBias(
+        tokens=ratio(delivered.tokens, whole.tokens),
+        turns=ratio(delivered.turns, whole.turns),
+        seconds=ratio(delivered.seconds, whole.seconds),
+    )
+
+
+def why_waiting(batch: BatchRecord, request: BatchRequest) -> str | None:
+    """Reason why nothing moves, as a sentence; None while it moves."""
+    if batch.status.terminal:
+        return None
+    if batch.faulty_in_a_row >= MANY_FAULTY:
+        return (
+            f"the last {batch.faulty_in_a_row} groups had fewer than {request.min_usable} rewards; see "
+            f"`rollyard rollouts list --pool {batch.pool} --status Failed --status InfraFailed` for the reasons"
+        )
+    if batch.slots == 0 and batch.in_flight:
+        return f"no node agent of pool {batch.pool} is connected; see `rollyard describe rolloutpool {batch.pool}`"
+    if batch.in_flight:
+        return None
+    if batch.drained:
+        return f"its source has no more tasks; acknowledge the {batch.delivered} delivered groups to complete it"
+    if request.bounded_by_acknowledgement and wanted(request, batch) == 0:
+        return (
+            f"{batch.delivered - batch.acknowledged} delivered groups are not acknowledged; acknowledge those that were "
+            "used, and the next are drawn"
+        )
+    return "its source has no task at present"
+
+
+def _seconds_to_target(batch: BatchRecord, request: BatchRequest) -> float | None:
+    if request.target is None or batch.ended_at is None or batch.delivered < request.target:
+        return None
+    return round(batch.ended_at - batch.created_at, 3)

@@ -1,0 +1,158 @@
+"""`draw(series, count, ...)`: the next tasks of a series, pure over its position and the tasks' own history.
+
+The order of an epoch is a permutation by (seed, epoch). It is computed place by place, so a dataset of millions costs
+no memory. A task that was uninformative k times in a row is passed over with probability 1 - 0.5^k (the finding of GRESO,
+arXiv 2506.02177), never for ever: k counts up to MAX_STREAK.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rollyard.server.store.batch_records import GroupRecord, PutBack, SeriesRecord, TaskHistory
+
+MAX_STREAK = 6
+"""Streak at which a task is drawn in one epoch of 64; longer ones are passed over no more often."""
+MAX_FAULTY = 3
+"""Faulty groups of one task in an epoch after which it waits for the next epoch."""
+PUT_BACK_GROUPS = 8
+"""Groups that are drawn before the task of a faulty one is drawn again: a broken node may be gone by then."""
+MAX_LOOKED = 4096
+"""Tasks looked at in one draw. The draw runs in the store's writer; the next one goes on from there."""
+ROUNDS = 4
+ReadHistory = Callable[[int], TaskHistory | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTask:
+    """Task to draw: its index in the source, and the epoch of the draw."""
+
+    index: int
+    epoch: int
+    tries: int = 0
+    """Faulty groups of this task in this epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Result of one draw."""
+
+    series: SeriesRecord
+    tasks: tuple[DrawnTask, ...]
+    passed_over: int
+    drained: bool
+    """Whether the source has no more tasks within the epochs."""
+
+
+def draw(
+    series: SeriesRecord,
+    count: int,
+    history: ReadHistory,
+    *,
+    stored: int,
+    epochs: int | None,
+    pass_over: bool,
+) -> Drawing:
+    """At most `count` tasks from the series' position on. `stored`: tasks that a plug-in has delivered so far."""
+    drawn: list[DrawnTask] = []
+    passed = looked = 0
+    while len(drawn) < count and looked < MAX_LOOKED:
+        looked += 1
+        drained = _is_drained(series, epochs)
+        if (again := _take_put_back(series, series.next_number + len(drawn), whatever=drained)) is not None:
+            series, task = again
+            drawn.append(task)
+            continue
+        if drained or (series.tasks is None and series.position >= stored):
+            break
+        index = place(series.position, series.tasks, series.seed, series.epoch)
+        task = DrawnTask(index, series.epoch)
+        series = _step_on(series)
+        if pass_over and series.dataset is not None and _is_passed_over(history(index), series, task):
+            passed += 1
+        else:
+            drawn.append(task)
+    series = replace(series, passed_over=series.passed_over + passed)
+    return Drawing(series, tuple(drawn), passed, _is_drained(series, epochs) and not series.put_back)
+
+
+def put_back(series: SeriesRecord, group: GroupRecord) -> SeriesRecord:
+    """The series with the task of a faulty group put back, where `may_return` permits it."""
+    if not may_return(group):
+        return series
+    due = series.next_number + PUT_BACK_GROUPS * (group.tries + 1)
+    again = PutBack(group.task_index, group.epoch, group.tries + 1, due)
+    return replace(series, put_back=(*series.put_back, again))
+
+
+def may_return(group: GroupRecord) -> bool:
+    """Whether the task of this faulty group is drawn again in its epoch."""
+    return group.tries + 1 < MAX_FAULTY
+
+
+def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[DrawnTask]:
+    """The tasks whose earlier rollouts took longest first; unknown ones where their mean would be."""
+    seconds = [found.seconds if (found := history(t.index)) and found.rollouts else None for t in tasks]
+    known = [s for s in seconds if s is not None]
+    mean = sum(known) / len(known) if known else 0.0
+    order = sorted(range(len(tasks)), key=lambda i: (-(mean if (s := seconds[i]) is None else s), i))
+    return [tasks[i] for i in order]
+
+
+def place(position: int, tasks: int | None, seed: int | None, epoch: int) -> int:
+    """Index of the task at this position of an epoch: a bijection of 0..tasks-1.
+
+    A Feistel network of four rounds over the next power of four, walked until the value is within the tasks (Black and
+    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    """
+    if seed is None or tasks is None or tasks < 2:
+        return position
+    bits = ((tasks - 1).bit_length() + 1) // 2
+    value = position
+    while True:
+        left, right = value >> bits, value & ((1 << bits) - 1)
+        for number in range(ROUNDS):
+            left, right = right, left ^ (_hash(seed, epoch, number, right) & ((1 << bits) - 1))
+        value = left << bits | right
+        if value < tasks:
+            return value
+
+
+def is_passed_over(streak: int, seed: int, epoch: int, index: int) -> bool:
+    """Whether a task with this streak is passed over in this epoch; the same in every process."""
+    share = 1 - 0.5 ** min(streak, MAX_STREAK)
+    return _hash(seed, epoch, -1, index) < share * 2**64
+
+
+def _is_passed_over(history: TaskHistory | None, series: SeriesRecord, task: DrawnTask) -> bool:
+    return (
+        history is not None
+        and history.streak > 0
+        and is_passed_over(history.streak, series.seed or 0, task.epoch, task.index)
+    )
+
+
+def _hash(*values: int) -> int:
+    text = ",".join(map(str, values)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+
+
+def _is_drained(series: SeriesRecord, epochs: int | None) -> bool:
+    return epochs is not None and series.epoch >= epochs
+
+
+def _step_on(series: SeriesRecord) -> SeriesRecord:
+    position = series.position + 1
+    if series.tasks is not None and position >= series.tasks:
+        return replace(series, epoch=series.epoch + 1, position=0)
+    return replace(series, position=position)
+
+
+def _take_put_back(series: SeriesRecord, number: int, *, whatever: bool) -> tuple[SeriesRecord, DrawnTask] | None:
+    for i, again in enumerate(series.put_back):
+        if whatever or again.due <= number:
+            rest = (*series.put_back[:i], *series.put_back[i + 1 :])
+            return replace(series, put_back=rest), DrawnTask(again.index, again.epoch, again.tries)
+    return None

@@ -1,0 +1,69 @@
+"""`judge(filter, min_usable, n, ended) -> verdict`: whether a group is informative, as soon as that is certain.
+
+Only rollouts with a reward count. `Failed`, `InfraFailed` and `Cancelled` neither make a group uninformative nor count
+in it: with too few rewards a group is faulty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+
+from rollyard.kinds.batch import BatchFilter
+from rollyard.server.store.batch_records import EndedRollout
+
+
+class Verdict(Enum):
+    """Verdict on a group; `OPEN`: rollouts that have not ended decide."""
+
+    OPEN = "open"
+    INFORMATIVE = "informative"
+    ALL_LOW = "all_low"
+    ALL_HIGH = "all_high"
+    OTHER = "other"
+    FAULTY = "faulty"
+
+    @property
+    def uninformative(self) -> bool:
+        return self in (Verdict.ALL_LOW, Verdict.ALL_HIGH, Verdict.OTHER)
+
+
+def judge(filter: BatchFilter, min_usable: int, n: int, ended: Sequence[EndedRollout]) -> Verdict:
+    rewards = [r.reward for r in ended if r.reward is not None]
+    left = n - len(ended)
+    if len(rewards) + left < min_usable:
+        return Verdict.FAULTY
+    low, high = _mean_bounds(filter, rewards, left)
+    if filter.min_mean is not None and high < filter.min_mean:
+        return Verdict.ALL_LOW
+    if filter.max_mean is not None and low > filter.max_mean:
+        return Verdict.ALL_HIGH
+    within = (filter.min_mean is None or low >= filter.min_mean) and (
+        filter.max_mean is None or high <= filter.max_mean
+    )
+    differ = filter.kind == "none" or (bool(rewards) and min(rewards) != max(rewards))
+    if within and differ and len(rewards) >= min_usable:
+        return Verdict.INFORMATIVE
+    if left:
+        return Verdict.OPEN
+    return _uniform(filter, rewards[0])
+
+
+def _mean_bounds(filter: BatchFilter, rewards: Sequence[float], left: int) -> tuple[float, float]:
+    """Least and greatest mean that the group can end with. Any number of the rest may end without a reward."""
+    total, count = sum(rewards), len(rewards)
+    now = [total / count] if count else []
+    if not left:
+        return (now[0], now[0]) if now else (-float("inf"), float("inf"))
+    least, greatest = filter.reward_range or (-float("inf"), float("inf"))
+    low = min([*now, (total + left * least) / (count + left)])
+    high = max([*now, (total + left * greatest) / (count + left)])
+    return low, high
+
+
+def _uniform(filter: BatchFilter, reward: float) -> Verdict:
+    """Kind of a group whose rewards are all equal."""
+    least, greatest = filter.reward_range or (0.0, 0.0)
+    if reward <= least:
+        return Verdict.ALL_LOW
+    return Verdict.ALL_HIGH if filter.reward_range is None or reward >= greatest else Verdict.OTHER

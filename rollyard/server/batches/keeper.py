@@ -1,0 +1,80 @@
+"""The keeper of running batches: feeds them the time and their slots. Rollouts that end move batches without it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+
+from rollyard.core.aio import Waker
+from rollyard.core.clock import Clock
+from rollyard.core.errors import NotFound, Unavailable
+from rollyard.kinds.batch import BatchRequest
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.server.batches.advance import wanted
+from rollyard.server.batches.service import BatchService
+from rollyard.server.batches.settlement import parsed_request
+from rollyard.server.store.base import Store
+from rollyard.server.store.batch_records import BatchRecord
+
+log = logging.getLogger(__name__)
+TICK_SECONDS = 1.0
+
+
+class BatchKeeper:
+    """One tick a second for each running batch that needs one."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        batches: BatchService,
+        slots: Callable[[PoolKey], int],
+        pools: Callable[[], Awaitable[Sequence[RolloutPool]]],
+    ) -> None:
+        """`slots`: rollouts that the node agents of a pool can work on; running batches of a pool share them equally."""
+        self._store = store
+        self._clock = clock
+        self._batches = batches
+        self._slots = slots
+        self._pools = pools
+        self._waker = Waker()
+
+    def wake(self) -> None:
+        """Tick now: the width of a pool has changed."""
+        self._waker.wake()
+
+    async def run(self) -> None:
+        """Tick for ever."""
+        while True:
+            try:
+                await self.tick()
+            except Unavailable as error:
+                log.error("running batches were not moved on: %s", error)
+            await self._waker.pause(TICK_SECONDS)
+
+    async def tick(self) -> None:
+        """Tick every batch that has a reason."""
+        running = await self._store.running_batches()
+        if not running:
+            return
+        pools = {p.pool_key for p in await self._pools() if p.metadata.deletion_timestamp is None}
+        sharing = Counter(PoolKey(batch.namespace, batch.pool) for batch in running)
+        for batch in running:
+            pool = PoolKey(batch.namespace, batch.pool)
+            slots = math.ceil(self._slots(pool) / sharing[pool])
+            try:
+                if pool not in pools:
+                    await self._batches.cancel(batch.key, keep=False)
+                elif needs_tick(parsed_request(batch.request), batch, self._clock.time(), slots):
+                    await self._batches.tick(batch.key, slots)
+            except NotFound:
+                continue
+
+
+def needs_tick(request: BatchRequest, batch: BatchRecord, at: float, slots: int) -> bool:
+    """Whether a tick would change anything; most would only cost a write."""
+    expired = request.deadline_seconds is not None and at >= batch.created_at + request.deadline_seconds
+    return expired or slots != batch.slots or wanted(request, batch) > 0

@@ -1,0 +1,260 @@
+"""The batches service: creates, acknowledges, cancels, and hands out groups. Its only own state is waiting callers."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from rollyard.core.aio import wait_or_timeout
+from rollyard.core.clock import Clock
+from rollyard.core.errors import Cause, Conflict, Invalid, NotFound
+from rollyard.kinds.base import evolve
+from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView, SourceRef
+from rollyard.kinds.pool import PoolKey
+from rollyard.server.batches.advance import Acknowledged, BatchCancelled, BatchEvent, Ticked
+from rollyard.server.batches.batch_view import view
+from rollyard.server.batches.settlement import Settlement, parsed_request
+from rollyard.server.rollouts.record_changes import RecordChanges
+from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.store.base import RolloutFilter, RolloutRecord, Store, Transaction
+from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
+
+TASKS_A_WRITE = 2000
+MAX_REQUEST_BYTES = 256 << 10
+"""Size of a request without its tasks: with one of its tasks it has to fit into a rollout's request."""
+
+
+class BatchService:
+    """All batches of one server."""
+
+    def __init__(self, store: Store, clock: Clock, rollouts: RolloutService, slots: Callable[[PoolKey], int]) -> None:
+        """`slots`: rollouts that the node agents of a pool can work on at once."""
+        self._store = store
+        self._clock = clock
+        self._rollouts = rollouts
+        self._slots = slots
+        self._changed: dict[BatchKey, asyncio.Event] = {}
+
+    # batches
+
+    async def create(self, namespace: str, request: BatchRequest, tasks: Sequence[str]) -> tuple[BatchView, bool]:
+        """Accept a batch, or attach to the one of this id; return it once it is on disk, and whether it is new.
+
+        `tasks`: the request's own tasks as canonical JSON. Raises Conflict, Invalid.
+        """
+        id = request.id or f"b-{secrets.token_hex(6)}"
+        record = self._record(namespace, id, request, tasks)
+        source = digest_of(tasks) if request.tasks is not None else None
+        if source is not None and await self._store.batch(record.key) is None:
+            await self._store_tasks(source, tasks)
+        now, slots = self._clock.time(), self._slots(PoolKey(namespace, request.pool))
+
+        def change(tx: Transaction, changes: RecordChanges) -> bool:
+            if (there := tx.batches.batch(record.key)) is not None:
+                if there.digest != record.digest:
+                    raise Conflict(
+                        f"batch {id!r} exists with another body; choose another id, or send the same body as before"
+                    )
+                return False
+            settlement = Settlement(tx, changes, now)
+            key = settlement.begin(record, _series(tx, namespace, record.series, request, source, len(tasks)))
+            settlement.advance(key, None, Ticked(now, slots))
+            settlement.write()
+            return True
+
+        new = await self._rollouts.transact(change)
+        return await self.view(record.key), new
+
+    def _record(self, namespace: str, id: str, request: BatchRequest, tasks: Sequence[str]) -> BatchRecord:
+        bare = evolve(request, id=None, tasks=request.tasks and request.tasks[:1])
+        said = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # later fields change no digest
+        if len(said) > MAX_REQUEST_BYTES:
+            raise Invalid(
+                f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {len(said)}; "
+                "put large data into the image"
+            )
+        return BatchRecord(
+            namespace=namespace,
+            id=id,
+            digest=hashlib.sha256("\n".join([said, *tasks]).encode()).hexdigest(),
+            request=bare.model_dump_json(),
+            pool=request.pool,
+            series=request.series or (request.dataset.name if request.dataset is not None else id),
+            created_at=self._clock.time(),
+        )
+
+    async def view(self, key: BatchKey) -> BatchView:
+        """Return a batch. Raises NotFound."""
+        found = await self._store.batch(key)
+        if found is None:
+            raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
+        return view(*found, parsed_request(found[0].request))
+
+    async def views(self, namespace: str, limit: int) -> list[BatchView]:
+        """Return the newest batches, newest first."""
+        found = await self._store.list_batches(namespace, limit)
+        return [view(batch, series, parsed_request(batch.request)) for batch, series in found]
+
+    async def acknowledge(self, key: BatchKey, upto: int) -> BatchView:
+        """Record that the trainer has used all groups up to this delivery. Raises NotFound, Invalid."""
+
+        def check(batch: BatchRecord) -> None:
+            if upto > batch.delivered:
+                message = f"batch {key.id!r} has delivered {batch.delivered} groups; acknowledge at most that many"
+                raise Invalid(message, causes=[Cause("upto", message)])
+
+        return await self._apply(key, Acknowledged(self._clock.time(), upto), check)
+
+    async def cancel(self, key: BatchKey, *, keep: bool) -> BatchView:
+        """End a batch; one that has ended stays as it was. `keep`: carry its live groups over. Raises NotFound."""
+        return await self._apply(key, BatchCancelled(self._clock.time(), keep))
+
+    async def tick(self, key: BatchKey, slots: int) -> None:
+        """Tell a batch the time and its slots."""
+        await self._apply(key, Ticked(self._clock.time(), slots))
+
+    async def _apply(
+        self, key: BatchKey, event: BatchEvent, check: Callable[[BatchRecord], None] = lambda batch: None
+    ) -> BatchView:
+        now = self._clock.time()
+
+        def change(tx: Transaction, changes: RecordChanges) -> None:
+            settlement = Settlement(tx, changes, now)
+            batch = settlement.batch(key)
+            if batch is None:
+                raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
+            check(batch)
+            settlement.advance(key, None, event)
+            settlement.write()
+
+        await self._rollouts.transact(change)
+        return await self.view(key)
+
+    # groups
+
+    async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
+        """Delivered groups after this delivery; wait until there is one, the batch has ended, or the time is up."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait
+        while True:
+            changed = self._changed.setdefault(key, asyncio.Event())  # before the read, so that no change is missed
+            try:
+                now = await self.view(key)
+            except NotFound:
+                self._changed.pop(key, None)
+                raise
+            found = await self._store.delivered_groups(key, after, limit)
+            if found or now.all_delivered or loop.time() >= deadline:
+                if now.status.terminal:
+                    self.notify(key)  # nothing will
+                return found, now
+            await wait_or_timeout(changed, deadline - loop.time())
+
+    async def rollouts_of(self, group: GroupRecord) -> list[RolloutRecord]:
+        """The terminal records of a group, by sample index."""
+        found = await self._store.list_rollouts(RolloutFilter(namespace=group.namespace, group=group.id, limit=group.n))
+        return sorted(found, key=lambda record: record.sample_index)
+
+    def notify(self, key: BatchKey) -> None:
+        """Wake those who wait for this batch."""
+        if (event := self._changed.pop(key, None)) is not None:
+            event.set()
+
+    # datasets
+
+    async def put_dataset(
+        self, namespace: str, name: str, tasks: Sequence[str], kinds: Collection[str]
+    ) -> tuple[DatasetRecord, bool]:
+        """Store a dataset of canonical lines; return it, and whether it is new. Raises Conflict for other content.
+
+        `kinds`: the kinds of its tasks.
+        """
+        record = DatasetRecord(namespace, name, digest_of(tasks), len(tasks), tuple(sorted(kinds)), self._clock.time())
+        await self._store_tasks(record.digest, tasks)
+
+        def change(tx: Transaction) -> tuple[DatasetRecord, bool]:
+            there = tx.batches.dataset(namespace, name)
+            if there is None:
+                tx.batches.put_dataset(record)
+                return record, True
+            if there.digest != record.digest:
+                raise Conflict(
+                    f"dataset {name!r} exists with other tasks ({there.tasks}, sha256 {there.digest[:12]}…); choose another "
+                    f"name, or delete it first: rollyard datasets delete {name}"
+                )
+            return there, False
+
+        return await self._store.transact(change)
+
+    async def delete_dataset(self, namespace: str, name: str) -> None:
+        """Delete a dataset with its history and its series; carried groups are cancelled. Raises NotFound, Conflict."""
+        now = self._clock.time()
+
+        def change(tx: Transaction, changes: RecordChanges) -> None:
+            if tx.batches.dataset(namespace, name) is None:
+                raise NotFound(f"dataset {name!r} not found in namespace {namespace!r}")
+            for batch in tx.batches.running():
+                series = tx.batches.series(batch.namespace, batch.series)
+                if batch.namespace == namespace and series is not None and series.dataset == name:
+                    raise Conflict(
+                        f"batch {batch.id!r} draws from dataset {name!r}; cancel it first: "
+                        f"rollyard batches cancel {batch.id}"
+                    )
+            settlement = Settlement(tx, changes, now)
+            settlement.drop_carried(namespace, name)
+            settlement.write()
+            tx.batches.delete_dataset(namespace, name)
+
+        await self._rollouts.transact(change)
+
+    async def _store_tasks(self, digest: str, tasks: Sequence[str]) -> None:
+        """Store tasks in portions: other writes go between. Until something names the digest they are invisible."""
+        for start in range(0, len(tasks), TASKS_A_WRITE):
+            portion = tasks[start : start + TASKS_A_WRITE]
+            await self._store.transact(
+                lambda tx, start=start, portion=portion: tx.batches.add_tasks(digest, start, portion)  # type: ignore[misc]
+            )
+
+
+def digest_of(tasks: Sequence[str]) -> str:
+    """sha256 over canonical lines."""
+    found = hashlib.sha256()
+    for text in tasks:
+        found.update(text.encode() + b"\n")
+    return found.hexdigest()
+
+
+def source_digest(source: SourceRef) -> str:
+    """Digest under which the tasks of a plug-in are stored."""
+    return "source-" + hashlib.sha256(source.model_dump_json().encode()).hexdigest()
+
+
+def _series(
+    tx: Transaction, namespace: str, name: str, request: BatchRequest, digest: str | None, count: int
+) -> SeriesRecord:
+    """The series of a new batch, which is made with its first batch. Raises Invalid, Conflict."""
+    dataset, seed, tasks = None, None, count
+    if request.dataset is not None:
+        found = tx.batches.dataset(namespace, request.dataset.name)
+        if found is None:
+            message = (
+                f"there is no dataset {request.dataset.name!r} in namespace {namespace!r}; upload it first: "
+                f"rollyard datasets put {request.dataset.name} FILE"
+            )
+            raise Invalid(message, causes=[Cause("dataset.name", message)])
+        digest, dataset, seed, tasks = found.digest, found.name, request.dataset.seed, found.tasks
+    assert digest is not None
+    new = SeriesRecord(namespace, name, digest, dataset, seed, tasks)
+    there = tx.batches.series(namespace, name)
+    if there is None:
+        return new
+    if (there.digest, there.dataset, there.seed) != (digest, dataset, seed):
+        message = (
+            f"series {name!r} draws from another source or with another seed; give `series` another name to begin anew, "
+            "or send the source and seed of the series to go on"
+        )
+        raise Conflict(message, causes=[Cause("series", message)])
+    return replace(there, tasks=tasks)

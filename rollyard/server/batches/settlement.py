@@ -1,0 +1,272 @@
+"""One transaction's work on batches: events go through `advance`, and its effects are carried out at once.
+
+So a rollout's end, the verdict on its group, the delivery, the draw of new tasks with the position of their source, and
+the insert of their rollouts are on disk together or not at all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from rollyard.kinds.batch import BatchKey, BatchRequest
+from rollyard.kinds.rollout import Task
+from rollyard.server.batches.advance import (
+    BatchCancelled,
+    BatchEnded,
+    BatchEvent,
+    CancelRest,
+    DrawTasks,
+    GroupAdopted,
+    GroupDelivered,
+    GroupDrawn,
+    GroupSettled,
+    RolloutEnded,
+    SourceDrained,
+    advance,
+    settle_rate,
+    take_end,
+    training_step,
+    wanted,
+)
+from rollyard.server.batches.draw import DrawnTask, draw, longest_first, put_back
+from rollyard.server.batches.judge import Verdict
+from rollyard.server.batches.task_history import with_group
+from rollyard.server.rollouts.new_rollouts import expand
+from rollyard.server.rollouts.record_changes import RecordChanges
+from rollyard.server.rollouts.step import Cancelled
+from rollyard.server.store.base import RolloutRecord, Transaction
+from rollyard.server.store.batch_records import (
+    BatchRecord,
+    EndedRollout,
+    GroupRecord,
+    GroupState,
+    SeriesRecord,
+    TaskHistory,
+)
+
+POOL_DELETED = "PoolDeleted"
+"""Reason of rollouts that end with their pool."""
+
+
+@lru_cache(maxsize=64)
+def parsed_request(text: str) -> BatchRequest:
+    return BatchRequest.model_validate_json(text)
+
+
+def settle_ended(tx: Transaction, changes: RecordChanges, now: float) -> None:
+    """Count the ended rollouts in their groups and batches."""
+    if changes.ended:
+        Settlement(tx, changes, now).write()
+
+
+class Settlement:
+    """Records of one transaction, each read once; `write` ends it."""
+
+    def __init__(self, tx: Transaction, changes: RecordChanges, now: float) -> None:
+        self._tx = tx
+        self._tables = tx.batches
+        self._changes = changes
+        self._now = now
+        self._batches: dict[BatchKey, BatchRecord] = {}
+        self._groups: dict[tuple[str, str], GroupRecord] = {}
+        self._series: dict[tuple[str, str], SeriesRecord] = {}
+
+    def begin(self, batch: BatchRecord, series: SeriesRecord) -> BatchKey:
+        """Insert a batch, which takes over the carried groups of its series."""
+        batch = replace(batch, step=series.step, settled=series.settled, settled_informative=series.settled_informative)
+        self._batches[batch.key] = self._tables.put_batch(batch)
+        self._series[series.namespace, series.name] = series
+        for group in self._tables.carried(batch.namespace, batch.series, batch.pool, parsed_request(batch.request).n):
+            if self._batches[batch.key].status.terminal:
+                break
+            self.advance(batch.key, group, GroupAdopted())
+        return batch.key
+
+    def batch(self, key: BatchKey) -> BatchRecord | None:
+        found = self._batches.get(key) or self._tables.batch(key)
+        if found is not None:
+            self._batches[key] = found
+        return found
+
+    def advance(self, key: BatchKey, group: GroupRecord | None, event: BatchEvent) -> None:
+        """Move a batch on, and carry out the effects."""
+        batch = self.batch(key)
+        assert batch is not None
+        request = parsed_request(batch.request)
+        self._batches[key], moved, effects = advance(request, batch, group, event)
+        self._changes.batches.add(key)
+        if moved is not None:
+            self._groups[moved.namespace, moved.id] = moved
+        for effect in effects:
+            match effect:
+                case DrawTasks(groups=groups):
+                    self._draw(key, request, groups)
+                case CancelRest():
+                    assert moved is not None
+                    self._cancel_rollouts(moved, "NotNeeded", "its group can no longer become informative")
+                case GroupSettled(verdict=verdict):
+                    assert moved is not None
+                    self._settle(moved, verdict)
+                case GroupDelivered():
+                    assert moved is not None
+                    series = self._series_of(moved.namespace, moved.series)
+                    self._put_series(replace(series, delivered_lengths=series.delivered_lengths.plus(moved.ended)))
+                case BatchEnded(keep=keep):
+                    self._release(key, keep=keep)
+
+    def drop_carried(self, namespace: str, dataset: str) -> None:
+        """Cancel the carried groups of all series that draw from a dataset."""
+        for name in self._tables.series_of_dataset(namespace, dataset):
+            for group in self._tables.carried(namespace, name):
+                self._groups[namespace, group.id] = replace(group, state=GroupState.CANCELLED)
+                self._cancel_rollouts(group, "DatasetDeleted", f"its dataset {dataset} was deleted")
+
+    def write(self) -> None:
+        """Count what has ended in this transaction, and write all changed records."""
+        while self._changes.ended:
+            self._count_end(self._changes.ended.popleft())
+        self._flush()
+
+    def _flush(self) -> None:
+        for batch in self._batches.values():
+            self._tables.put_batch(batch)
+        for group in self._groups.values():
+            self._tables.put_group(group)
+        for series in self._series.values():
+            self._tables.put_series(series)
+        self._groups.clear()
+
+    def _count_end(self, record: RolloutRecord) -> None:
+        assert record.group is not None
+        place = (record.namespace, record.group)
+        group = self._groups.get(place) or self._tables.group(*place)
+        if group is None:
+            return  # a group that its caller made
+        ended = ended_rollout(record)
+        if group.batch is None:
+            self._groups[place] = take_end(group, ended)
+            return
+        key = BatchKey(record.namespace, group.batch)
+        if record.error is not None and record.error.reason == POOL_DELETED:
+            self.advance(key, None, BatchCancelled(self._now, keep=False))
+            group = self._groups.get(place) or self._tables.group(*place)
+            assert group is not None
+        self.advance(key, group, RolloutEnded(self._now, ended))
+
+    def _settle(self, group: GroupRecord, verdict: Verdict) -> None:
+        """Enter a final verdict into the series and the task's history."""
+        series = self._series_of(group.namespace, group.series)
+        if verdict is Verdict.FAULTY:
+            self._put_series(put_back(series, group))
+            return
+        informative = verdict is Verdict.INFORMATIVE
+        series = settle_rate(series, informative=informative)
+        if informative:
+            series = replace(series, whole_lengths=series.whole_lengths.plus(group.ended))
+        self._put_series(series)
+        if series.dataset is not None:
+            place = (group.namespace, series.dataset, group.task_index)
+            self._tables.put_history(*place, with_group(self._tables.history(*place), group, informative=informative))
+
+    def _draw(self, key: BatchKey, request: BatchRequest, groups: int) -> None:
+        batch = self._batches[key]
+        count = min(groups, wanted(request, batch))  # an effect before this one may have drawn already
+        if count <= 0:
+            return
+        series = self._series_of(batch.namespace, batch.series)
+        dataset = series.dataset
+
+        def history(index: int) -> TaskHistory | None:
+            return None if dataset is None else self._tables.history(batch.namespace, dataset, index)
+
+        stored = self._tables.stored_tasks(series.digest) if series.tasks is None else series.tasks
+        epochs = request.epochs or (None if dataset is not None else 1)
+        drawing = draw(series, count, history, stored=stored, epochs=epochs, pass_over=request.pass_over)
+        self._put_series(drawing.series)
+        self._batches[key] = replace(batch, passed_over=batch.passed_over + drawing.passed_over)
+        tasks = longest_first(drawing.tasks, history) if request.longest_first else drawing.tasks
+        for task in tasks:
+            self._insert_group(key, request, task)
+        if drawing.drained:
+            self.advance(key, None, SourceDrained(self._now))
+
+    def _insert_group(self, key: BatchKey, request: BatchRequest, task: DrawnTask) -> None:
+        batch = self._batches[key]
+        series = self._series_of(batch.namespace, batch.series)
+        text = self._tables.task(series.digest, task.index)
+        assert text is not None
+        number, records = self._free_number(batch, request, series.next_number, Task.model_validate_json(text))
+        self._put_series(replace(series, next_number=number + 1))
+        group = GroupRecord(
+            namespace=batch.namespace,
+            id=f"{series.name}-g{number}",
+            series=series.name,
+            number=number,
+            pool=batch.pool,
+            n=request.n,
+            task_index=task.index,
+            epoch=task.epoch,
+            drawn_at=self._now,
+            drawn_step=batch.step + (batch.acknowledged // request.step_groups if request.step_groups else 0),
+            batch=batch.id,
+            tries=task.tries,
+        )
+        self._changes.inserted += [self._tx.put(record) for record in records]
+        self.advance(key, group, GroupDrawn())
+
+    def _free_number(
+        self, batch: BatchRecord, request: BatchRequest, number: int, task: Task
+    ) -> tuple[int, list[RolloutRecord]]:
+        """The next number under which no rollout of a user exists, and the group's records."""
+        while True:
+            records = expand(batch.namespace, request.rollouts(f"{batch.series}-g{number}", task), self._now)
+            if all(self._tx.get(r.namespace, r.id) is None for r in records):
+                return number, records
+            number += 1
+
+    def _cancel_rollouts(self, group: GroupRecord, reason: str, message: str) -> None:
+        for id in self._tables.unended(group.namespace, group.id):
+            record = self._tx.get(group.namespace, id)
+            assert record is not None
+            self._changes.step(self._tx, record, Cancelled(self._now, reason, message))
+
+    def _release(self, key: BatchKey, *, keep: bool) -> None:
+        """Let the next batch of the series have the live groups, or cancel them."""
+        batch = self._batches[key]
+        series = self._series_of(batch.namespace, batch.series)
+        steps = training_step(parsed_request(batch.request), batch, max(1, batch.delivered)) + 1
+        self._put_series(replace(series, step=max(series.step, steps)))
+        self._flush()
+        for group in self._tables.live_groups(key):
+            place = (group.namespace, group.id)
+            if keep:
+                self._groups[place] = replace(group, batch=None)
+                continue
+            self._groups[place] = replace(group, state=GroupState.CANCELLED)
+            now = self._batches[key]
+            self._batches[key] = replace(now, wasted_tokens=now.wasted_tokens + group.tokens)
+            self._cancel_rollouts(group, "BatchEnded", f"its batch {key.id} ended {batch.status}")
+
+    def _series_of(self, namespace: str, name: str) -> SeriesRecord:
+        found = self._series.get((namespace, name)) or self._tables.series(namespace, name)
+        assert found is not None
+        self._series[namespace, name] = found
+        return found
+
+    def _put_series(self, series: SeriesRecord) -> None:
+        self._series[series.namespace, series.name] = series
+
+
+def ended_rollout(record: RolloutRecord) -> EndedRollout:
+    """The end of a rollout as its group counts it."""
+    summary = record.summary
+    seconds = sum(float(summary.get(stage) or 0.0) for stage in ("init", "run", "eval"))
+    return EndedRollout(
+        record.sample_index,
+        record.status,
+        record.reward,
+        int(summary.get("tokens") or 0),
+        int(summary.get("turns") or 0),
+        round(seconds, 3),
+    )

@@ -1,0 +1,23 @@
+"""Earlier groups of a task, as draws use them; pure."""
+
+from __future__ import annotations
+
+from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHistory
+
+MEAN_ROLLOUTS = 64
+"""Rollouts over which the means run; later ones count as much as this many, so that the means follow the policy."""
+
+
+def with_group(history: TaskHistory | None, group: GroupRecord, *, informative: bool) -> TaskHistory:
+    """The history after one more group with a verdict."""
+    before, new = history or TaskHistory(), LengthSums().plus(group.ended)
+    weight = min(before.rollouts, MEAN_ROLLOUTS)
+    total = weight + new.rollouts
+    return TaskHistory(
+        groups=before.groups + 1,
+        informative=before.informative + informative,
+        streak=0 if informative else before.streak + 1,
+        rollouts=before.rollouts + new.rollouts,
+        seconds=(before.seconds * weight + new.seconds) / total if total else 0.0,
+        tokens=(before.tokens * weight + new.tokens) / total if total else 0.0,
+    )

@@ -1,0 +1,73 @@
+"""Records of batches as rows: fields that a query needs are columns, the others are one JSON body."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar
+
+from rollyard.kinds.batch import BatchStatus
+from rollyard.kinds.rollout import Status
+from rollyard.server.store.batch_records import (
+    BatchRecord,
+    EndedRollout,
+    GroupRecord,
+    GroupState,
+    LengthSums,
+    PutBack,
+    SeriesRecord,
+    TaskHistory,
+)
+
+T = TypeVar("T", BatchRecord, GroupRecord, SeriesRecord, TaskHistory)
+
+BATCH_COLUMNS = ("namespace", "id", "digest", "request", "pool", "series", "created_at", "seq", "status")
+GROUP_COLUMNS = ("namespace", "id", "series", "number", "pool", "n", "batch", "state", "delivery")
+SERIES_COLUMNS = ("namespace", "name", "digest", "dataset")
+
+
+def _sums(values: list[Any]) -> LengthSums:
+    return LengthSums(*values)
+
+
+def _sums_list(sums: LengthSums) -> list[Any]:
+    return [sums.rollouts, sums.tokens, sums.turns, sums.seconds]
+
+
+_TO_JSON: dict[str, Callable[[Any], Any]] = {
+    "whole_lengths": _sums_list,
+    "delivered_lengths": _sums_list,
+    "ended": lambda ended: [[r.sample, r.status.value, r.reward, r.tokens, r.turns, r.seconds] for r in ended],
+    "put_back": lambda tasks: [[t.index, t.epoch, t.tries, t.due] for t in tasks],
+}
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    "whole_lengths": _sums,
+    "delivered_lengths": _sums,
+    "ended": lambda rows: tuple(EndedRollout(sample, Status(status), *rest) for sample, status, *rest in rows),
+    "put_back": lambda rows: tuple(PutBack(*row) for row in rows),
+    "status": BatchStatus,
+    "state": GroupState,
+}
+_DEFAULTS = {
+    kind: {f.name: f.default for f in fields(kind) if f.default is not MISSING}
+    for kind in (BatchRecord, GroupRecord, SeriesRecord, TaskHistory)
+}
+
+
+def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory, columns: Iterable[str] = ()) -> str:
+    """Fields that are no columns and differ from their defaults."""
+    apart, defaults = frozenset(columns), _DEFAULTS[type(record)]
+    found = {}
+    for f in fields(record):
+        value = getattr(record, f.name)
+        if f.name not in apart and (f.name not in defaults or value != defaults[f.name]):
+            found[f.name] = _TO_JSON[f.name](value) if f.name in _TO_JSON else value
+    return json.dumps(found, separators=(",", ":"))
+
+
+def parse(kind: type[T], columns: Iterable[str], row: tuple[Any, ...]) -> T:
+    """The record of a row: the columns, then the body."""
+    *values, text = row
+    found = {**dict(zip(columns, values, strict=True)), **json.loads(text)}
+    return kind(**{name: _FROM_JSON[name](v) if name in _FROM_JSON else v for name, v in found.items()})

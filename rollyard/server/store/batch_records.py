@@ -1,0 +1,279 @@
+"""Durable state of batches: the batch, its groups, their series, the tasks and their history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from rollyard.kinds.batch import BatchKey, BatchStatus
+from rollyard.kinds.rollout import Status
+
+
+class GroupState(StrEnum):
+    """State of a group. `Open` and `Informative` are live: it is not whole, or it waits for a batch."""
+
+    OPEN = "Open"
+    INFORMATIVE = "Informative"
+    DELIVERED = "Delivered"
+    UNINFORMATIVE = "Uninformative"
+    FAULTY = "Faulty"
+    CANCELLED = "Cancelled"
+
+    @property
+    def live(self) -> bool:
+        return self in (GroupState.OPEN, GroupState.INFORMATIVE)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRollout:
+    """Terminal rollout of a group."""
+
+    sample: int
+    status: Status
+    reward: float | None
+    tokens: int
+    turns: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """The n rollouts of one task. Its id is the group of its rollouts."""
+
+    namespace: str
+    id: str
+    series: str
+    number: int
+    """Order of the draw within the series."""
+    pool: str
+    n: int
+    task_index: int
+    epoch: int
+    drawn_at: float
+    drawn_step: int
+    """Training step of the series at the draw."""
+    batch: str | None
+    """Batch that it counts for; None: it is carried, and waits for the next batch of the series."""
+    state: GroupState = GroupState.OPEN
+    delivery: int | None = None
+    """Position among the groups that its batch delivered, from 1."""
+    ended: tuple[EndedRollout, ...] = ()
+    tries: int = 0
+    """Faulty groups of this task before it, in this epoch."""
+
+    @property
+    def whole(self) -> bool:
+        return len(self.ended) == self.n
+
+    @property
+    def tokens(self) -> int:
+        return sum(rollout.tokens for rollout in self.ended)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSums:
+    """Sums over scored rollouts."""
+
+    rollouts: int = 0
+    tokens: int = 0
+    turns: int = 0
+    seconds: float = 0.0
+
+    def plus(self, ended: Sequence[EndedRollout]) -> LengthSums:
+        scored = [r for r in ended if r.status.scored]
+        return LengthSums(
+            self.rollouts + len(scored),
+            self.tokens + sum(r.tokens for r in scored),
+            self.turns + sum(r.turns for r in scored),
+            self.seconds + sum(r.seconds for r in scored),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRecord:
+    """A batch's request and counters; changed by `server.batches.advance` alone."""
+
+    namespace: str
+    id: str
+    digest: str
+    """sha256 of the canonical request: distinguishes one body from another."""
+    request: str
+    """The accepted `BatchRequest` as JSON; of its own tasks it holds only the first, the others are in `dataset_tasks`."""
+    pool: str
+    series: str
+    created_at: float
+    seq: int = 0
+    """Order of arrival; given by the store at the first put."""
+    status: BatchStatus = BatchStatus.RUNNING
+    ended_at: float | None = None
+    slots: int = 0
+    """Rollouts that the pool can work on for this batch at once; 0 while no node agent is connected."""
+    step: int = 0
+    """Training steps of the series before this batch."""
+    settled: float = 0.0
+    """Groups of the series whose verdict is known, older ones counted less."""
+    settled_informative: float = 0.0
+    open: int = 0
+    """Groups without a verdict."""
+    informative: int = 0
+    """Informative groups that are not whole."""
+    unfinished: int = 0
+    """Rollouts of these groups that have not ended."""
+    delivered: int = 0
+    acknowledged: int = 0
+    drawn: int = 0
+    carried_in: int = 0
+    passed_over: int = 0
+    all_low: int = 0
+    all_high: int = 0
+    other: int = 0
+    faulty: int = 0
+    faulty_in_a_row: int = 0
+    wasted_tokens: int = 0
+    drained: bool = False
+    staleness: int = 0
+    """Sum over delivered groups of the training steps between draw and use."""
+    whole_lengths: LengthSums = LengthSums()
+    """Lengths in whole informative groups."""
+    delivered_lengths: LengthSums = LengthSums()
+
+    @property
+    def key(self) -> BatchKey:
+        return BatchKey(self.namespace, self.id)
+
+    @property
+    def in_flight(self) -> int:
+        return self.open + self.informative
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """Task of a faulty group, to be drawn again."""
+
+    index: int
+    epoch: int
+    tries: int
+    """Faulty groups of this task in this epoch."""
+    due: int
+    """Number of the first group that may be drawn from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesRecord:
+    """State that batches which follow one another share: the source with its position, and observed rates."""
+
+    namespace: str
+    name: str
+    digest: str
+    """Digest of the tasks to draw from."""
+    dataset: str | None
+    """Name of the dataset that it draws from."""
+    seed: int | None
+    """Seed of the order of draws; None: the order of the source."""
+    tasks: int | None
+    """Number of tasks; None while a plug-in has not said it."""
+    epoch: int = 0
+    position: int = 0
+    next_number: int = 0
+    """Number of the next group."""
+    put_back: tuple[PutBack, ...] = ()
+    step: int = 0
+    """Training steps taken with its groups."""
+    settled: float = 0.0
+    settled_informative: float = 0.0
+    passed_over: int = 0
+    whole_lengths: LengthSums = LengthSums()
+    delivered_lengths: LengthSums = LengthSums()
+
+
+@dataclass(frozen=True, slots=True)
+class TaskHistory:
+    """Earlier groups of one task of a dataset."""
+
+    groups: int = 0
+    informative: int = 0
+    streak: int = 0
+    """Uninformative groups in a row, up to now."""
+    rollouts: int = 0
+    """Scored rollouts in the means below."""
+    seconds: float = 0.0
+    """Mean seconds of a rollout."""
+    tokens: float = 0.0
+    """Mean sampled tokens of a rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetRecord:
+    """Uploaded dataset: a name for tasks."""
+
+    namespace: str
+    name: str
+    digest: str
+    tasks: int
+    kinds: tuple[str, ...]
+    """Kinds of its tasks, without repetition."""
+    created_at: float
+
+
+class BatchTables(Protocol):
+    """Operations on batches inside `Store.transact`."""
+
+    def batch(self, key: BatchKey) -> BatchRecord | None: ...
+
+    def put_batch(self, record: BatchRecord) -> BatchRecord:
+        """Insert or replace; sets `seq`."""
+        ...
+
+    def running(self) -> list[BatchRecord]:
+        """Batches that have not ended, in order of arrival."""
+        ...
+
+    def group(self, namespace: str, id: str) -> GroupRecord | None: ...
+
+    def put_group(self, record: GroupRecord) -> None: ...
+
+    def live_groups(self, key: BatchKey) -> list[GroupRecord]:
+        """Live groups of a batch, oldest first."""
+        ...
+
+    def carried(self, namespace: str, series: str, pool: str | None = None, n: int | None = None) -> list[GroupRecord]:
+        """Groups of a series that wait for a batch, oldest first; of all pools, or those that a batch can adopt."""
+        ...
+
+    def unended(self, namespace: str, group: str) -> list[str]:
+        """Ids of a group's rollouts that are not terminal."""
+        ...
+
+    def series(self, namespace: str, name: str) -> SeriesRecord | None: ...
+
+    def series_of_dataset(self, namespace: str, dataset: str) -> list[str]:
+        """Names of the series that draw from a dataset."""
+        ...
+
+    def put_series(self, record: SeriesRecord) -> None: ...
+
+    def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...
+
+    def put_dataset(self, record: DatasetRecord) -> None: ...
+
+    def delete_dataset(self, namespace: str, name: str) -> None:
+        """Delete the dataset with its history and its series, and the tasks that nothing else draws from."""
+        ...
+
+    def task(self, digest: str, index: int) -> str | None:
+        """A task as JSON."""
+        ...
+
+    def add_tasks(self, digest: str, start: int, tasks: Sequence[str]) -> None:
+        """Store tasks as JSON; those that are there stay."""
+        ...
+
+    def stored_tasks(self, digest: str) -> int:
+        """Number of tasks under this digest."""
+        ...
+
+    def history(self, namespace: str, dataset: str, index: int) -> TaskHistory | None: ...
+
+    def put_history(self, namespace: str, dataset: str, index: int, record: TaskHistory) -> None: ...

@@ -1,0 +1,118 @@
+"""Batches and datasets over HTTP, with the client that people write against."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.kubeconfig import Context
+from rollyard.core.aio import running
+from rollyard.core.errors import Conflict, Invalid, NotFound
+from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef
+from rollyard.kinds.rollout import Status, Task
+from tests.api.test_rollouts_waiting import pool
+from tests.support.outside_api import Api, Serve
+from tests.support.played_pool import Played, PlayedPool
+
+
+def tasks(count: int) -> list[dict[str, Any]]:
+    return [{"kind": "math", "problem": f"{i}+0=?", "answer": str(i)} for i in range(count)]
+
+
+def client_of(api: Api) -> AsyncClient:
+    return AsyncClient(Context(url=api.url, token=api.admin, ca_pem=None, namespace="default", endpoint_file=None))
+
+
+async def played(api: Api) -> int:
+    return await PlayedPool(api.parts).play(lambda record: Played(reward=float(record.sample_index % 2)))
+
+
+async def test_a_batch_is_iterated_to_its_target(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, tasks(20))) + "\n\n")
+        uploaded = await client.put_dataset("d", tmp_path / "d.jsonl")
+        assert (uploaded.tasks, uploaded.kinds) == (20, ["math"])
+        assert await client.put_dataset("d", [Task.model_validate(t) for t in tasks(20)]) == uploaded
+        request = BatchRequest(id="b", pool="swe", n=4, target=3, dataset=DatasetRef(name="d"))
+        batch = client.batch(request)
+        made = await client.create_batch(request)
+        assert made.status is BatchStatus.RUNNING
+        async with running(played(api)) as playing:
+            groups = [group async for group in batch]
+            await playing
+        assert [g.delivery for g in groups] == [1, 2, 3]
+        assert all(g.rewards == [0.0, 1.0, 0.0, 1.0] for g in groups)
+        assert groups[0].rollouts[0].segments[0].loss_mask == [0, 1]
+        assert batch.view is not None
+        assert batch.view.status is BatchStatus.COMPLETED
+        assert [g.delivery async for g in client.batch("b", after=1)] == [2, 3], "in a process that goes on"
+        assert [b.id for b in await client.batches()] == ["b"]
+        assert (await client.acknowledge("b", 3)).acknowledged == 3
+
+
+async def test_groups_stream_as_events_that_resume(serving: Serve) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        await client.create_batch(
+            BatchRequest(id="b", pool="swe", n=2, tasks=tasks(3), filter=BatchFilter(kind="none"))  # type: ignore[arg-type]
+        )
+        await played(api)
+
+        async def events(headers: dict[str, str]) -> list[str]:
+            async with api.http.get(f"{api.url}/v1/batches/b/stream", headers=headers) as answer:
+                text = (await answer.read()).decode()
+            return [line for line in text.splitlines() if line.startswith(("id: ", "event: "))]
+
+        group = "event: group"
+        assert await events({}) == ["id: 1", group, "id: 2", group, "id: 3", group, "event: end"]
+        assert await events({"Last-Event-ID": "2"}) == ["id: 3", group, "event: end"]
+        status, answer = await api.ask("GET", "/v1/batches/b/groups?after=7")
+        assert (status, answer["reason"]) == (410, "Expired")
+
+
+async def test_a_refusal_says_what_one_can_do(serving: Serve) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        for body, words in {
+            '{"pool": "swe"}': "give exactly one of `tasks`, `dataset` and `source`",
+            '{"pool": "swe", "dataset": {"name": "d"}}': "rollyard datasets put d FILE",
+            '{"pool": "swe", "n": 1, "tasks": [{"kind": "math"}]}': "set `n` to 2 or more",
+            '{"pool": "swe", "tasks": [{"kind": "math"}]}': "tasks[0]: the math task is invalid",
+            '{"pool": "swe", "tasks": [{"kind": "code2"}]}': "unknown task kind 'code2'",
+            '{"pool": "nope", "tasks": [{"kind": "math", "problem": "?", "answer": "1"}]}': "existing ones: swe",
+            '{"pool": "swe", "tagret": 3}': "target",
+        }.items():
+            status, answer = await api.ask("POST", "/v1/batches", json.loads(body))
+            assert status == 422, answer
+            assert words in answer["message"], answer["message"]
+        with pytest.raises(Invalid, match=r"line 2: .*valid JSON.*; line 3: the math task is invalid"):
+            await _put(api, b'{"kind": "math", "problem": "?", "answer": "1"}\n{"kind"\n{"kind": "math"}\n')
+        with pytest.raises(NotFound, match="batch 'x' not found"):
+            await client.get_batch("x")
+        with pytest.raises(NotFound, match="dataset 'x' not found"):
+            await client.delete_dataset("x")
+        await client.put_dataset("d", tasks(2))
+        with pytest.raises(Conflict, match="rollyard datasets delete d"):
+            await client.put_dataset("d", tasks(3))
+
+
+async def _put(api: Api, body: bytes) -> None:
+    async with client_of(api) as client:
+        await client._http.json("PUT", "/v1/datasets/e", body=body)
+
+
+async def test_cancel_ends_its_rollouts_on_request(serving: Serve) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        await client.put_dataset("d", tasks(20))
+        batch = client.batch(BatchRequest(id="b", pool="swe", n=2, target=3, dataset=DatasetRef(name="d")))
+        await client.create_batch(BatchRequest(id="b", pool="swe", n=2, target=3, dataset=DatasetRef(name="d")))
+        view = await batch.cancel(rollouts="cancel")
+        assert view.status is BatchStatus.CANCELLED
+        assert [group async for group in batch] == []
+        assert {r.status async for r in client.rollouts()} == {Status.CANCELLED}

@@ -1,0 +1,79 @@
+"""A pool whose rollouts a test plays: it leases what is queued and reports results, by the server's own services."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zstandard
+
+from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status
+from rollyard.server.rollouts.step import Granted, step
+from rollyard.server.store.base import RolloutRecord, Transaction
+from rollyard.server.wiring import Parts
+from rollyard.wire.node import LeaseRef, ResultHeader
+
+
+@dataclass
+class Played:
+    """Result that a played rollout ends with."""
+
+    reward: float | None = 1.0
+    status: Status = Status.COMPLETED
+    tokens: int = 10
+    seconds: float = 1.0
+
+
+Play = Callable[[RolloutRecord], Played]
+
+
+class PlayedPool:
+    """One node agent of the pool, without a process."""
+
+    def __init__(self, parts: Parts, pool: str = "swe", namespace: str = "default") -> None:
+        self._parts = parts
+        self._key = (namespace, pool)
+
+    async def lease(self, limit: int = 1) -> list[RolloutRecord]:
+        """Lease what is first in the queue."""
+        parts = self._parts
+
+        def grant(tx: Transaction) -> list[RolloutRecord]:
+            queued = tx.queued([self._key], [Stage.INIT], float("inf"), limit)  # type: ignore[list-item]
+            granted = Granted(parts.clock.time(), "u/i", "node", {"policy": "e"}, "v1")
+            return [tx.put(step(record, granted)[0]) for record in queued]
+
+        return await parts.store.transact(grant)
+
+    async def finish(self, record: RolloutRecord, played: Played) -> None:
+        """Report a result, as the node agent would."""
+        segment = Segment(
+            token_ids=[1, 2], loss_mask=[0, 1], logprobs=[None, -0.5], weights_version=[None, "v1"], prompt_length=1
+        )
+        error = (
+            None if played.status.scored else RolloutError(stage=Stage.RUN, reason="Test", message="as the test has it")
+        )
+        reward = played.reward if played.status.scored else None
+        outcome = Outcome(status=played.status, reward=reward, segments=[segment], error=error)  # type: ignore[arg-type]
+        header = ResultHeader(
+            lease=LeaseRef(namespace=record.namespace, id=record.id, fence=record.fence),
+            status=played.status,
+            reward=reward,
+            error=error,
+            turns=1,
+            tokens=played.tokens,
+            sampled=1,
+            timings={"run": played.seconds},
+        )
+        blob = zstandard.compress(json.dumps(outcome.model_dump(mode="json")).encode())
+        await self._parts.rollouts.finish(header, "u", blob, max_attempts=1)
+
+    async def play(self, play: Play, most: int = 1_000_000) -> int:
+        """Run what is queued, one after another, until nothing is queued; return the number of rollouts."""
+        played = 0
+        while played < most and (leased := await self.lease()):
+            for record in leased:
+                await self.finish(record, play(record))
+                played += 1
+        return played
