@@ -1,4 +1,4 @@
-"""Name or address by which others reach this machine."""
+"""Name or address under which others reach this machine."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from rollyard.core.errors import BadRequest
 
 SIOCGIFADDR = 0x8915
-"""<linux/sockios.h>: the IPv4 address of an interface."""
+"""<linux/sockios.h>: the request for the IPv4 address of an interface."""
 ANY = ("0.0.0.0", "::", "*")
 
 
 def advertised(address_or_interface: str | None, listen: str) -> str:
-    """`address_or_interface` as it is or, for an interface such as ib0, that interface's address on this machine.
+    """Return `address_or_interface`; for an interface such as ib0, return the interface's address on this machine.
 
-    Left out: the address listened on, or this machine's own name for a listener on all addresses. Raises BadRequest.
+    If it is None: the address listened on, or this machine's own name if that is all addresses. Raises BadRequest.
     """
     if address_or_interface is None:
         return listen if listen not in ANY else os.uname().nodename

@@ -1,7 +1,7 @@
 """The server: opened, running, closed. `wiring` joins its parts.
 
-Everything here but the store is disposable. A start is a recovery: open the store, take the folder's lock and the next
-epoch, adopt running jobs, and only then publish the address.
+Only the store must survive. A start is a recovery: open the store, take the folder's lock and the next epoch, adopt
+running jobs, and only then publish the address.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class ServeOptions:
     cluster: str = "auto"
     lease_seconds: float = LEASE_SECONDS
     in_job: bool = False
-    """This process runs in the job that `serve --in-slurm` submitted."""
+    """True: this process runs in the job that `serve --in-slurm` submitted."""
 
     def job_run(self) -> JobRun | None:
-        """Run of the Slurm job that this process is in. Blocks; raises BadRequest outside of a job."""
+        """Return the run of the Slurm job that this process is in. Blocks; raises BadRequest outside of a job."""
         if not self.in_job:
             return None
         id = os.environ.get("SLURM_JOB_ID")
@@ -72,10 +72,10 @@ class ServeOptions:
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT; allocations stay for the next start. Returns 3 when a newer server took over."""
+    """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Returns 3 if a newer server took over."""
     set_up_logging()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only cost
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # nothing here needs PyTorch
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only add costs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns about missing PyTorch
     os.umask(0o077)
     try:
         asyncio.run(_serve(options))
@@ -99,7 +99,7 @@ async def _serve(options: ServeOptions) -> None:
             if replaced.done():
                 replaced.result()
             if work.done():
-                work.result()  # a part of the server that ends is a bug: exit with its error, the next start recovers
+                work.result()  # a part that ends is a bug: exit with its error; the next start recovers
         finally:
             for task in (work, stopped, replaced):
                 task.cancel()
@@ -107,7 +107,7 @@ async def _serve(options: ServeOptions) -> None:
 
 
 class RollyardServer:
-    """All parts, running; the exit stack closes them in the reverse order."""
+    """All parts while they run. The exit stack closes them in the reverse order."""
 
     def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: ServeOptions) -> None:
         self.store, self.driver, self.data, self.options = store, driver, data, options
@@ -160,7 +160,7 @@ class RollyardServer:
                 tasks.create_task(keeper.run())
 
     async def wait_until_superseded(self) -> None:
-        """Wait for ever; raise Superseded soon after another server has taken the data folder over."""
+        """Wait for ever. Raises Superseded soon after another server has taken the data folder."""
         while True:
             await asyncio.sleep(EPOCH_CHECK_SECONDS)
             try:
@@ -188,7 +188,7 @@ class RollyardServer:
 
 
 def _link_newest(kubeconfig: Path) -> None:
-    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI; a home that cannot be written is no error."""
+    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI. A home that cannot be written is no error."""
     link = Path.home() / ".rollyard" / "config"
     with contextlib.suppress(OSError):
         link.parent.mkdir(mode=0o700, exist_ok=True)

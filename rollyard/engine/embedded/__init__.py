@@ -1,4 +1,4 @@
-"""A model server for small models: tokenizers and numpy, behind vLLM's HTTP shapes on a Unix socket.
+"""A model server for small models: tokenizers and numpy, with vLLM's HTTP API on a Unix socket.
 
-It serves Qwen3-architecture folders in Hugging Face layout, without torch. One process, one model, one core.
+It serves Qwen3-architecture folders in Hugging Face layout, without torch, with one process, one model and one core.
 """

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/completions` in vLLM's shapes: parses requests, builds responses and chunks."""
+"""The bodies of `/v1/completions` as in vLLM: parses requests, builds responses and chunks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "user": (),
 }
-"""vLLM's fields that are accepted only at these values, which change nothing; () accepts any value."""
+"""vLLM's fields that are accepted only at these values, which change nothing. () accepts any value."""
 
 
 class StreamOptions(BaseModel):
@@ -44,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The supported fields; any other field is refused and not ignored."""
+    """The supported fields. Any other field is refused, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -129,7 +129,7 @@ class ServedModel:
     _texts: dict[int, str] = field(default_factory=dict)
 
     def generation(self, request: CompletionRequest, prompt: list[int]) -> GenerationRequest:
-        """Build the generation of a request. Raises NotFound or BadRequest when this model cannot serve it."""
+        """Build the generation of a request. Raises NotFound or BadRequest if this model cannot serve the request."""
         self._check(request, prompt)
         eos = () if request.ignore_eos else self.eos_ids
         return GenerationRequest(
@@ -178,13 +178,13 @@ class CompletionBuilder:
         self._generation = generation
         self._decoding = served.text_stream(request)
         self._length = 0
-        """Characters decoded so far."""
+        """Number of characters decoded so far."""
         self._held = ""
         self._first = True
         self._created = int(time.time())
 
     def body(self, steps: Sequence[StepResult]) -> dict[str, Any]:
-        """Return a chunk made of these steps."""
+        """Return a chunk with these steps."""
         draws = [step.draw for step in steps if step.draw]
         choice: dict[str, Any] = {
             "index": 0,
@@ -200,7 +200,7 @@ class CompletionBuilder:
         return self._envelope([choice])
 
     def whole(self, steps: Sequence[StepResult]) -> dict[str, Any]:
-        """Return all steps as one response; it lists the versions when more than one version of the weights made it."""
+        """Return all steps as one response. It lists the weights versions if more than one was used."""
         spans = version_spans(steps)
         mixed = {"rollyard_weights": spans} if len(spans) > 1 else {}
         return {**self.body(steps), "usage": self._usage(), **mixed}
@@ -230,8 +230,8 @@ class CompletionBuilder:
     def _text(self, steps: Sequence[StepResult]) -> str:
         """Return the text that can be sent.
 
-        It leaves out a token that stopped the generation, which is among the ids. It also leaves out a stop string,
-        unless the request asks for it, and the rest of the stop string's last token.
+        It has no token that stopped the generation, although this token is among the ids. Unless the request asks for
+        the stop string, the text ends before that string; the rest of the string's last token is never sent.
         """
         last, asked = steps[-1], self._request
         tokens = [step.draw.token for step in steps if step.draw]
@@ -249,7 +249,7 @@ class CompletionBuilder:
         return text
 
     def _logprobs(self, draws: Sequence[Draw]) -> dict[str, Any]:
-        """Build the logprobs. Call this before `_text`: offsets continue from the text decoded so far."""
+        """Build the logprobs. Call this before `_text`, because offsets continue from the text decoded so far."""
         texts, offsets, tops, offset = [], [], [], self._length
         for draw in draws:
             texts.append(self._served.token_text(draw.token))
@@ -262,7 +262,7 @@ class CompletionBuilder:
 
 
 def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """Return [{version, start, end}] over the sampled tokens; empty when the version has no name."""
+    """Return [{version, start, end}] over the sampled tokens; empty if the version has no name."""
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]
     for at, version in enumerate(versions):
@@ -274,7 +274,7 @@ def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Build an error body in vLLM's shape."""
+    """Build an error body as in vLLM."""
     kinds = {400: "BadRequestError", 404: "NotFoundError", 413: "BadRequestError", 503: "ServiceUnavailableError"}
     kind = kinds.get(error.code, "InternalServerError")
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}

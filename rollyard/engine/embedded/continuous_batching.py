@@ -1,6 +1,6 @@
-"""Continuous batching on its own thread: each step takes one token of every running generation, and some prompt tokens.
+"""Continuous batching on its own thread. A step computes one token of every running generation, and some prompt tokens.
 
-Generations arrive and leave through an inbox; one callback delivers the results of a whole step.
+Generations arrive and leave through an inbox. One callback delivers the results of a whole step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.sampling import sample
 
 PROMPT_CHUNK = 256
-"""Most prompt tokens of one generation in one step, so that a long prompt does not delay the others' next token."""
+"""Greatest number of prompt tokens of one generation in one step, so that a long prompt does not delay others' tokens."""
 STEP_TOKENS = 512
-"""A step adds no further prompt once it has this many tokens."""
+"""Number of tokens from which on a step adds no further prompt."""
 
 Deliver = Callable[[Sequence[tuple[GenerationRequest, StepResult]]], None]
 logger = logging.getLogger(__name__)
@@ -29,21 +29,21 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Stats:
-    """Counters since the start; the engine's thread writes them, any thread may read them."""
+    """Counters since the start. The engine's thread writes them, any thread may read them."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
     prefix_queries: int = 0
-    """Prompt tokens looked up in the cache."""
+    """Prompt tokens that were looked up in the cache."""
     prefix_hits: int = 0
-    """Prompt tokens found there."""
+    """Prompt tokens that were found in the cache."""
     first_tokens: int = 0
     first_token_seconds: float = 0.0
-    """Seconds from submit to first token, summed over all requests counted in `first_tokens`."""
+    """Seconds from submit to first token, summed over the requests in `first_tokens`."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    """Share of the running sequences' positions that are filled, 0 to 1."""
+    """Filled share of the running sequences' positions, 0 to 1."""
 
 
 class Engine:
@@ -62,7 +62,7 @@ class Engine:
         self._model = model
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
-        # twice as many slots keep the turns of rollouts whose tools are running
+        # twice as many slots, for the turns of rollouts whose tools are running
         self._cache = KVCache(model.config, 2 * max_sequences, max_model_len)
         self._deliver = deliver
         self._failed = failed
@@ -84,12 +84,11 @@ class Engine:
         self._finish_request(generation, abort=False)
 
     def abort(self, generation: GenerationRequest) -> None:
-        """Abort a generation: its last StepResult has finish_reason "abort". No effect after its end."""
+        """Abort a generation. Its last StepResult has finish_reason "abort". There is no effect after its end."""
         self._finish_request(generation, abort=True)
 
     def freeze(self, *, abort: bool) -> Future[None]:
-        """Stop stepping until `thaw`; running and waiting requests are kept, or ended with "abort". Done when no step
-        runs."""
+        """Stop stepping until `thaw`. Running and waiting requests are kept, or ended with "abort". Done once no step runs."""
 
         def change() -> None:
             self._frozen = True
@@ -99,7 +98,7 @@ class Engine:
         return self._between_steps(change)
 
     def thaw(self) -> Future[None]:
-        """Resume stepping. Done when steps run again."""
+        """Resume stepping. Done once steps run again."""
 
         def change() -> None:
             self._frozen = False
@@ -107,7 +106,7 @@ class Engine:
         return self._between_steps(change)
 
     def set_version(self, version: str) -> Future[None]:
-        """Name the weights. Done when every later draw carries this version."""
+        """Name the weights. Done once every later draw has this version."""
 
         def change() -> None:
             self._version = version
@@ -115,9 +114,9 @@ class Engine:
         return self._between_steps(change)
 
     def swap(self, model: Model) -> Future[None]:
-        """Swap the model for one of the same shape. Done when every later step uses the new model.
+        """Swap the model for one of the same shape. Done once every later step uses the new model.
 
-        Running sequences continue with their keys and values; later prompts reuse none of them.
+        Running sequences continue with their keys and values. Later prompts reuse none of them.
         """
 
         def change() -> None:
@@ -137,7 +136,7 @@ class Engine:
         self._wake.set()
 
     def _between_steps(self, change: Callable[[], None]) -> Future[None]:
-        """Run `change` on the engine's thread, after everything made by earlier steps has been delivered."""
+        """Run `change` on the engine's thread, after all results of earlier steps have been delivered."""
         done: Future[None] = Future()
         self._changes.append((change, done))
         self._wake.set()
@@ -212,7 +211,7 @@ class Engine:
             self._deliver(progress)
 
     def _batch(self) -> list[tuple[GenerationRequest, Span]]:
-        """Collect every generation's next token, and chunks of prompts in order of arrival until the step is full."""
+        """Collect the next token of every generation, then chunks of prompts in order of arrival until the step is full."""
         batch, size = [], 0
         for generation in self._running:
             todo = generation.tokens[generation.computed : generation.computed + PROMPT_CHUNK]
@@ -234,7 +233,7 @@ class Engine:
         self._deliver([(generation, StepResult(None, "abort")) for generation in gone])
 
     def _count_first(self, ready: Sequence[GenerationRequest]) -> None:
-        """Count the generations whose first token is drawn in this step; call this before they advance."""
+        """Count the generations whose first token is drawn in this step. Call this before they advance."""
         now = time.monotonic()
         for generation in ready:
             if generation.drawn == 0:

@@ -1,7 +1,7 @@
 """The control routes on the engine's Unix socket: freeze the engine, load other weights, resume.
 
 The reverse proxy in front of the engine exposes none of these paths. It forwards the routes of a weights transfer,
-which have vLLM's names, only while a weights update waits for one.
+which have vLLM's names, only while a weights update waits for a transfer.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ControlRoutes:
         return await _done(self._engine.set_version(asked.version))
 
     async def _start(self, request: web.Request) -> web.Response:
-        """Start a transfer; tensors left by an earlier one are discarded."""
+        """Start a transfer. Tensors that an earlier one has left are discarded."""
         self._staging = StagedTensors(self._model.config)
         return web.json_response({"message": "Weight update started"})
 
@@ -101,7 +101,7 @@ class ControlRoutes:
         return self._staging
 
     def _read_model(self, asked: LoadRequest) -> Model:
-        """Read the model of a load request. Raises Invalid when the folder holds no model, or one of another shape."""
+        """Read the model of a load request. Raises Invalid if the folder has no model, or a model of another shape."""
         config = read_config(asked.path)
         if config.shape != self._model.config.shape:
             raise Invalid(f"{asked.path} has another shape than the running model; start an engine on it instead")

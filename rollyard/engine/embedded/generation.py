@@ -13,44 +13,44 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class StopTokens:
-    """The tokens that end a generation. The ending token is part of the result."""
+    """The tokens that end a generation. The token that ends it is part of the result."""
 
     eos: int | None = None
-    """The tokenizer's own end token: stop_reason stays null."""
+    """The tokenizer's own end token. If it ends the generation, stop_reason is null."""
     others: frozenset[int] = frozenset()
-    """Further ids: stop_reason is the one that ended the generation."""
+    """Further ids. If one ends the generation, it is the stop_reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of one step for one generation; an abort has no draw."""
+    """The result of one step for one generation. An abort has no draw."""
 
     draw: Draw | None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The token or the stop string that ended it; None for the tokenizer's own end token."""
+    """The token or the stop string that ended the generation; None for the tokenizer's own end token."""
     version: str = ""
-    """Version of the weights that made the draw; empty for weights without a name."""
+    """Version of the weights that made the draw; empty if the weights have no name."""
 
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """One request; the engine's thread owns it from submit to its last StepResult."""
+    """One request. The engine's thread owns it from submit to its last StepResult."""
 
     prompt: list[int]
     params: SamplingParams
     max_tokens: int
-    """At least 1, and no more than fit into the context after the prompt."""
+    """At least 1, and at most the number that fits into the context after the prompt."""
     stops: StopTokens = StopTokens()
     stop_strings: StopStringMatcher | None = None
     submitted_at: float = 0.0
     """Submit time in monotonic seconds."""
     slot: int = -1
-    """Cache slot while running, else -1."""
+    """Cache slot while the request runs, else -1."""
     cached: int = 0
     """Prompt tokens whose keys and values were found in the cache."""
     computed: int = 0
-    """Leading tokens whose keys and values are in the slot."""
+    """Number of first tokens whose keys and values are in the slot."""
     tokens: list[int] = field(init=False)
     """The prompt followed by the sampled tokens."""
 
@@ -62,7 +62,7 @@ class GenerationRequest:
         return len(self.tokens) - len(self.prompt)
 
     def advance(self, draw: Draw, version: str = "") -> StepResult:
-        """Append a sampled token and return whether it is the last."""
+        """Append a sampled token; return its result, which tells whether it is the last."""
         self.tokens.append(draw.token)
         if draw.token == self.stops.eos:
             return StepResult(draw, "stop", version=version)

@@ -1,6 +1,6 @@
-"""The HTTP server of the engine on a Unix socket: vLLM's paths, bodies and behaviour.
+"""The HTTP server of the engine on a Unix socket, with vLLM's paths, bodies and behaviour.
 
-A client that disconnects aborts its request. The loop only moves bytes; the engine's thread computes.
+A client that disconnects aborts its request. The event loop only moves bytes; the engine's thread computes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 << 20
 FLUSH_SECONDS = 0.02
-"""Least time between two chunks of a stream: writing each token by itself would cost as much as computing it."""
+"""Shortest time between two chunks of a stream. A chunk for each token would cost as much as computing the token."""
 
 
 class _Inbox:
     """Steps of one generation on their way to its handler, which takes all waiting steps at once.
 
-    Its waits have no limit of their own: the engine ends every generation, and a client that disconnects ends the
-    handler.
+    Its waits have no time limit: the engine ends every generation, and a client that disconnects ends the handler.
     """
 
     def __init__(self) -> None:
@@ -68,12 +67,12 @@ class _Inbox:
         return await self.pop()
 
     async def gather(self, seconds: float) -> None:
-        """Wait for more steps, at most until the end of the generation."""
+        """Wait for more steps, but not longer than the generation lasts."""
         await wait_or_timeout(self._ended, seconds)
 
 
 class EngineServer:
-    """One model behind HTTP. `failed` is set when the engine's thread has died."""
+    """One model behind HTTP. `failed` is set if the engine's thread has died."""
 
     def __init__(self, model: Model, served: ServedModel, *, max_sequences: int) -> None:
         """Call this inside the running loop."""
@@ -96,7 +95,7 @@ class EngineServer:
         self._engine.start()
 
     async def stop(self) -> None:
-        """Refuse new requests; running ones end with finish_reason "abort" and the tokens that they have."""
+        """Refuse new requests. Running ones end with finish_reason "abort" and the tokens that they have."""
         self._stopping = True
         await asyncio.to_thread(self._engine.stop)
 
@@ -158,7 +157,7 @@ class EngineServer:
 
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[_Inbox]:
-        """Run the generation inside the block; leaving the block before its end aborts it."""
+        """Run the generation inside the block. If the block ends first, the generation is aborted."""
         if self.failed.is_set() or self._stopping:
             raise Unavailable("the engine is not running")
         inbox = self._inboxes[generation] = _Inbox()
@@ -180,7 +179,7 @@ async def _stream(
         steps = await inbox.pop()
         ended = steps[-1].finish_reason is not None
         for version, run in groupby(steps, key=lambda step: step.version):
-            if version and version != said:  # the version event precedes the first token that the version made
+            if version and version != said:  # a version's event precedes its first token
                 said = version
                 await response.write(_event({"object": "rollyard.weights", "weights_version": version}))
             await response.write(_event(answer.body(list(run))))

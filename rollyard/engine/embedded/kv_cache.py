@@ -1,7 +1,7 @@
-"""Key and value slots: one contiguous region per sequence, kept after its end so that a later prompt can reuse it.
+"""Key and value slots: one contiguous region for each sequence, kept after its end so that a later prompt can reuse it.
 
-Keys are stored transposed, [slot, kv head, head_dim, position], because BLAS multiplies queries with such a matrix fast
-for the two or three query rows of one decoding step.
+Keys are stored transposed, as [slot, kv head, head_dim, position]. BLAS multiplies queries with such a matrix fast for
+the two or three query rows of one decoding step.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ class _Slot:
     busy: bool = False
     last_use: int = 0
     stale: bool = False
-    """Filled, at least in part, by weights that are no longer served: usable only by its own sequence."""
+    """True: weights that are no longer served have filled it, at least in part. Only its own sequence can use it."""
 
 
 class KVCache:
-    """Slots of `capacity` positions. Not thread-safe: the engine's thread owns it."""
+    """Slots with `capacity` positions each. Not thread-safe: the engine's thread owns it."""
 
     def __init__(self, config: Config, slots: int, capacity: int) -> None:
-        """Raises Invalid when the slots, once full, could not fit in this machine's memory."""
+        """Raises Invalid if the slots, once full, could not fit into this machine's memory."""
         cells = slots * config.kv_heads * config.head_dim * capacity
         _check_memory(2 * 4 * cells * config.layers, slots, capacity)
-        # np.empty: the kernel allocates pages only when positions are written
+        # np.empty, because the kernel allocates pages only when positions are written
         self.keys: list[Array] = [
             np.empty((slots, config.kv_heads, config.head_dim, capacity), np.float32) for _ in range(config.layers)
         ]
@@ -44,7 +44,7 @@ class KVCache:
         self._uses = 0
 
     def acquire(self, prompt: list[int]) -> tuple[int, int]:
-        """Acquire a slot for this prompt; return it and the number of leading positions that are filled already.
+        """Acquire a slot for this prompt. Return the slot and the number of leading positions that are filled already.
 
         At least one position is left to compute, because sampling starts from its output.
         """
@@ -59,20 +59,20 @@ class KVCache:
         return slot, common
 
     def forget(self) -> None:
-        """Mark all slots stale after a change of weights: no later prompt may reuse them. Running sequences keep theirs."""
+        """Mark all slots stale after a change of weights. Later prompts may not reuse them; running sequences keep theirs."""
         for i, slot in enumerate(self._slots):
             slot.stale = slot.busy
             if not slot.busy:
                 self._lengths[i] = 0
 
     def extend(self, slot: int, tokens: list[int]) -> None:
-        """Record that the positions after the filled ones now hold the keys and values of `tokens`."""
+        """Record that the positions after the filled ones now have the keys and values of `tokens`."""
         start = int(self._lengths[slot])
         self._tokens[slot, start : start + len(tokens)] = tokens
         self._lengths[slot] = start + len(tokens)
 
     def release(self, slot: int) -> None:
-        """Release the slot of an ended sequence; its content can be reused until it is the slot unused for longest."""
+        """Release the slot of an ended sequence. Its content can be reused until another sequence needs the slot."""
         self._uses += 1
         self._slots[slot].busy = False
         self._slots[slot].last_use = self._uses

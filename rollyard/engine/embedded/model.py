@@ -1,8 +1,8 @@
-"""The forward pass: rows of several sequences, prompts and single tokens mixed, go through each layer together.
+"""The forward pass. Rows of several sequences, from prompts and single tokens, go through each layer together.
 
-Everything but attention works on all rows at once. Attention runs for each sequence over exactly that sequence's
+All steps but attention work on all rows at once. Attention runs for each sequence over exactly that sequence's
 positions, and products give a row the same bits among any others. So the results of a sequence do not depend on the
-rest of the batch. Their last bits may depend on whether a token came in a prompt or by itself.
+rest of the batch. Their last bits may depend on whether a token came in a prompt or alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Model:
     """A Qwen3 decoder in float32 on one core."""
 
     def __init__(self, config: Config, weights: ModelWeights, capacity: int) -> None:
-        """`capacity`: number of positions for which rotations are prepared."""
+        """`capacity`: number of positions for which rotations are computed in advance."""
         self.config = config
         self.capacity = capacity
         self._weights = weights
@@ -45,10 +45,10 @@ class Model:
         self._rotation = np.exp(1j * angles).astype(np.complex64)
 
     def forward(self, spans: Sequence[Span], cache: KVCache) -> Array:
-        """Return logits [len(spans), vocab] after the last token of each span; keys and values go to the cache's slots."""
+        """Return logits [len(spans), vocab] after the last token of each span. Keys and values go to the cache's slots."""
         rows = _Rows(spans)
         x = self._weights.embedding[rows.tokens]
-        with np.errstate(over="ignore"):  # exp(-x) of a very negative x is inf, and x / inf is the 0 that silu wants
+        with np.errstate(over="ignore"):  # for very negative x, exp(-x) is inf, and x / inf is the right 0
             for i, layer in enumerate(self._weights.layers):
                 x = x + self._attention(
                     layer, _normed(x, self.config.rms_norm_eps), rows, cache.keys[i], cache.values[i]
@@ -98,10 +98,10 @@ class _Rows:
 
 
 def _attend_one_each(queries: Array, keys: Array, values: Array, spans: Sequence[Span]) -> Array:
-    """queries [spans, kv heads, group, head_dim], one token a span; the same shape comes back.
+    """Attend queries [spans, kv heads, group, head_dim], one token for each span. The result has the same shape.
 
     The exponentials are computed for all spans at once, over scores padded with -inf. Sums go over a span's own
-    positions: the order in which numpy adds depends on their number.
+    positions only, because the order in which numpy adds depends on their number.
     """
     scores = np.full((*queries.shape[:3], max(span.end for span in spans)), -np.inf, np.float32)
     for i, span in enumerate(spans):
@@ -119,7 +119,7 @@ def _attend_one_each(queries: Array, keys: Array, values: Array, spans: Sequence
 
 
 def _future(span: Span) -> Array:
-    """Return a mask [new tokens, positions]: -inf where a position comes after the token, else 0."""
+    """Return a mask [new tokens, positions]: -inf if the position comes after the token, else 0."""
     behind = np.arange(span.end) > np.arange(span.start, span.end)[:, None]
     return np.where(behind, np.float32(-np.inf), np.float32(0))
 
@@ -142,7 +142,7 @@ def _mlp(layer: LayerWeights, x: Array) -> Array:
 
 
 def _normed(x: Array, eps: float) -> Array:
-    """RMS norm over the last axis, without its weight, which is part of the following matrix."""
+    """RMS norm over the last axis without its weight, which is part of the next matrix."""
     square = np.vecdot(x, x) / np.float32(x.shape[-1])
     normed: Array = x / np.sqrt(square + np.float32(eps))[..., None]
     return normed

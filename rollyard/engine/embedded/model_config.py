@@ -1,5 +1,5 @@
-"""Checks that the embedded engine can serve a model: a Hugging Face `config.json` becomes a `Config` or is refused by
-field."""
+"""Checks that the embedded engine can serve a model: makes a `Config` of a Hugging Face `config.json`, or refuses its
+fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": False,
 }
-"""The values that transformers assumes for Qwen3 when `config.json` lacks the field."""
+"""The values that transformers assumes for Qwen3 if `config.json` lacks the field."""
 
 _ONLY: dict[str, Any] = {
     "model_type": "qwen3",
@@ -25,7 +25,7 @@ _ONLY: dict[str, Any] = {
     "use_sliding_window": False,
     "quantization_config": None,
 }
-"""Fields that may have only this value, which is also the meaning of an absent field (`model_type` aside)."""
+"""Fields that may have only this value. Except for `model_type`, an absent field means the same."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Config:
     rms_norm_eps: float
     rope_theta: float
     tied: bool
-    """True when the output head is the embedding table."""
+    """True if the output head is the embedding table."""
     max_positions: int
     eos_ids: tuple[int, ...]
     """Ids that end a sequence; the first is the tokenizer's own."""
 
     @property
     def shape(self) -> Config:
-        """The fields that must be equal in two folders for one to replace the other in a running engine."""
+        """The fields that must be equal in two folders, so that one can replace the other in a running engine."""
         return replace(self, eos_ids=(), max_positions=0)
 
 
@@ -139,7 +139,7 @@ def _sizes(raw: dict[str, Any], causes: list[Cause]) -> dict[str, int]:
 
 
 def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """Read the end ids; `generation_config.json` overrides `config.json`, as in transformers and vLLM."""
+    """Read the end ids. `generation_config.json` overrides `config.json`, as in transformers and vLLM."""
     path = folder / "generation_config.json"
     generation = _read_json(path) if path.exists() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))

@@ -1,10 +1,9 @@
-"""A model's tensors, from a folder's safetensors files or from elsewhere, as float32 matrices laid out for the forward
-pass.
+"""A model's tensors, from a folder's safetensors files or from elsewhere, as float32 matrices for the forward pass.
 
-Three rearrangements do not change the computed function and make it cheaper: the weight of each RMS norm is multiplied
-into the following matrix; query and key columns are permuted so that the two halves of a rotary pair stand side by side
-(one complex product then does the rotation; a dot product does not mind); and 1/sqrt(head_dim) is multiplied into the
-query norm.
+Three rearrangements make the computation cheaper and do not change its function. The weight of each RMS norm is
+multiplied into the next matrix. Query and key columns are permuted, so that the two halves of a rotary pair are
+neighbours: one complex product then does the rotation, and a dot product does not depend on the order. 1/sqrt(head_dim)
+is multiplied into the query norm.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rollyard.engine.embedded.safetensors_files import Array, entries, shards
 
 HEAD = "lm_head.weight"
 ReadTensor = Callable[[str], Array]
-"""Returns the tensor of this name."""
+"""Function that returns the tensor of this name."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class ModelWeights:
 def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> ModelWeights:
     """Load the folder's weights, and merge a LoRA adapter into them if one is given.
 
-    Raises Invalid, naming the file or the tensor, when the folder does not match its config.
+    Raises Invalid with the file or the tensor if the folder does not match its config.
     """
     return build_weights(_FolderTensors(folder, config, read_adapter(adapter) if adapter else None).read_tensor, config)
 

@@ -1,4 +1,4 @@
-"""Safetensors files: the tensors in a folder, and their numbers as float32."""
+"""Safetensors files: the tensors in a folder, and their values as float32."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Entry:
 
 
 def as_float32(numbers: NDArray[Any]) -> Array:
-    """Convert numbers stored in a type of `STORED` to float32."""
+    """Convert numbers of a type in `STORED` to float32."""
     if numbers.dtype == np.uint16:
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.astype(np.float32)
@@ -57,7 +57,7 @@ def shards(folder: Path) -> list[Path]:
 
 
 def entries(path: Path) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries of a safetensors header: eight bytes of length, then JSON; the numbers follow it."""
+    """Yield the entries of a safetensors header: eight bytes of length, then JSON. The values follow it."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         try:

@@ -1,7 +1,7 @@
-"""Sampling: logits become tokens and their logprobs.
+"""Sampling: makes tokens and their logprobs from logits.
 
 The logprobs are the model's own, before temperature and truncation, as vLLM reports them by default. The i-th draw of a
-request is a pure function of its seed and i, so that neither batch mates nor timing can change it.
+request is a pure function of its seed and i, so the rest of the batch and the timing cannot change it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollyard.engine.embedded.safetensors_files import Array
 from rollyard.wire.endpoint import SEED_STRIDE
 
 GREEDY_BELOW = 1e-5
-"""Temperatures under this pick the most likely token, as in vLLM."""
+"""Temperature below which the most likely token is taken, as in vLLM."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Draw:
 
 
 def sample(logits: Array, params: Sequence[SamplingParams], drawn: Sequence[int]) -> list[Draw]:
-    """Draw one token for each row of logits [n, vocab]; `drawn`: the number of earlier draws of each request."""
+    """Draw one token for each row of logits [n, vocab]. `drawn`: the number of earlier draws of each request."""
     peaks = logits.max(axis=1, keepdims=True)
     shifted = logits - peaks
     masses = np.exp(shifted)
@@ -58,7 +58,7 @@ def sample(logits: Array, params: Sequence[SamplingParams], drawn: Sequence[int]
 
 
 def _tempered(shifted: Array, masses: Array, params: Sequence[SamplingParams]) -> Array:
-    """Unnormalised probabilities to draw from: temperature first, then top-k, then top-p."""
+    """Return unnormalised probabilities to draw from: temperature first, then top-k, then top-p."""
     if any(p.temperature != 1.0 for p in params):
         temperatures = np.array([[max(p.temperature, GREEDY_BELOW)] for p in params], np.float32)
         masses = np.exp(shifted / temperatures)
@@ -73,7 +73,7 @@ def _truncated(masses: Array, top_k: int, top_p: float) -> Array:
     if top_k:
         order = order[:top_k]
     cumulated = np.cumsum(masses[order], dtype=np.float64)
-    # the token that crosses top_p belongs to the nucleus
+    # the token with which the sum reaches top_p belongs to the nucleus
     keep = order[: int(np.searchsorted(cumulated, top_p * cumulated[-1])) + 1]
     kept = np.zeros_like(masses)
     kept[keep] = masses[keep]
@@ -91,7 +91,7 @@ def _pick(masses: Array, params: Sequence[SamplingParams], drawn: Sequence[int])
 def _uniform(states: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map states to [0, 1): the finaliser of splitmix64, then 52 bits as a number.
 
-    A double could hold one bit more; with 52 a product with the total stays below the total.
+    A double has room for one bit more. With 52 bits a product with the total stays below the total.
     """
     z = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -23,7 +23,7 @@ class TextStream:
         except Exception as error:  # the library has no narrower exception
             if "Invalid prefix" not in str(error):
                 raise
-            # with some decoders a token changes the text before it, and the stream cannot recover from that
+            # with some decoders a token changes the text before it, and the stream cannot recover from this
             self._decoding = DecodeStream(skip_special_tokens=self._skip_special_tokens)
             return self._decoding.step(self._tokenizer, token) or ""
 
@@ -40,7 +40,7 @@ class StopStringMatcher:
         """End of the text that may be the beginning of a stop string."""
 
     def add(self, token: int) -> str | None:
-        """Return the stop string that the token completes: the one that ends first, as in vLLM."""
+        """Return the stop string that the token completes. Of several, the one that ends first counts, as in vLLM."""
         text = self._tail + self._text.add(token)
         self._tail = text[max(0, len(text) - self._longest + 1) :]
         found = [(text.find(stop) + len(stop), i) for i, stop in enumerate(self._stops) if stop in text]

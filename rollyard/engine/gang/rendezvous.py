@@ -1,8 +1,7 @@
-"""A replica that spans nodes: one process on each node, started by srun; they find each other in the allocation's
-folder.
+"""A replica that spans nodes. srun starts one process on each node; they find each other in the allocation's folder.
 
-They start and end together. A process that dies takes the job down (srun's --kill-on-bad-exit), because an engine that
-lost a rank answers no request but may report for a long time that it is healthy. The pool then starts a new replica.
+They start and end together. A process that dies ends the job (srun's --kill-on-bad-exit), because an engine without one
+of its ranks answers no request, but may report for a long time that it is healthy. The pool then starts a new replica.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from rollyard.trust.secret_files import write_secret
 
 POLL_SECONDS = 0.5
 JOIN_SECONDS = 600.0
-"""Limit for all nodes to start their process; srun starts them within seconds, a prolog may take minutes."""
+"""Limit for all nodes to start their process. srun starts them within seconds, but a prolog may take minutes."""
 
 
 class Gang:
@@ -33,7 +32,7 @@ class Gang:
 
     @classmethod
     def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
-        """Return None for a job of one process. The meeting file's name contains the job and its run."""
+        """Return the gang of this job step; None for a job of one process. The meeting file's name has the job and its run."""
         size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if size < 2:
             return None
@@ -48,7 +47,7 @@ class Gang:
         return GangRank(0, self.size, address, port, model)
 
     async def join(self) -> GangRank:
-        """Wait for rank 0's address, on the other ranks. Raises Unavailable when rank 0 does not publish it in time."""
+        """Wait for rank 0's address, on the other ranks. Raises Unavailable if rank 0 does not publish it in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS):
                 while True:
@@ -62,13 +61,13 @@ class Gang:
         while True:
             with contextlib.suppress(
                 OSError, ValueError
-            ):  # a shared folder that does not answer is no sign that rank 0 left
+            ):  # if a shared folder does not answer, this does not mean that rank 0 has left
                 if await asyncio.to_thread(self._read) is None:
                     return
             await asyncio.sleep(POLL_SECONDS)
 
     def leave(self) -> None:
-        """Record that rank 0 leaves; the other ranks end then."""
+        """Record that rank 0 leaves. The other ranks end then."""
         self._meeting_file.unlink(missing_ok=True)
 
     def _read(self) -> tuple[str, int, str] | None:

@@ -1,4 +1,4 @@
-"""The process of a gang on any node but the first: runs the engine's part there until the first one leaves."""
+"""The process of a gang on any node but the first. It runs the engine's part there until rank 0 leaves."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3.0
-"""Wait after the engine's part has ended: it may see the end of rank 0 before the meeting file shows it."""
+"""Wait after the engine's part has ended. It may notice the end of rank 0 before the meeting file shows it."""
 
 
 async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
-    """Run the engine's part. Return 0 after SIGTERM or when rank 0 has left, 1 when the engine's part here has died.
+    """Run the engine's part. Return 0 after SIGTERM or when rank 0 has left, 1 if the engine's part here has died.
 
     Raises EngineFailed, Unavailable.
     """

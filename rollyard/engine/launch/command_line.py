@@ -28,10 +28,10 @@ class Host:
     """The vLLM of this node."""
 
     interpreter: Sequence[str]
-    """The command that starts its Python."""
+    """The command that starts vLLM's Python."""
     build: VllmBuild
     context: int | None = None
-    """Its context length in tokens, if known."""
+    """The model's context length in tokens, if known."""
 
 
 def engine_command(
@@ -39,8 +39,8 @@ def engine_command(
 ) -> EngineCommand:
     """Return the command that serves this spec on a Unix socket; on ranks above 0 of a gang, the command of a worker.
 
-    vLLM is started as `host` describes. Raises EngineFailed when that vLLM lacks a required feature, and Invalid for an
-    engine that is not started by Rollyard.
+    vLLM is started as `host` describes. Raises EngineFailed if that vLLM lacks a required feature, and Invalid for an
+    engine that Rollyard does not start.
     """
     if spec.engine.vllm is not None:
         assert host is not None
@@ -69,8 +69,8 @@ def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineComm
 
 
 def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRank | None, host: Host) -> EngineCommand:
-    """vLLM's OpenAI server. Its own --api-key would appear in argv and guards only some paths: the reverse proxy checks
-    tokens."""
+    """vLLM's OpenAI server. Its own --api-key would appear in argv and protect only some paths: the reverse proxy
+    checks tokens."""
     model, build = spec.model, host.build
     _require_options(
         build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"]
@@ -97,18 +97,18 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
-        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it compiles sampling at the first request, even when the rest is eager
+        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it compiles sampling at the first request, even if the rest is eager
         if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
-            # A separate worker process would bind threads; it takes a third of the start and 700 MB.
+            # A separate worker process would bind threads, and take a third of the start-up time and 700 MB.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     argv += [word for option in wanted if option[0] in build.options for word in option]
-    # Enables the routes that change weights. They are on the Unix socket only, and the reverse proxy does not expose them.
+    # Enables the routes that change weights. They are on the Unix socket only; the reverse proxy does not expose them.
     env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **engine.env}
     return EngineCommand([*argv, *engine.extra_args], env, defaults, foreign=True)
 
 
 def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
-    """Return the arguments for the socket: the first rank of a gang serves, the others are its workers."""
+    """Return the arguments for the socket. The first rank of a gang serves; the others are its workers."""
     words = ["--uds", str(uds)] if place is None or place.rank == 0 else ["--headless"]
     if place is not None:
         words += ["--distributed-executor-backend", "mp", "--nnodes", str(place.size), "--node-rank", str(place.rank)]
@@ -117,17 +117,17 @@ def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
 
 
 _PREFERRED_OPTIONS: tuple[tuple[str, ...], ...] = (
-    # Sampling comes from the request only: a model's generation_config must not change logprobs.
+    # Sampling comes only from the request: a model's generation_config must not change logprobs.
     ("--generation-config", "vllm"),
     ("--enable-prompt-tokens-details",),
     ("--enable-scale-out",),  # /inference/v1/generate
     ("--disable-access-log-for-endpoints", "/health,/metrics"),
 )
-"""Options that are left out when this release does not know them."""
+"""Options that are left out if this release does not know them."""
 
 
 def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[str, ...]]:
-    """Return the options for a replica on CPUs: by default vLLM takes nine tenths of the node's memory, even if it is
+    """Return the options for a replica on CPUs. By default vLLM takes nine tenths of the node's memory, even if it is
     shared.
 
     Compiling takes minutes and gains little. A seeded request whose prompt is split into chunks ends the server (its
@@ -148,7 +148,7 @@ def _require_options(build: VllmBuild, must: Sequence[str]) -> None:
     try:
         old = Version(build.version) < OLDEST
     except InvalidVersion:
-        return  # a build by somebody else, whose options are not known
+        return  # somebody else's build, whose options are not known
     if old and not Version(build.version).is_devrelease:
         raise EngineFailed(
             f"EngineTooOld: vLLM {build.version} does not return token ids; install {OLDEST} or later "

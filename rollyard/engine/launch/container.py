@@ -1,4 +1,4 @@
-"""An engine's command inside a container image, run by Apptainer. Pure except for the search for its program."""
+"""An engine's command inside a container image, which Apptainer runs. Pure, except for the search for Apptainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollyard.engine.process.child_process import EngineFailed
 def in_container(
     program: str, image: str, *, gpus: bool, writable: Sequence[str] = (), readable: Sequence[str] = ()
 ) -> list[str]:
-    """Return the prefix that runs a command in `image`; the environment, the home and /tmp are those of the job."""
+    """Return the prefix that runs a command in `image`. The environment, the home and /tmp are those of the job."""
     words = [program, "exec"]
     if os.geteuid() == 0:  # without setuid, even root may mount only in its own namespace
         words.append("--userns")

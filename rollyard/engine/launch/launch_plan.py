@@ -1,4 +1,4 @@
-"""The plan to start an engine, worked out on the node itself from the vLLM installed there."""
+"""The plan to start an engine. It is made on the node itself, from the vLLM that is installed there."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The start of one engine; two equal plans start the same command."""
+    """The start of one engine. Two equal plans start the same command."""
 
     spec: InferencePoolSpec
     uds: Path
     place: GangRank | None = None
 
     async def __call__(self) -> EngineCommand:
-        """Return the command of `engine_command`. Raises EngineFailed when this node lacks a requirement, and Invalid."""
+        """Return the command of `engine_command`. Raises EngineFailed if this node lacks a requirement, and Invalid."""
         spec, vllm = self.spec, self.spec.engine.vllm
         if vllm is None:
             return engine_command(spec, self.uds, self.place)
@@ -48,7 +48,7 @@ def _interpreter(spec: InferencePoolSpec, engine: VllmEngine, uds: Path) -> list
 
 
 def _context_length(model: Path) -> int | None:
-    """Read the context length from the model's configuration; None when it has none."""
+    """Read the context length from the model's configuration; None if it has none."""
     try:
         config: dict[str, Any] = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Checks the model's chat template while its engine starts, so that the first call does not fail on it."""
+"""Checks the model's chat template while its engine starts, so that the first call does not fail because of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollyard.kinds.engine_spec import ModelSpec
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 600.0
-"""Limit for importing transformers and reading a tokenizer, perhaps over a network."""
+"""Limit for importing transformers and reading a tokenizer, possibly over a network."""
 REASON = "TemplateUnusable"
 FILES = (
     "config.json", "generation_config.json", "tokenizer*", "*.jinja", "additional_chat_templates/*",
@@ -47,7 +47,7 @@ async def check_template(model: ModelSpec) -> None:
     if process.returncode:
         log.warning("the chat template of %s could not be checked; the reason is above", folder)
         return
-    with contextlib.suppress(OSError):  # a home that cannot be written: the next start checks again
+    with contextlib.suppress(OSError):  # if the home cannot be written, the next start checks again
         await asyncio.to_thread(_write_marker, kept)
 
 
@@ -57,7 +57,7 @@ def _is_already_checked(folder: Path, kept: Path) -> bool:
 
 
 def _marker_file(folder: Path, model: Path) -> Path:
-    """Path of the marker that records a successful check of these files."""
+    """Return the path of the marker that records a successful check of these files."""
     digest = hashlib.sha256(rollyard.__version__.encode())
     for where in dict.fromkeys((folder, model)):
         for file in sorted({f for pattern in FILES for f in where.glob(pattern) if f.is_file()}):

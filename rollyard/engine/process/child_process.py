@@ -1,4 +1,4 @@
-"""An engine's process and its children: one process group, started and ended together."""
+"""An engine's process and its children: one process group, which is started and ended as a whole."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class EngineCommand:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables that are added to the job's environment and override it."""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """Variables for names that the job's environment does not set."""
+    """Variables that are set if the job's environment does not have them."""
     foreign: bool = False
-    """It runs in another interpreter, which must not import this process's packages."""
+    """True: the engine runs in another interpreter, which must not import this process's packages."""
 
 
 class EngineFailed(RollyardError):
-    """The engine cannot be kept alive; the message is for the pool's condition."""
+    """The engine cannot be kept alive. The message is for the pool's condition."""
 
 
 async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subprocess.Process:
@@ -49,7 +49,7 @@ async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subpro
 
 def _environment(command: EngineCommand) -> dict[str, str]:
     env = dict(os.environ)
-    if command.foreign and "PYTHONPATH" in env:  # PYTHONPATH of stage.sh: our numpy must not come before the engine's
+    if command.foreign and "PYTHONPATH" in env:  # stage.sh sets it: our numpy must not come before the engine's
         ours = Path(rollyard.__file__).parents[1]
         kept = [part for part in env["PYTHONPATH"].split(os.pathsep) if part and Path(part) != ours]
         env["PYTHONPATH"] = os.pathsep.join(kept)
@@ -61,7 +61,7 @@ async def end_engine(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
-    # Also after its end: surviving workers would keep memory that the next engine needs.
+    # Also after its end, because surviving workers would keep memory that the next engine needs.
     _signal_group(process.pid, signal.SIGKILL)
     await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
 

@@ -1,7 +1,7 @@
-"""Finds the line that states the reason of a crash in the last output of an engine. Pure.
+"""Finds the line with the reason of a crash in the last output of an engine. Pure.
 
-vLLM is several processes, and the death of one ends the next. Their tracebacks follow each other, and the last one only
-reports an earlier error.
+vLLM is several processes, and when one dies, the next one ends too. Their tracebacks follow each other, and the last
+one only reports an earlier error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 MAX_CHARS = 600
 OWN_LOGGERS = "error: "
-"""Prefix of a line that states the final error: the embedded engine's, and our own."""
+"""Beginning of a line with the final error, from the embedded engine and from our own code."""
 
 _PROCESS = re.compile(r"^\([\w. -]+ pid=\d+\) ")
 _LOGGED = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")
@@ -34,13 +34,13 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def crash_reason(lines: Sequence[str]) -> str:
-    """Return the stated reason, else the last line, on one line; "it printed nothing" without output."""
+    """Return the stated reason, else the last line, on one line; "it printed nothing" if there is no output."""
     last = next((line for line in reversed(_without_prefixes(lines)) if line), "it printed nothing")
     return stated_reason(lines) or _shorten(last)
 
 
 def stated_reason(lines: Sequence[str]) -> str:
-    """Return the reason that the engine stated for its exit, on one line; empty without one."""
+    """Return the reason that the engine stated for its exit, on one line; empty if it stated none."""
     plain = _without_prefixes(lines)
     ours = [line.removeprefix(OWN_LOGGERS) for line in plain if line.startswith(OWN_LOGGERS)]
     if ours:

@@ -1,4 +1,4 @@
-"""Keeps one engine process alive behind a Unix socket, and knows at any time why it is not ready."""
+"""Keeps one engine process alive behind a Unix socket. At any time it knows why the engine is not ready."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from rollyard.wire.engine import EngineLoad
 log = logging.getLogger(__name__)
 
 Prepare = Callable[[], Awaitable[EngineCommand]]
-"""Returns the command before each start, because the node may have changed. Raises EngineFailed."""
+"""Function that returns the command before each start, because the node may have changed. Raises EngineFailed."""
 
 LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
 RELAY_SECONDS = 2.0
 """Limit for reading the last output of an engine that has ended."""
 RECENT_SECONDS = 10.0
-"""Lines older than this at the engine's death do not explain it: vLLM's processes need some seconds to end."""
+"""Age above which lines do not explain the engine's death. vLLM's processes need some seconds to end."""
 RELAY_BYTES = 64 << 10
-"""Bytes read at a time, and the longest line that is kept in one piece."""
+"""Number of bytes read at a time, and length up to which a line is kept in one piece."""
 TAIL_LINES = 500
-"""Lines of output that are kept: the tracebacks of vLLM's processes follow each other."""
+"""Number of lines of output that are kept: the tracebacks of vLLM's processes follow each other."""
 QUICK_DEATHS = 3
-"""Deaths in a row before it was ever ready, after which no restart will help."""
+"""Number of deaths in a row without being ready after which no restart will help."""
 STEADY_SECONDS = 120.0
-"""An engine that dies sooner than this after it was ready has not recovered from its last death."""
+"""Time after readiness from which on the engine counts as steady. If it dies sooner, it has not recovered from a death."""
 CRASHES = 5
-"""Deaths in a row of an engine that never got steady, after which another node should be tried."""
+"""Number of deaths in a row without getting steady after which another node should be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class EngineHealth:
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """Share from 0 to 1; None when the engine does not report it. The same holds for `waiting`."""
+    """Share from 0 to 1; None if the engine does not report it. For `waiting` None means the same."""
     load: EngineLoad | None = None
 
 
@@ -61,39 +61,39 @@ class EngineDeath:
     reason: str
     output: str
     final: bool = False
-    """Another start on this node would fail in the same way."""
+    """True: another start on this node would fail in the same way."""
 
 
 @dataclass(slots=True)
 class DeathCounts:
     total: int = 0
     unready: int = 0
-    """Deaths in a row before it was ready."""
+    """Number of deaths in a row before it was ready."""
     in_a_row: int = 0
-    """Deaths in a row before it was steady."""
+    """Number of deaths in a row before it was steady."""
 
     def add(self, lived: float | None) -> None:
-        """`lived`: seconds from ready to death, None when it was never ready."""
+        """Add a death. `lived`: seconds from ready to death, None if it was never ready."""
         self.total += 1
         self.unready = self.unready + 1 if lived is None else 0
         self.in_a_row = 1 if lived is not None and lived >= STEADY_SECONDS else self.in_a_row + 1
 
 
 class Supervisor:
-    """Starts the engine, probes it, restarts it with back-off, ends it."""
+    """Starts the engine, probes it, restarts it with back-off, and ends it."""
 
     def __init__(
         self, prepare: Prepare, uds: Path, *, startup_seconds: float = 1800.0, lives: float = math.inf
     ) -> None:
-        """`lives`: how many times it may be started; the other ranks of a gang do not restart with it."""
+        """`lives`: number of times that the engine may be started. The other ranks of a gang do not restart with it."""
         self.prepare = prepare
-        """Prepares the next start."""
+        """Function that prepares the next start."""
         self.life = 0
         """Number of starts."""
         self.life_begun = Signal[[]]()
-        """The engine was started again; its process starts next."""
+        """Signal at each further start of the engine, before its process starts."""
         self.launch_failure = ""
-        """Why `restart` failed, when the fallback was used."""
+        """Reason why `restart` failed, if its fallback was used."""
         self._fallback: Prepare | None = None
         self._restart_requested = asyncio.Event()
         self._remaining_starts = lives
@@ -106,18 +106,18 @@ class Supervisor:
         self.health = EngineHealth(False, "Starting")
 
     def session(self) -> aiohttp.ClientSession:
-        """Return a session whose every request goes to the engine; bodies are not decompressed."""
+        """Return a session that sends every request to the engine. Bodies are not decompressed."""
         connector = aiohttp.UnixConnector(path=str(self._uds), limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def run(self) -> None:
-        """Run for ever. Raises EngineFailed when the engine has no start left, or dies again and again."""
+        """Run for ever. Raises EngineFailed if no start is left, or if the engine dies again and again."""
         backoff, deaths, loop = Backoff(0.5, 30.0), DeathCounts(), asyncio.get_running_loop()
         again = ""
         async with self.session() as http:
             while True:
-                if self._restart_requested.is_set():  # also when the request came between two starts
+                if self._restart_requested.is_set():  # also if the request came between two starts
                     self._restart_requested.clear()
                     backoff, deaths, again = Backoff(0.5, 30.0), DeathCounts(deaths.total), ""
                 death = await self._one_life(http, again)
@@ -137,7 +137,7 @@ class Supervisor:
                 await wait_or_timeout(self._restart_requested, backoff.seconds())
 
     def restart(self, prepare: Prepare, or_else: Prepare | None = None) -> None:
-        """End the engine and start it by `prepare`; `or_else` replaces that if the engine never gets ready."""
+        """End the engine and start it by `prepare`. If it never gets ready, `or_else` replaces `prepare`."""
         self.prepare, self._fallback, self.launch_failure = prepare, or_else, ""
         self._restart_requested.set()
 
@@ -150,10 +150,9 @@ class Supervisor:
         return True
 
     async def _one_life(self, http: aiohttp.ClientSession, again: str) -> EngineDeath:
-        """Run one process from start to death and return the death. Raises only EngineFailed, when it cannot be
-        started.
+        """Run one process from start to death and return the death. Raises only EngineFailed, if it cannot be started.
 
-        `again`: the reason to report while it loads, if it died before.
+        `again`: the reason to report while it loads, if it has died before.
         """
         self.health, self._ready_at = EngineHealth(False, again or "Loading"), None
         self.life += 1
@@ -162,7 +161,8 @@ class Supervisor:
         self._uds.unlink(missing_ok=True)
         try:
             command = await self.prepare()
-            # A pipe of our own: asyncio's would delay the detection of a death while a surviving worker holds the pipe open.
+            # A pipe of our own: with asyncio's, a surviving worker that holds the pipe would delay the detection of a
+            # death.
             output, input = os.pipe()
             with FileIO(output) as words:
                 try:
@@ -201,11 +201,11 @@ class Supervisor:
         return self._death(process.returncode, ended_at)
 
     def _death(self, code: int, ended_at: float) -> EngineDeath:
-        """Describe a death, the certain facts first: a signal has no reason in the output, and an old line explains
+        """Describe a death, the certain facts first. A signal leaves no reason in the output, and an old line explains
         nothing.
 
-        An engine that exits before it was ready failed to start, so all of its output counts: on a busy machine vLLM's
-        processes need a minute to end after the one that stated the reason.
+        If an engine exits before it is ready, its start has failed, and all of its output counts: on a busy machine
+        vLLM's processes need a minute to end after the one that printed the reason.
         """
         recent = [line for at, line in self._last_lines if ended_at - at < RECENT_SECONDS]
         starting = code > 0 and self._ready_at is None
@@ -225,7 +225,7 @@ class Supervisor:
         return f"its last output, {max(0.0, now - at):.0f} s before: {crash_reason([self._last_lines[-1][1]])}"
 
     async def _relay_output(self, words: FileIO) -> None:
-        """Copy the engine's output to the job's log; keep the last lines to explain a death."""
+        """Copy the engine's output to the job's log. Keep the last lines to explain a death."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), words
@@ -234,7 +234,7 @@ class Supervisor:
             rest = b""
             while data := await reader.read(RELAY_BYTES):
                 lines, end, rest = (rest + data).rpartition(b"\n")
-                if len(rest) > RELAY_BYTES:  # too long to wait for the line's end
+                if len(rest) > RELAY_BYTES:  # a line that is too long to wait for its end
                     end, rest = end + rest, b""
                 await self._print_output(lines + end)
             await self._print_output(rest)
@@ -249,7 +249,7 @@ class Supervisor:
         await asyncio.to_thread(_print, lines)
 
     async def _probe(self, http: aiohttp.ClientSession) -> EngineDeath:
-        """Probe the engine until it hangs, or is not ready in time."""
+        """Probe the engine until it stops answering, or is not ready in time."""
         failed, loop = 0, asyncio.get_running_loop()
         deadline = loop.time() + self._startup
         while True:
@@ -284,7 +284,7 @@ class Supervisor:
 
 
 def _failure_word(death: EngineDeath) -> str:
-    """Return the reason word for a death after which the engine is not started again."""
+    """Return the reason's word for a death after which the engine is not started again."""
     return "EngineFailed" if death.reason == "EngineDied" else death.reason
 
 

@@ -1,7 +1,7 @@
-"""A private folder below the node-local scratch that is removed with its process.
+"""A private folder below the node-local scratch, which is removed at the end of its process.
 
-A process that was killed leaves its folder; the next process on the node removes it. A lock marks a folder in use; the
-kernel releases it when its holder dies.
+A process that is killed leaves its folder; the next process on the node removes it. A lock marks a folder as in use.
+The kernel releases the lock when its holder dies.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ PREFIX = "ry-"
 
 @contextlib.contextmanager
 def scratch_folder(base: Path) -> Iterator[Path]:
-    """Create a new folder (0700). Raises OSError when `base` is missing or cannot be written."""
+    """Create a new folder (0700). Raises OSError if `base` is missing or cannot be written."""
     _remove_left_over(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     try:
         lock = os.open(folder / "lock.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Renamed only after it is locked: otherwise another process sees a free lock and removes the folder.
+            # Renamed only after it is locked: otherwise another process could see a free lock and remove the folder.
             (folder / "lock.new").rename(folder / "lock")
             yield folder
         finally:
@@ -39,7 +39,7 @@ def scratch_folder(base: Path) -> Iterator[Path]:
 def _remove_left_over(base: Path) -> None:
     """Remove the folders that killed processes of this user left."""
     for folder in base.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's, one without a lock, or one whose lock is held
+        with contextlib.suppress(OSError):  # another user's folder, a folder without a lock, or one with a held lock
             lock = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if os.fstat(lock).st_uid == os.getuid():

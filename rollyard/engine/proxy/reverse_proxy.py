@@ -1,7 +1,7 @@
 """The only TCP socket of an allocation with an engine: TLS, a token, and a short list of paths.
 
-The engine listens on a Unix socket behind it. Its other paths (vLLM's /pause, /collective_rpc, …) are not exposed; the
-routes of a weights transfer are exposed only while a weights update waits for one.
+The engine listens on a Unix socket behind it. Its other paths (vLLM's /pause, /collective_rpc, …) are not exposed. The
+routes of a weights transfer are exposed only while a weights update waits for a transfer.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ OPEN = {
 SERVED = OPEN | ROUTES
 MAX_BODY_BYTES = 64 << 20
 HEADER_SECONDS = 30.0
-"""Limit for the header of a connection's first, or next, request; our own clients keep an idle connection for 15 s."""
+"""Limit for the header of each request on a connection. Our own clients keep an idle connection for 15 s."""
 LINGER_SECONDS = 1.0
-"""The rest of a refused request is read for this long, so that the caller can read the answer."""
+"""Seconds for which the rest of a refused request is read, so that the caller can read the answer."""
 RETRY_AFTER = "5"
 """Seconds after which a refused request may be repeated."""
 
 
 class EngineProxy:
-    """A reverse proxy that streams both ways; when a client disconnects, its request ends."""
+    """A reverse proxy that streams in both directions. When a client disconnects, its request ends."""
 
     def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
-        """`ending`: whether the engine is being ended; then a missing answer is not a fault."""
+        """`ending`: whether the engine is being ended. Then a missing answer is no fault."""
         self._engine = engine
         self._expected = f"Bearer {token}".encode()
         self.epochs = EpochRelay()
@@ -57,14 +57,14 @@ class EngineProxy:
         self._ending = ending
         self._in_flight = 0
         self.idle = asyncio.Event()
-        """Set while no request is under way."""
+        """Event that is set while no request is in progress."""
         self.idle.set()
 
     async def open(self, listener: socket.socket, tls: ssl.SSLContext) -> web.AppRunner:
         """Serve on a bound socket until the runner is cleaned up. Raises OSError."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._forward)
-        # Bodies pass unchanged: the proxy must not decompress a body for the engine.
+        # Bodies pass unchanged: the proxy must not decompress a body that is for the engine.
         runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -114,13 +114,13 @@ class EngineProxy:
 
     async def _ask_engine(self, request: web.Request) -> web.StreamResponse:
         """Send the request to the engine. Raises ProxyClosed, aiohttp.ClientError."""
-        # The path is one of the list, in whatever spelling the client used.
+        # The path is one of the list, however the client spelled it.
         url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
         headers, body = end_to_end(request.headers), await request.read()
 
         async def ask(fields: Mapping[str, Any]) -> aiohttp.ClientResponse:
             sent = with_fields(body, fields)
-            data = BytesIO(sent) if sent else None  # plain bytes would be written in one call, however long they are
+            data = BytesIO(sent) if sent else None  # aiohttp would write plain bytes in one call, however long they are
             return await self._engine.request(
                 request.method, url, headers=headers, data=data, skip_auto_headers=HEADERS_SET_BY_AIOHTTP
             )

@@ -1,7 +1,7 @@
-"""The gate for a trainer that moves weights into the running engine: closed, except while a weights update waits for
-it.
+"""The gate for a trainer that moves weights into the running engine. It is open only while a weights update waits for
+this.
 
-The routes are vLLM's own, which the embedded engine has too; calls and answers pass unchanged.
+The routes are vLLM's own, which the embedded engine has too. Calls and answers pass unchanged.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROUTES = {
 SILENCE_SECONDS = 120.0
 """Limit between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
 CALL_SECONDS = 600.0
-"""Limit from the end of one call to the end of the next: within it all numbers of a large model may be moved."""
+"""Limit from the end of one call to the end of the next. One call may move all tensors of a large model."""
 
 
 class TransferGate:
@@ -38,15 +38,15 @@ class TransferGate:
         self._engine = engine
         self._open = False
         self.begun = False
-        """The engine has received a call since the gate was opened."""
+        """True: the engine has received a call since the gate was opened."""
         self._finished = asyncio.Event()
         self._calls: set[asyncio.Task[web.Response]] = set()
         self._last_call_at = 0.0
-        """Loop time of the last call that the engine did not refuse; refused calls may be repeated for ever and do not
-        count."""
+        """Loop time of the last call that the engine accepted. Refused calls do not count, because they may be repeated
+        for ever."""
 
     async def wait_until_finished(self, given_up: Callable[[], str], poll_seconds: float) -> str:
-        """Let the trainer in until it has finished. Return the reason why it has not; empty when it has."""
+        """Admit the trainer until it has finished. Return the reason if it has not finished; empty if it has."""
         self._open, self.begun = True, False
         self._finished.clear()
         self._note_call()
@@ -62,8 +62,8 @@ class TransferGate:
                 call.cancel()
 
     async def relay(self, request: web.Request) -> web.Response:
-        """Relay the engine's answer. Raises Conflict while no update waits for a transfer, aiohttp.ClientError when it
-        is lost."""
+        """Relay the engine's answer. Raises Conflict while no update waits for a transfer, aiohttp.ClientError if it is
+        lost."""
         if not self._open:
             raise Conflict("this engine expects no transfer now; send weights only while it is Transferring")
         call = asyncio.create_task(self._forward(request))

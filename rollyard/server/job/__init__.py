@@ -1,1 +1,1 @@
-"""The server as a Slurm job: one runs at a time, its standby jobs wait in the queue."""
+"""The server as a Slurm job. One such job runs at a time; its standby jobs wait in the queue."""

@@ -1,7 +1,7 @@
 """`DIR/server-job` in the data folder: the name of the server's jobs, their script, their log.
 
-The script is the desired state: while it exists a server should run, and the running one keeps standby jobs queued.
-Removing it stops the server for good.
+The script is the desired state: while it exists, a server should run, and the running server keeps standby jobs queued.
+Removing the script stops the server for good.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LAST_LINE_BYTES = 4096
 
 
 class ServerJobFolder:
-    """The folder; created, with a name for the jobs, when there is none. Blocks; raises OSError."""
+    """The folder. If it is missing, it is created, with a name for the jobs. Blocks; raises OSError."""
 
     def __init__(self, data: Path) -> None:
         self.data = data.resolve()
@@ -27,18 +27,18 @@ class ServerJobFolder:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.folder / "name"
         if not name.exists():
-            # The name does not come from the path: nodes may see the folder under another one, and two folders may have
-            # had the same.
+            # The name does not come from the path. Nodes may see the folder under another path, and two folders may
+            # have had the same one.
             write_secret(name, f"{JOB_PREFIX}serve-{secrets.token_hex(4)}")
         self.name = name.read_text().strip()
 
     @property
     def comment(self) -> str:
-        """Comment of the server's jobs. No owner of an allocation begins so, so these jobs are never orphans."""
+        """Comment of the server's jobs. No owner of an allocation begins in this way, so these jobs never count as orphans."""
         return f"rollyard-server:{self.name}"
 
     def desired_script(self) -> BatchScript | None:
-        """Script to submit when no server is queued; None when none should run."""
+        """Script to submit if no server is queued; None if none should run."""
         try:
             text = self.script_file.read_text()
         except FileNotFoundError:
@@ -57,7 +57,7 @@ class ServerJobFolder:
         return [job for job in snapshot.jobs.values() if job.name == self.name and not job.state.ended]
 
     def last_log_line(self) -> str:
-        """Last line of the log, cut to a length that can be shown."""
+        """Last line of the log, cut to a length that can be displayed."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, self.log.stat().st_size - LAST_LINE_BYTES))

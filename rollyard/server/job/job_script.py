@@ -11,14 +11,14 @@ from rollyard.kinds.values import sbatch_directives
 from rollyard.slurm.batch_script import directive
 
 WARNING_SECONDS = 120
-"""Seconds before the end of the walltime; Slurm may warn up to half a minute early, and kills up to half a minute late."""
+"""Seconds before the end of the walltime. Slurm may warn up to half a minute early, and kill up to half a minute late."""
 OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
-"""Options that Rollyard sets itself. Those with a field in a pool's template are for the user to set here."""
+"""Options that Rollyard sets itself. The user may set those that are fields in a pool's template."""
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Options that the user set; the others have the site's defaults."""
+    """Options that the user set. The others have the site's defaults."""
 
     directives: Mapping[str, str] = field(default_factory=dict)
     """sbatch's long options without dashes: partition, account, qos, time, constraint, cpus-per-task, mem, ..."""
@@ -27,9 +27,9 @@ class JobOptions:
 
 
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
-    """The script of the server's job.
+    """Build the script of the server's job.
 
-    Raises BadRequest for an option that Rollyard sets itself, Invalid for a value that does not stand on one line.
+    Raises BadRequest for an option that Rollyard sets itself, Invalid for a value with a line break.
     """
     for option in options.directives:
         try:
@@ -44,9 +44,9 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
         "open-mode": "append",
         "nodes": "1",
         "ntasks": "1",
-        # Slurm itself runs one at a time; the next in line waits while its age grows.
+        # Slurm itself runs only one at a time. The next one waits in the queue and gains priority by its age.
         "dependency": "singleton",
-        # A requeued job waits two minutes and blocks the standby job meanwhile: that one takes over instead.
+        # A requeued job would wait for two minutes and block the standby job. Instead the standby job takes over.
         "no-requeue": "",
         "signal": f"B:USR1@{WARNING_SECONDS}",
     }

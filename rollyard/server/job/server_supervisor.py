@@ -1,7 +1,7 @@
-"""Supervisor inside the server's job: it restarts the server when it dies, and stops it before Slurm would.
+"""Supervisor inside the server's job. It restarts the server after a crash, and stops it before Slurm would.
 
-Exit status: 0 when it was stopped, 3 when a newer server has the folder. Either way the job ends, and the next one in
-the queue starts.
+Exit status: 0 after a stop, 3 when a newer server has the folder. In both cases the job ends, and the next one in the
+queue starts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
-"""Seconds of running after which an exit is no failed start."""
+"""Seconds of running after which an exit no longer counts as a failed start."""
 STOP_SECONDS = 20.0
 
 
@@ -54,7 +54,7 @@ async def _supervise(command: Sequence[str]) -> int:
 
 
 async def _serve_once(command: Sequence[str], stop: asyncio.Event) -> int:
-    """Run the server once; return its exit status, negative for a signal."""
+    """Run the server once; return its exit status, which is negative for a signal."""
     child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
     ended = asyncio.create_task(child.wait())
     async with running(stop.wait()) as stopped:

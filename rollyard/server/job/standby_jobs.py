@@ -1,6 +1,6 @@
-"""Keeps standby jobs queued behind the server's job: the first starts when this one ends, for whatever reason.
+"""Keeps standby jobs queued behind the server's job. The first one starts when the server's job ends for any reason.
 
-There are two, since a standby job on a broken node ends at once and queues none; Slurm starts them in order.
+There are two, because a standby job on a broken node ends at once and submits no other. Slurm starts them in order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 
 
 class StandbyKeeper:
-    """Level-triggered, from the shared snapshot; `latest` returns it, None while Slurm cannot be read."""
+    """Level-triggered, from the shared snapshot. `latest` returns the snapshot; None while Slurm cannot be read."""
 
     def __init__(
         self, place: ServerJobFolder, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock
@@ -46,9 +46,9 @@ class StandbyKeeper:
             await asyncio.sleep(pause)
 
     async def submit_missing(self) -> None:
-        """Submit as many as are missing. Raises SlurmUnreachable, SubmitRefused."""
+        """Submit the missing standby jobs. Raises SlurmUnreachable, SubmitRefused."""
         snapshot = self._latest()
-        # A snapshot begun before the last submit decides nothing, also where that submit's answer was lost.
+        # A snapshot begun before the last submit decides nothing, also if that submit's answer was lost.
         if snapshot is None or snapshot.taken_at <= self._asked_at:
             return
         waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(snapshot))

@@ -1,4 +1,4 @@
-"""`rollyard serve --in-slurm`: submits the server's job unless there is one, and waits until it serves."""
+"""`rollyard serve --in-slurm`: submits the server's job if there is none, and waits until the server answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rollyard.wire.files import EndpointFile
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 STOP_SECONDS = 120.0
-"""Seconds for jobs to end; Slurm kills the rest after its KillWait."""
+"""Seconds for jobs to end. Slurm kills them after its KillWait."""
 Print = Callable[[str], None]
 """Function that prints progress for the waiting user."""
 
@@ -46,7 +46,7 @@ class ServerJobRequest:
 
 
 async def start(request: ServerJobRequest, report: Print) -> RunningServer:
-    """Start a server, or find the running one. Raises RollyardError: refused, ended, or not up within the time."""
+    """Start a server, or find the running one. Raises RollyardError: refused, ended, or not ready in time."""
     place, driver = await _open(request)
     try:
         live = await _live_jobs(place, driver)
@@ -54,7 +54,7 @@ async def start(request: ServerJobRequest, report: Print) -> RunningServer:
             report(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if (
                 await asyncio.to_thread(place.desired_script) is None
-            ):  # a --stop was interrupted: it would have no standby job
+            ):  # after an interrupted --stop: it would have no standby job
                 await asyncio.to_thread(place.write_script, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place)
@@ -76,7 +76,7 @@ async def stop(request: ServerJobRequest) -> list[str]:
     place, driver = await _open(request)
     ended: dict[str, None] = {}
     try:
-        # First the script, then the jobs: a running server would otherwise queue another.
+        # First the script, then the jobs: otherwise a running server would submit another job.
         await asyncio.to_thread(place.remove_script)
         async with asyncio.timeout(STOP_SECONDS):
             while live := await _live_jobs(place, driver):
@@ -111,9 +111,9 @@ def _script(place: ServerJobFolder, request: ServerJobRequest) -> str:
 
 
 def _check_free(place: ServerJobFolder) -> None:
-    """Raise Unavailable when a server that is none of our jobs has the folder.
+    """Raise Unavailable if a server that is not one of our jobs has the folder.
 
-    A job of ours on a lost node may have it: Slurm has just reported that none lives, so the next takes it over.
+    A job of ours on a lost node may have it. Slurm has just reported that none lives, so the next one takes it over.
     """
     lock = FolderLock(place.data)
     try:
@@ -163,7 +163,7 @@ def _endpoint(data: Path) -> EndpointFile | None:
 
 
 async def _why_unreachable(url: str, ca: Path) -> str:
-    """Reason why the server is not reached, with its certificate checked; empty when it is."""
+    """Return why the server cannot be reached, with its certificate checked; empty if it can."""
     parts = urlsplit(url)
     try:
         context = ssl.create_default_context(cafile=ca)

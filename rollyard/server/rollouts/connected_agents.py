@@ -21,32 +21,32 @@ class ConnectedAgent:
     identity: Identity
     pool: PoolKey
     send: Callable[[ToNode], None]
-    """Queues a message; never blocks."""
+    """Function that queues a message; never blocks."""
     expel: Callable[[], None] = field(kw_only=True)
-    """Ends the connection for good: its process must exit."""
+    """Function that ends the connection for good: the process there must exit."""
     free_init: int = 0
     free_eval: int = 0
     kinds: frozenset[str] = frozenset()
-    """Task kinds that it has handlers for; empty until it has sent them."""
+    """Task kinds for which the node agent has handlers; empty until it has sent them."""
     failed_kinds: Mapping[str, str] = field(default_factory=dict)
     """Task kind -> reason why its handler cannot be loaded there."""
     capacity: int = 0
-    """Sandboxes that fit into its allocation; 0 if unknown, then its widths are never changed."""
+    """Number of sandboxes that fit into the allocation; 0 if unknown, and then the widths are never changed."""
     widths: dict[Stage, int] = field(default_factory=dict)
-    """Last reported widths; empty until the first report."""
+    """Widths as last reported; empty until the first report."""
     in_hand: Mapping[Stage, int] = field(default_factory=dict)
-    """Rollouts that it holds, by stage, as last reported."""
+    """Number of rollouts that the node agent holds, by stage, as last reported."""
     grants: int = 0
-    """Grants sent on this connection."""
+    """Number of grants sent on this connection."""
     draining: bool = False
     walltime_ends: float | None = None
-    """End of its walltime (Unix seconds), once known."""
+    """End of the allocation's walltime (Unix seconds), once known."""
     heard_at: float | None = None
-    """Monotonic seconds of its last heartbeat."""
+    """Monotonic seconds of the last heartbeat."""
 
     @property
     def holder(self) -> str:
-        """Name of the node agent in records: the allocation's uid, so that its token can be checked, and the process."""
+        """Name of the node agent in records: the allocation's uid, against which its token can be checked, and the process."""
         return f"{self.identity.uid}/{self.identity.instance}"
 
 
@@ -60,13 +60,13 @@ class ConnectedAgents:
         self._draining: set[str] = set()
         self._walltime_ends: dict[str, float] = {}
         self.agent_changed = Signal[ConnectedAgent]()
-        """A node agent connected, disconnected, or drains."""
+        """Signal: a node agent connected, disconnected, or drains."""
         self.room_offered = Signal[PoolKey]()
-        """A node agent of this pool may have more free capacity."""
+        """Signal: a node agent of this pool may have more free capacity."""
         self.work_moved = Signal[ConnectedAgent]()
-        """Work of a node agent moved between stages."""
+        """Signal: work of a node agent moved between stages."""
         self.widths_changed = Signal[ConnectedAgent]()
-        """Stages of a node agent became wider or narrower."""
+        """Signal: stages of a node agent became wider or narrower."""
 
     def connect(self, agent: ConnectedAgent) -> None:
         agent.draining = agent.identity.uid in self._draining
@@ -84,7 +84,7 @@ class ConnectedAgents:
             self.agent_changed.emit(agent)
 
     def heartbeat(self, agent: ConnectedAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
-        """Take over the leases and the widths that it reports."""
+        """Store the leases and the widths that the node agent reports."""
         agent.heard_at = self._clock.monotonic()
         in_hand = Counter(ref.stage for ref in held)
         known = {stage: widths[stage] for stage in Stage if stage in widths}
@@ -96,13 +96,13 @@ class ConnectedAgents:
             self.widths_changed.emit(agent)
 
     def request_capacity(self, agent: ConnectedAgent, request: CapacityRequest) -> None:
-        """Set its free capacity. A request sent before our last grant arrived is outdated and ignored; another follows."""
+        """Set the free capacity. A request from before our last grant arrived is outdated and ignored; another one follows."""
         if request.grants is None or request.grants == agent.grants:
             agent.free_init, agent.free_eval, agent.kinds = request.init, request.eval, frozenset(request.kinds)
             self.room_offered.emit(agent.pool)
 
     def width(self, stage: Stage) -> int:
-        """Stage workers of all node agents."""
+        """Return the number of stage workers of all node agents."""
         return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
 
     def slots(self, pool: PoolKey) -> int:
@@ -111,7 +111,7 @@ class ConnectedAgents:
         return sum(a.widths.get(stage, 0) for a in agents for stage in (Stage.INIT, Stage.RUN))
 
     def drain(self, uid: str) -> None:
-        """Grant this allocation no more leases and order its node agent to drain; also when it connects later."""
+        """Grant this allocation no more leases, and order its node agent to drain, also when it connects later."""
         if uid in self._draining:
             return
         self._draining.add(uid)
@@ -129,7 +129,7 @@ class ConnectedAgents:
                 agent.walltime_ends = at
 
     def expel(self, uid: str) -> None:
-        """Close its connection for good. Its job has ended for Slurm: a connected copy lives on a lost node and must exit."""
+        """Close the connection for good. For Slurm the job has ended, so a connected copy runs on a lost node and must exit."""
         for agent in [a for a in self._by_holder.values() if a.identity.uid == uid]:
             agent.expel()
 
@@ -151,5 +151,5 @@ class ConnectedAgents:
         return list(self._by_holder.values())
 
     def kinds(self) -> set[str]:
-        """Task kinds that some connected node agent has a handler for."""
+        """Return the task kinds for which some connected node agent has a handler."""
         return {kind for agent in self._by_holder.values() for kind in agent.kinds}

@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 MAX_PER_GRANT = 256
 MAX_QUEUE_PAGES = 4
-"""Pages of the queue that one round reads past rollouts that no node agent can take."""
+"""Greatest number of queue pages that one round reads past rollouts which no node agent can take."""
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
 def served_versions(endpoints: EndpointRegistry, pool: RolloutPool) -> ServedVersions:
-    """Weights that the agents of a RolloutPool sample from."""
+    """Return the weights versions from which agents of this RolloutPool sample."""
     name = pool.spec.inference.get(POLICY_ROLE)
     return ServedVersions() if name is None else endpoints.served_versions(PoolKey(pool.metadata.namespace, name))
 
@@ -49,18 +49,18 @@ class _GrantedLease:
 
 @dataclass(slots=True)
 class _AgentCapacity:
-    """A copy of a node agent's free capacity at the start of the round, since the writer's thread changes it."""
+    """A copy of a node agent's free capacity from the start of the round, because the writer's thread changes it."""
 
     agent: ConnectedAgent
     free: dict[Stage, int]
-    """Free capacity by the stage that a lease begins with."""
+    """Free capacity, by the stage with which a lease begins."""
     held: int
-    """Leases that it has, those of this round included."""
+    """Number of leases that the node agent has, including those of this round."""
     reserved: bool = False
-    """True: no more leases go there now, so that it is empty soon. A rollout waits for an exclusive node agent."""
+    """True: the node agent gets no more leases now, so that it is soon empty for a rollout that needs it exclusively."""
 
     def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
-        """Whether it has capacity, and no other lease where the rollout needs it exclusively."""
+        """Whether the node agent has capacity, and no other lease if the rollout needs it exclusively."""
         return not (is_suspect(record) and self.held) and self.has_capacity(record, stages, now)
 
     def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
@@ -73,18 +73,18 @@ class _AgentCapacity:
         pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
         if left >= sum(pools.values()):
             return True
-        return left >= needed_seconds(record, stages)  # reads the request: only where it may decide
+        return left >= needed_seconds(record, stages)  # reads the request, so only if the request may decide
 
 
 def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
-    """Budgets of the remaining stages: the pool's, or the rollout's own where they are tighter."""
+    """Return the budgets of the remaining stages: the pool's, or the rollout's own if they are tighter."""
     own = RolloutRequest.model_validate_json(record.request).budgets
     pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
     return sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
 
 
 class Dispatcher:
-    """One round for a pool whenever work, capacity, or an endpoint appears."""
+    """Grants leases: one round for a pool whenever work, capacity, or an endpoint appears."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Dispatcher:
         self._waker = Waker()
 
     def wake(self, pool: PoolKey, at: float = 0.0) -> None:
-        """Start a round for this pool now, or at `at` (Unix seconds) when that is later."""
+        """Start a round for this pool now, or at `at` (Unix seconds) if that is later."""
         delay = at - self._clock.time()
         if delay > 0:
             asyncio.get_running_loop().call_later(delay + 0.001, self.wake, pool)
@@ -122,7 +122,7 @@ class Dispatcher:
         while True:
             await self._waker.pause(whole_round - loop.time())
             due, self._due = self._due, set()
-            if loop.time() >= whole_round:  # a safety net: after a missed wake nothing waits longer than this
+            if loop.time() >= whole_round:  # a safety net: after a missed wake no pool waits longer than this
                 due |= {a.pool for a in self._agents.all()}
                 whole_round = loop.time() + RETRY_SECONDS
             for pool in due:
@@ -167,7 +167,7 @@ class Dispatcher:
         bursts: Mapping[str, Burst],
         served: ServedVersions,
     ) -> list[_GrantedLease]:
-        """Run in the writer: pick, step, put. `bursts`: by InferencePool."""
+        """Run in the writer: choose, step, put. `bursts`: by InferencePool."""
         now = self._clock.time()
         matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
@@ -182,7 +182,7 @@ class Dispatcher:
                 if endpoints is None:
                     room.free[Stage.INIT] += 1
                     room.held -= 1
-                    continue  # those with the weights that it may have are full; later records may allow others
+                    continue  # the endpoints that this record may use are full; later records may use others
                 if record.group is not None:
                     mates[record.group] = endpoints
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
@@ -206,9 +206,9 @@ def _endpoints(
     mate: Mapping[str, Endpoint],
     allow: Callable[[Endpoint], bool] | None,
 ) -> dict[str, Endpoint] | None:
-    """One allowed endpoint for each role; None where a role has none.
+    """Return one allowed endpoint for each role; None if a role has none.
 
-    `mate`: endpoints of the last rollout of its group, since the rollouts of a group begin with the same prompt.
+    `mate`: endpoints of the last rollout of its group, because the rollouts of a group begin with the same prompt.
     """
     chosen: dict[str, Endpoint] = {}
     for role, name in pool.spec.inference.items():
@@ -244,7 +244,7 @@ def _match_queue(
     served: ServedVersions,
     stage: Stage,
 ) -> Iterator[tuple[RolloutRecord, _AgentCapacity]]:
-    """Pairs of a queued record and a node agent for it, in the order of the queue; reads MAX_QUEUE_PAGES pages at most."""
+    """Yield pairs of a queued record and a node agent for it, in the order of the queue. At most MAX_QUEUE_PAGES are read."""
     last: RolloutRecord | None = None
     for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]

@@ -1,7 +1,7 @@
-"""Expiry times of leases, in memory: after a server's restart every lease in the store gets one full period to be renewed.
+"""Expiry times of leases, in memory. After a server's restart every lease in the store gets one full period.
 
-The holder stops by itself earlier, by its own clock, and the fence voids its late messages; this table only decides
-when a silent holder's work is given to another.
+The holder stops earlier, by its own clock, and its late messages are void by the fence. This table only decides when a
+silent holder's work is given to another node agent.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.node import LeaseKey, LeaseRef
 
 PARKED_REPORT_SECONDS = 10.0
-"""Seconds after its last request at which a holder that asked for an endpoint no longer counts as parked; it asks every 2 s."""
+"""Seconds after its last request for an endpoint for which a holder counts as parked. It asks every 2 s."""
 
 
 @dataclass(slots=True)
@@ -29,26 +29,26 @@ class LiveLease:
     pool: PoolKey
     expires: float
     stage: Stage
-    """Stage that the holder last reported; the durable stage moves only when RUN is stored."""
+    """Stage that the holder last reported. The durable stage changes only when RUN is stored."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
     exclusive: bool = False
-    """True: its holder gets no other lease."""
+    """True: the holder gets no other lease."""
     hinted_at: float = float("-inf")
-    """Time at which its holder last got a hint to ask for another endpoint."""
+    """Time at which the holder last got a hint to ask for another endpoint."""
     parked_since: float = 0.0
-    """Unix seconds since which its holder asks for an endpoint to continue at and there is none."""
+    """Unix seconds since which the holder has asked for an endpoint, and there has been none."""
     parked_at: float = float("-inf")
-    """Time of its last request."""
+    """Time of the holder's last request for an endpoint."""
 
     @property
     def endpoint_ids(self) -> frozenset[str]:
-        """Endpoints that it is a live session of; a rollout in EVAL samples nothing."""
+        """Endpoints on which this lease is a live session. A rollout in EVAL samples nothing."""
         return frozenset() if self.stage is Stage.EVAL else frozenset(self.endpoints.values())
 
 
 class Leases:
-    """Live leases by rollout; mirrors which records have a holder, and pins their sessions."""
+    """Live leases by rollout. They mirror which records have a holder, and keep sessions on their endpoints."""
 
     def __init__(self, clock: Clock, seconds: float, sessions: SessionIndex) -> None:
         self._clock = clock
@@ -82,22 +82,22 @@ class Leases:
                 del self._held[lease.holder], self._exclusive[lease.holder]
 
     def held_by(self, holder: str) -> int:
-        """Number of leases of one node agent."""
+        """Return the number of leases of one node agent."""
         return self._held[holder]
 
     def has_exclusive(self, holder: str) -> bool:
-        """Whether it has an exclusive lease."""
+        """Whether the node agent has an exclusive lease."""
         return self._exclusive[holder] > 0
 
     def lease_changed(self, record: RolloutRecord) -> None:
-        """Follow a change of the durable stage or an endpoint under the same lease."""
+        """Follow a change of the durable stage, or of an endpoint, under the same lease."""
         lease = self._live.get(record.key)
         if lease is not None and lease.fence == record.fence:
             lease.stage, lease.endpoints = record.stage, record.endpoints
             self._sessions.pin(record.key, lease.endpoint_ids)
 
     def park(self, ref: LeaseRef) -> None:
-        """Note that its holder asked for an endpoint to continue at, and there is none."""
+        """Note that the holder asked for an endpoint to continue at, and that there is none."""
         lease, now = self._live.get(ref.rollout), self._clock.monotonic()
         if lease is not None and lease.fence == ref.fence:
             if now - lease.parked_at >= PARKED_REPORT_SECONDS:
@@ -105,20 +105,20 @@ class Leases:
             lease.parked_at = now
 
     def unpark(self, ref: LeaseRef) -> None:
-        """Note that it has an endpoint again."""
+        """Note that the lease has an endpoint again."""
         lease = self._live.get(ref.rollout)
         if lease is not None and lease.fence == ref.fence:
             lease.parked_at = float("-inf")
 
     def parked_since(self, key: RolloutKey, fence: int) -> float | None:
-        """Unix seconds since which it has no endpoint to continue at; None where it has one, or has not asked for long."""
+        """Unix seconds since which the lease has no endpoint to continue at; None if it has one, or has not asked for long."""
         lease = self._live.get(key)
         if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None
         return lease.parked_since
 
     def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
-        """Renew the named leases that are still the holder's; return the others."""
+        """Renew the named leases that still belong to the holder; return the others."""
         expires, lost = self._clock.monotonic() + self.seconds, []
         for ref in held:
             lease = self._live.get(ref.rollout)
@@ -135,7 +135,7 @@ class Leases:
         return self._live.get(key)
 
     def missing(self, holder: str, held: Iterable[LeaseRef]) -> list[tuple[RolloutKey, LiveLease]]:
-        """Leases of this holder that it does not name: the grant never arrived."""
+        """Leases of this holder that it does not name, because their grant never arrived."""
         named = {ref.key for ref in held}
         return [(k, v) for k, v in self._live.items() if v.holder == holder and LeaseKey(*k, v.fence) not in named]
 
@@ -144,7 +144,7 @@ class Leases:
         return [(k, v) for k, v in self._live.items() if v.expires <= now]
 
     def in_flight(self, namespace: str, pool: str | None) -> dict[Stage, int]:
-        """Leases of a pool, or of a whole namespace, by stage, as their holders last reported."""
+        """Number of leases of a pool, or of a namespace, by stage as last reported."""
         counts = dict.fromkeys(Stage, 0)
         for lease in self._live.values():
             if lease.pool.namespace == namespace and pool in (None, lease.pool.name):

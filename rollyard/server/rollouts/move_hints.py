@@ -1,7 +1,7 @@
 """Hints to node agents that a rollout should move to another endpoint.
 
-The rollout asks for one between two turns, or at once where its endpoint is out; only then the server chooses and
-records the endpoint. So a node agent that does not know the message stays where it is.
+The rollout asks for another endpoint between two turns, or at once if its own is out. Only then the server chooses and
+records the endpoint. So with a node agent that does not know the message the rollout stays at its endpoint.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from rollyard.server.rollouts.leases import Leases
 from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
 REPEAT_SECONDS = 2.0
-"""Seconds between two hints to a lease on an endpoint that is out: at the first it may not have begun to sample."""
+"""Seconds between two hints to a lease on an endpoint that is out. At the first hint it may not have begun to sample."""
 SETTLED_SECONDS = 60.0
-"""Seconds between two hints to one lease: a moved session has paid for its move, and one that drains has its hint."""
+"""Seconds between two other hints. A moved session has just lost its cache; one that must leave already has its hint."""
 
 
 class MoveHints:

@@ -14,7 +14,7 @@ from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
 
 MAX_HEADER_BYTES = 64 << 10
 EMPTY_OUTCOME = Outcome(status=Status.CANCELLED).model_dump(mode="json")
-"""Outcome in a trajectory when none was stored."""
+"""Outcome in a trajectory for which none was stored."""
 
 
 def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
@@ -35,7 +35,7 @@ def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
 
 
 def count_sampled(frame: bytes) -> int:
-    """Sampled tokens of a stored outcome. Raises Invalid."""
+    """Return the number of sampled tokens of a stored outcome. Raises Invalid."""
     try:
         outcome = json.loads(decompress(frame))
         return sum(sum(segment["loss_mask"]) for segment in outcome["segments"])
@@ -48,7 +48,7 @@ def decompress(frame: bytes) -> bytes:
 
 
 def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None = None) -> RolloutView:
-    """The record as listed; `stage` is its holder's last report, where that is fresher; `waiting`: why it waits."""
+    """Return the record as in lists. `stage`: the holder's last report, if it is newer. `waiting`: why it waits."""
     return RolloutView(
         id=record.id,
         namespace=record.namespace,
@@ -75,9 +75,9 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None 
 
 
 def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
-    """The trajectory contract as JSON; the stored outcome was validated by the node agent that wrote it.
+    """Return the trajectory as JSON. The node agent that wrote the stored outcome has validated it.
 
-    Identity, status, reward and error are the record's: it alone decides how the rollout ended.
+    Identity, status, reward and error come from the record, which alone decides how the rollout ended.
     """
     found = json.loads(outcome) if outcome is not None else EMPTY_OUTCOME
     timings = {**Timings().model_dump(), **found["timings"], "queued": round(record.queued_seconds, 6)}

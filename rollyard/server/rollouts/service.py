@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 SWEEP_SECONDS = 0.5
 SMALL_SWEEP = 8
-"""Rollouts of a submit that are written at once; more take a while, in a thread."""
+"""Number of rollouts up to which a submit is expanded on the event loop. More take a while, and use a thread."""
 JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 SettleGroups = Callable[[Transaction, RecordChanges, float], None]
 """Function that does, at a time (Unix seconds), what ended rollouts cause in their groups and batches."""
@@ -69,9 +69,9 @@ class RolloutService:
         self.completion_rate = CompletionRate(clock)
         self._settle_groups = settle_groups
         self.rollout_queued = Signal[[PoolKey, float]]()
-        """This pool has work to grant from this time on (Unix seconds)."""
+        """Signal: this pool has work to grant from this time on (Unix seconds)."""
         self.batch_changed = Signal[BatchKey]()
-        """A batch or one of its groups changed."""
+        """Signal: a batch or one of its groups changed."""
         self._ended = asyncio.Event()
         self._waiting: dict[RolloutKey, set[asyncio.Event]] = {}
 
@@ -95,7 +95,7 @@ class RolloutService:
     # clients
 
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
-        """Accept all of them or none; return once they are on disk. Each comes with whether it is new. Raises Conflict."""
+        """Accept all of them or none; return once they are on disk, each with whether it is new. Raises Conflict."""
         now = self._clock.time()
 
         def expanded() -> list[tuple[RolloutRecord, int]]:
@@ -115,7 +115,7 @@ class RolloutService:
         return record
 
     async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
-        """Wait until the record is terminal or the time is up, and return it. Raises NotFound."""
+        """Wait until the record is terminal or the time is up; return it. Raises NotFound."""
         event, key = asyncio.Event(), RolloutKey(namespace, id)
         waiting = self._waiting.setdefault(key, set())
         waiting.add(event)  # before the read, so that no end is missed
@@ -136,7 +136,7 @@ class RolloutService:
     async def stream(
         self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
     ) -> AsyncIterator[RolloutRecord | None]:
-        """Terminal records after this cursor, for ever; None when there was none of them for a while."""
+        """Yield terminal records after this cursor, for ever; None if there was no record for a while."""
         loop = asyncio.get_running_loop()
         due = loop.time() + idle_seconds
         while True:
@@ -148,7 +148,7 @@ class RolloutService:
                 if pool is None or record.pool == pool:
                     yield record
                     due = loop.time() + idle_seconds
-            if loop.time() >= due:  # also while others end all the time
+            if loop.time() >= due:  # also if rollouts end all the time
                 yield None
                 due = loop.time() + idle_seconds
             if not rows:
@@ -157,13 +157,13 @@ class RolloutService:
     async def cancel(
         self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None
     ) -> RolloutRecord:
-        """End it at once, in whatever stage; an ended one stays as it was. Raises NotFound."""
+        """End the rollout at once, in any stage. One that has ended stays as it is. Raises NotFound."""
         event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
         await self._apply_events([(RolloutKey(namespace, id), event)])
         return await self.get(namespace, id)
 
     async def cancel_queued(self, pool: PoolKey, reason: str, message: str) -> int:
-        """End all rollouts in a pool's queue, a portion at a time; return how many ended."""
+        """End all rollouts in a pool's queue, some at a time; return how many ended."""
         now, stages = self._clock.time(), (Stage.INIT, Stage.EVAL)
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -180,7 +180,7 @@ class RolloutService:
     async def run_stored(
         self, ref: LeaseRef, holder_uid: str, blob: bytes, versions: frozenset[str] = frozenset()
     ) -> None:
-        """Record that RUN is done. `versions`: weights it was sampled from. Raises Fenced; a repeated call is no error."""
+        """Record that RUN is done. `versions`: weights that were sampled from. Raises Fenced. A repeated call is no error."""
         now = self._clock.time()
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -192,7 +192,7 @@ class RolloutService:
         await self._step_records(change)
 
     async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
-        """Record the holder's verdict with its outcome: fence check, record and blob in one transaction. Raises Fenced."""
+        """Record the holder's result and outcome: fence check, record and blob in one transaction. Raises Fenced."""
         ref, now = header.lease, self._clock.time()
         summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
         status, sampled = Status(header.status), header.sampled
@@ -212,7 +212,7 @@ class RolloutService:
         await self._step_records(change)
 
     async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
-        """Record a fault: the rollout caused an error in the node agent's code. It counts as an attempt. Raises Fenced."""
+        """Record a fault: the rollout caused an error in the node agent's code. This counts as an attempt. Raises Fenced."""
         error = RolloutError(
             stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
         )
@@ -220,7 +220,7 @@ class RolloutService:
         await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), fault)])
 
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
-        """Take back a lease without a result; a void lease changes nothing."""
+        """Take back a lease without a result. If the lease is void, nothing changes."""
         event = Lost(self._clock.time(), ref.fence, reason, handed_back)
         try:
             await self._apply_events([(ref.rollout, event)])
@@ -229,7 +229,7 @@ class RolloutService:
             self._stop_void_holder(ref)
 
     async def judge_weights(self, pool: PoolKey, judge: JudgeWeights) -> int:
-        """Requeue or end the rollouts that depend on versions of the weights, as `judge` decides; return how many."""
+        """Requeue or end rollouts that depend on weights versions, as `judge` decides; return how many."""
         now = self._clock.time()
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -249,7 +249,7 @@ class RolloutService:
         return len(changed)
 
     async def lose_allocation(self, uid: str) -> None:
-        """Take back the leases of an allocation whose job has certainly ended, before they expire."""
+        """Take back the leases of an allocation before they expire, because its job has certainly ended."""
         for (namespace, id), lease in self.leases.of_allocation(uid):
             await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
 
@@ -260,7 +260,7 @@ class RolloutService:
         )
 
     async def queued(self, pool: PoolKey) -> dict[Stage, int]:
-        """Queued rollouts of a pool, by the stage they wait for."""
+        """Number of queued rollouts of a pool, by the stage for which they wait."""
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
@@ -343,7 +343,7 @@ def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Even
 
 
 def _held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
-    """The record of a holder's lease. Raises Fenced where the lease is void or another's."""
+    """Return the record of a holder's lease. Raises Fenced if the lease is void or belongs to another."""
     record = tx.get(ref.namespace, ref.id)
     if record is None:
         raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")

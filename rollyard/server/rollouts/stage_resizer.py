@@ -27,7 +27,7 @@ from rollyard.wire.node import Resize
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.2
-"""Seconds between two rounds: changes that come together are handled together."""
+"""Seconds between two rounds. Changes within this time are handled together."""
 IDLE_SECONDS = 10.0
 
 
@@ -37,11 +37,11 @@ class _AgentWidths:
 
     history: History
     requested: dict[Stage, int] | None = None
-    """Widths last sent. An old node agent that ignores the message does not get it again and again."""
+    """Widths that were last sent, so that an old node agent that ignores the message does not get it again and again."""
 
 
 class StageResizer:
-    """One round for a pool when work arrives, or moves from one stage to the next."""
+    """Resizes stages: one round for a pool when work arrives, or moves from one stage to the next."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class StageResizer:
                 try:
                     await self._resize(pool)
                 except NotFound:
-                    self._sized.pop(pool, None)  # the pool is gone, and its node agents will follow
+                    self._sized.pop(pool, None)  # the pool is gone, and its node agents will end too
                 except RollyardError as error:
                     log.warning("the stage widths in pool %s/%s were not changed this time: %s", *pool, error)
             await asyncio.sleep(PAUSE_SECONDS)

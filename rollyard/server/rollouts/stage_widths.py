@@ -1,12 +1,11 @@
 """Widths of the stages of one allocation: sized for the queue, within its cores and memory. Pure.
 
-Capacity beyond the minimum widths goes to the stages that can use it, the last one first: rollouts near their results
-are finished before more are begun. So no stage's width depends on that of an earlier stage, and the two cannot chase
-each other. INIT is only so much wider than its minimum as RUN can take its sandboxes: more of them would wait, and hold
-memory.
+Capacity beyond the minimum widths goes to the stages that can use it, the last stage first: rollouts near their results
+are finished before others begin. So no stage's width depends on that of an earlier stage, and widths do not oscillate.
+INIT exceeds its minimum only as far as RUN can take its sandboxes; more sandboxes would wait and hold memory.
 
-A stage keeps its highest need of the last `HOLD_SECONDS`. The node agent waits where work in hand exceeds a new width:
-a stage that should be narrower begins nothing new until enough of its work has ended.
+A stage keeps its highest need of the last `HOLD_SECONDS`. If the work in hand exceeds a new width, the node agent
+waits: a stage that should be narrower begins nothing new until enough of its work has ended.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class RecentPeak:
 
     need: int
     past: tuple[tuple[float, int], ...] = ()
-    """(expiry, need) of earlier needs that still hold; both fall, from the highest on."""
+    """(expiry, need) of earlier needs that still count. Both fall, from the highest need on."""
 
     def observe(self, now: float, need: int) -> Self:
         known = (*self.past, (now, self.need))
@@ -40,7 +39,7 @@ class RecentPeak:
 
     @property
     def expires_at(self) -> float | None:
-        """Time at which `value` falls if nothing happens; None for never."""
+        """Time at which `value` falls if nothing happens; None if it never falls."""
         return self.past[0][0] + HOLD_SECONDS if self.past else None
 
 
@@ -53,31 +52,31 @@ class StageLoad:
     """Work for one allocation, by stage."""
 
     in_hand: Mapping[Stage, int]
-    """Rollouts that its node agent holds: in a stage worker, or waiting for one."""
+    """Number of rollouts that the node agent holds: in a stage worker, or waiting for one."""
     queued: Mapping[Stage, int]
-    """Its share of the pool's queue."""
+    """The allocation's share of the pool's queue."""
 
     def of(self, stage: Stage) -> int:
         return self.in_hand.get(stage, 0) + self.queued.get(stage, 0)
 
 
 def share_of_queue(queued: Mapping[Stage, int], agents: int) -> dict[Stage, int]:
-    """Share of a pool's queue for one of so many node agents."""
+    """Return the share of a pool's queue for each of this number of node agents."""
     return {stage: -(-n // agents) for stage, n in queued.items()} if agents else {}
 
 
 def initial(widths: Mapping[Stage, int]) -> History:
-    """History of a newly seen allocation: its present widths count as needed, so nothing shrinks at once."""
+    """Return the history of a newly seen allocation. Its present widths count as needed, so nothing shrinks at once."""
     return {stage: RecentPeak(widths.get(stage, 0)) for stage in Stage}
 
 
 def plan_widths(
     history: History, load: StageLoad, stages: Stages, places: int, now: float
 ) -> tuple[History, dict[Stage, int] | None]:
-    """The history with the present needs, and the widths that follow from it.
+    """Return the history with the present needs, and the widths that follow from it.
 
-    Widths lie between `min` and `max` of their stage, and their sum within `places`. None where not even the minimum
-    widths fit: an allocation of an earlier spec, which will be replaced.
+    Each width is between `min` and `max` of its stage, and their sum is at most `places`. None if not even the minimum
+    widths fit: then the allocation has an earlier spec and will be replaced.
     """
     spare = places - stages.init.workers.min - stages.run.workers.min - stages.eval.workers.min
     if spare < 0:
@@ -101,7 +100,7 @@ def plan_widths(
 
 
 def next_change_at(history: History) -> float | None:
-    """Time at which the widths may shrink if nothing happens (on the clock of `plan_widths`); None for never."""
+    """Return the time at which the widths may shrink if nothing happens (on the clock of `plan_widths`); None for never."""
     return min((at for lately in history.values() if (at := lately.expires_at) is not None), default=None)
 
 

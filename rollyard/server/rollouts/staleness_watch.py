@@ -1,4 +1,4 @@
-"""Check of rollouts that depend on versions of the weights: at each change of the weights, and now and then for the rest."""
+"""Checks rollouts that depend on weights versions: at each change of the weights, and at intervals for the rest."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
 GRACE_SECONDS = 30.0
-"""Seconds for which a version without endpoints may come back: engines register again after a server's start, and a
-silent or ejected one may be healthy in a moment. A rollout ended for its version does not come back.
-"""
+"""Seconds for which a version without endpoints may come back. Engines register again after a server's start, and a
+silent or ejected one may soon be healthy. A rollout that was ended because of its version does not come back."""
 MAX_PASSES = 3
-"""Passes of one check: a rollout that is requeued in one may end in the next."""
+"""Number of passes of one check. A rollout that one pass requeues may end in the next."""
 
 
 @dataclass(slots=True)
 class _PoolVersions:
-    """Versions seen in one pool, in monotonic seconds."""
+    """Versions seen in one pool, with monotonic seconds."""
 
     since: float
     seen: dict[str, float] = field(default_factory=dict)
-    """Version -> time at which it was last seen to be served."""
+    """Version -> time at which it was last served."""
 
 
 class StalenessWatch:
-    """Decides from the store and the endpoints' reports; a restart loses only the time since which a version is missing."""
+    """Decides from the store and the endpoints' reports. A restart loses only the time since which a version is missing."""
 
     def __init__(
         self,

@@ -1,16 +1,16 @@
 """`step(record, event) -> (record, effects)`: every change of a rollout, as a pure function.
 
 A record is queued (no holder), leased (a holder and a fence) or terminal. The table of crashes is a table of inputs to
-this function: whatever process dies, what follows is one of the events below.
+this function: whichever process dies, one of the events below follows.
 
               Granted                 RunStored               Finished
     queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
       ^  ^                  |                          |
-      |  +--- Lost ---------+                          |      Lost: the lease came back undone; costs no retry, but
-      |                     |                          |      after some in a row it runs alone, and then ends
-      |       Finished(InfraFailed), retries left      |      a fault of ours: counted, with back-off, until spent
-      |       Outdated, not at EVAL                    |      its weights became too old: begun anew, costs no retry
-      +------------------------------------------------+      at EVAL the stored run is scored again, not run again
+      |  +--- Lost ---------+                          |      Lost: the lease ended without a result. No retry counts.
+      |                     |                          |      After some losses in a row it runs alone, then it ends.
+      |       Finished(InfraFailed), retries left      |      A fault of ours: counts as a retry, with back-off.
+      |       Outdated, not at EVAL                    |      Its weights became too old: a new start. No retry counts.
+      +------------------------------------------------+      At EVAL the stored run is scored again, not run again.
 
     Cancelled: from anywhere that is not terminal, at once.
 """
@@ -29,13 +29,12 @@ from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
-"""Leases lost in a row after which a rollout may be the cause of its node agents' ends. From then on it gets a node
-agent for itself: other rollouts are not lost with it again, and a loss there is its own doing or nobody's.
-"""
+"""Leases lost in a row after which a rollout may be the cause. From then on it gets a node agent for itself: no other
+rollout is lost with it again, and after a further loss only the rollout itself, or chance, can be the cause."""
 MAX_LOSSES = 6
-"""Leases lost in a row after which it counts as the cause."""
+"""Leases lost in a row after which the rollout counts as the cause."""
 MAX_OUTDATED = 10
-"""Attempts given up for their weights before a rollout counts as too slow for the versions that it allows."""
+"""Attempts given up because of their weights after which a rollout counts as too slow for the versions that it allows."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
 
 
@@ -48,12 +47,12 @@ class Granted:
     node: str
     endpoints: Mapping[str, str]
     weights_version: str | None = None
-    """Version of the policy's endpoint."""
+    """Weights version of the policy's endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointMoved:
-    """The model server in use failed, drains or has too much to do; the rollout continues at another."""
+    """The model server in use failed, drains or has too much work. The rollout continues at another one."""
 
     at: float
     fence: int
@@ -63,18 +62,18 @@ class EndpointMoved:
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """RUN is done: its result and artifact lie in the store, so EVAL may happen anywhere, and repeatedly."""
+    """RUN is done. Its result and artifact are in the store, so EVAL may happen anywhere, and repeatedly."""
 
     at: float
     fence: int
     run: BlobRef
     versions: frozenset[str] = frozenset()
-    """All weights that it was sampled from, as far as the holder reports them."""
+    """All weights versions from which it was sampled, as far as the holder reports them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The holder's verdict. InfraFailed is about this attempt only."""
+    """The holder's result. InfraFailed is about this attempt only."""
 
     at: float
     fence: int
@@ -84,24 +83,24 @@ class Finished:
     result: BlobRef | None
     max_attempts: int
     sampled: int
-    """Sampled tokens in its segments."""
+    """Number of sampled tokens in its segments."""
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The lease came back undone: expired, handed back, or never received."""
+    """The lease came back without a result: it expired, was handed back, or was never received."""
 
     at: float
     fence: int
     reason: str
     handed_back: bool = False
-    """The holder returned it in good order, because it has to end: no sign against the rollout."""
+    """True: the holder returned it in good order, because the holder has to end. This says nothing against the rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """The weights no longer match its request."""
+    """The rollout's weights no longer match its request."""
 
     at: float
     fence: int
@@ -121,19 +120,19 @@ Event = Granted | EndpointMoved | RunStored | Finished | Lost | Outdated | Cance
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """Work to grant, at `at` (Unix seconds)."""
+    """There is work to grant, at `at` (Unix seconds)."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The record is terminal: notify those who wait for it."""
+    """The record is terminal: notify all who wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopHolder:
-    """The holder works on a rollout that no longer needs it."""
+    """The holder works on a rollout for which no work is needed any more."""
 
     holder: str
     fence: int
@@ -143,12 +142,12 @@ Effect = Requeued | Ended | StopHolder
 
 
 def is_suspect(record: RolloutRecord) -> bool:
-    """Whether it is granted only to a node agent without other leases, which then gets no other."""
+    """Whether the rollout needs a node agent without other leases, which then gets no other one."""
     return record.losses >= SUSPECT_LOSSES
 
 
 def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """The record after the event, and the effects to carry out once it is on disk. Raises Fenced for a void lease."""
+    """Return the record after the event, and the effects to carry out once it is on disk. Raises Fenced for a void lease."""
     match event:
         case Cancelled():
             return _cancel(record, event)
@@ -198,7 +197,7 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Store the end of RUN. A run sampled across an update is sampled again, where one version was requested."""
+    """Store the end of RUN. If one version was requested, a run that was sampled across an update is sampled again."""
     _check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
@@ -212,7 +211,7 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
 def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     _check_fence(record, event.fence)
     if record.stage is Stage.EVAL:
-        return record, ()  # all of it is sampled
+        return record, ()  # its tokens are all sampled already
     assert record.holder is not None
     stop = StopHolder(record.holder, record.fence)
     error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
@@ -244,7 +243,7 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
     if event.status is Status.INFRA_FAILED:
         record = replace(record, faults=record.faults + 1, error=event.error)
         if record.faults < event.max_attempts:
-            # At another endpoint, if possible: this one may have had its part in the fault.
+            # At another endpoint if possible, because this one may be part of the cause.
             return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
     status, error = event.status, event.error
     if status.scored and (refused := _why_not_scored(record, event)) is not None:
@@ -254,7 +253,7 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
 
 
 def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | None:
-    """Reason why a verdict cannot stand as a score: a reward without sampled tokens or a non-finite one spoils a batch."""
+    """Return why a result cannot be a score: a reward without sampled tokens, or one that is not finite, spoils a batch."""
     ended = f"it ended {event.status}"
     if event.sampled == 0:
         return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")
@@ -266,7 +265,7 @@ def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | No
 
 
 def backoff(id: str, faults: int) -> float:
-    """Seconds to wait after the nth fault: exponential, capped, spread over half to all of it by the rollout's id."""
+    """Seconds to wait after the nth fault: exponential, limited, and spread by the rollout's id over half to all of it."""
     full = min(BACKOFF_CAP_SECONDS, BACKOFF_SECONDS * 2.0 ** (faults - 1))
     return full * (0.5 + zlib.crc32(f"{id}/{faults}".encode()) / 2**33)
 

@@ -1,6 +1,6 @@
-"""Reasons why a queued rollout waits: one sentence, from a table whose first matching row is the answer. Pure.
+"""Reasons why a queued rollout waits: one sentence, from the first row of a table that matches. Pure.
 
-Every sentence comes from objects, connections, and the queue, so it is as true as the conditions are. Nothing here
+Every sentence comes from objects, connections and the queue, so it is as reliable as the conditions. Nothing here
 queries Slurm.
 """
 
@@ -24,7 +24,7 @@ from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allow
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 LOOK_AHEAD_RECORDS = 10_000
-"""Positions of a queue that are counted; for rollouts further back the number before them is unknown."""
+"""Number of positions of a queue that are counted. For rollouts further back the number before them is unknown."""
 PENDING, RUNNING, SUSPENDED = "PENDING", "RUNNING", "SUSPENDED"
 """Slurm's states of jobs."""
 
@@ -38,9 +38,9 @@ class ModelSupply:
     pool: InferencePool | None
     allocations: Sequence[Allocation] = ()
     ready: int = 0
-    """Endpoints that take new work, full ones included."""
+    """Number of endpoints that take new work, including full ones."""
     count_with_room: int = 0
-    """Number of these that are not full."""
+    """Number of these endpoints that are not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class QueueView:
     """Node agents that are connected and not draining."""
     served: ServedVersions = field(default_factory=ServedVersions)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
-    """Versions of the groups that request one."""
+    """Versions of the groups whose rollouts must have one version."""
     places: Mapping[int, int] = field(default_factory=dict)
-    """seq -> number of records of the same stage before it; without those far behind."""
+    """seq -> number of records of the same stage before it; records far behind are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +69,14 @@ class WaitReason:
 
     sentence: str
     since: datetime | float | None = None
-    """None: since the rollout was queued."""
+    """Start of the wait; None if it began when the rollout was queued."""
 
 
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
 
 
 def explain(record: RolloutRecord, view: QueueView) -> str | None:
-    """`Word: sentence (since ...)`; the word is from ROWS. None for a rollout that does not wait in the queue."""
+    """Return `Word: sentence (since ...)` with a word from ROWS; None for a rollout that does not wait in the queue."""
     if record.status is not Status.QUEUED:
         return None
     found = ((word, row(record, view)) for word, row in ROWS)
@@ -86,7 +86,7 @@ def explain(record: RolloutRecord, view: QueueView) -> str | None:
 
 
 def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
-    """`Parked: sentence (since ...)` for a rollout in RUN whose model server is gone, without another to continue at."""
+    """Return `Parked: sentence (since ...)` for a rollout in RUN whose model server is gone, and that has no other."""
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
@@ -138,7 +138,7 @@ def _unknown_kind(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def unknown_kind(kind: str, pool: str, agents: Sequence[ConnectedAgent]) -> str | None:
-    """Reason why none of a pool's node agents can take this kind of task; None where one can, or has not reported yet."""
+    """Return why none of a pool's node agents can take this kind of task; None if one can, or has not reported yet."""
     if not agents or any(not a.kinds or kind in a.kinds for a in agents):
         return None
     known = ", ".join(sorted(set().union(*(a.kinds for a in agents))))
@@ -167,12 +167,12 @@ def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | Non
     return WaitReason(sentence) if sentence is not None else None
 
 
-# shortages of a pool: the InferencePools first, for without them nothing begins
+# shortages of a pool: InferencePools come first, because nothing begins without them
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShortage:
-    """A pool without anything ready to take a rollout."""
+    """A pool in which nothing is ready to take a rollout."""
 
     pool: RolloutPool | InferencePool
     allocations: Sequence[Allocation]
@@ -301,14 +301,14 @@ def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]
 
 
 def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    """Reason where every walltime ends too early for the budgets of the remaining stages."""
+    """Reason if every walltime ends too early for the budgets of the remaining stages."""
     assert view.pool is not None
     able = [a for a in view.agents if record.task_kind in a.kinds]
     ends = [a.walltime_ends for a in able if a.walltime_ends is not None]
     if not ends or len(ends) < len(able):
         return None
     if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
-        return None  # the request, which may be long, is read only where its own budgets may decide
+        return None  # the request may be long, so it is read only if its own budgets may decide
     need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:
@@ -389,7 +389,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("NodeAgentForItself", _needs_exclusive),
     (IN_QUEUE, _in_queue),
 )
-"""(word, row). The first row with a reason is the answer; the last one always has one."""
+"""(word, row). The first row with a reason is the answer. The last row always has one."""
 
 
 OF_MODEL_SERVERS = frozenset(
@@ -399,11 +399,11 @@ OF_MODEL_SERVERS = frozenset(
         *("PoolNotReady", "EndpointsFull"),
     }
 )
-"""Rows that can hold up a rollout that has begun."""
+"""Rows that can also delay a rollout that has begun."""
 
 
 def _needed_supplies(record: RolloutRecord, view: QueueView) -> Sequence[ModelSupply]:
-    """Pools that the rollout's next stage samples from; EVAL samples nothing."""
+    """Return the pools from which the rollout's next stage samples. EVAL samples nothing."""
     return () if record.stage is Stage.EVAL else view.supplies
 
 

@@ -1,7 +1,7 @@
-"""Blobs in append-only pack files: all blobs of one group commit share one fsync, done before the rows that name them.
+"""Blobs in append-only pack files. All blobs of one group commit share one fsync, before the rows that name them.
 
-A row never names bytes that are not on disk. The reverse may happen: a crash between the two leaves bytes that no row
-names, which are harmless. A pack belongs to one opening of the store, so no blob is ever appended behind a torn tail.
+A row never names bytes that are not on disk. A crash between the two leaves bytes that no row names, which are
+harmless. A pack belongs to one opening of the store, so no blob is ever appended after an incomplete one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rollyard.core.errors import Unavailable
 from rollyard.server.store.base import BlobRef
 
 PACK_LIMIT = 1 << 30
-"""Bytes after which the next batch begins a new pack."""
+"""Size in bytes after which the next batch begins a new pack."""
 _PACK_NAME = re.compile(r"([0-9]{1,20})-[0-9]{1,20}\.pack")
 
 
 class PackWriter:
-    """Owned by the writer thread: `add` collects, `sync` makes durable, then `keep` or `drop`."""
+    """Pack files for the writer thread: `add` collects, `sync` makes durable, then `keep` or `drop` follows."""
 
     def __init__(self, folder: Path, epoch: int, limit: int = PACK_LIMIT) -> None:
         self._folder = folder
@@ -44,7 +44,7 @@ class PackWriter:
         return ref
 
     def mark(self) -> int:
-        """Position to `cut` back to when the change that adds blobs is undone."""
+        """Position to which `cut` goes back if the change that adds blobs is undone."""
         return len(self._waiting)
 
     def cut(self, mark: int) -> None:
@@ -75,7 +75,7 @@ class PackWriter:
         """Remove the added blobs after a failed commit, and continue in a new pack."""
         self._added = 0
         self._waiting.clear()
-        # Never in this one: after a failed fsync the kernel may mark pages clean that did not reach the disk.
+        # Never in this pack: after a failed fsync the kernel may mark pages as clean that did not reach the disk.
         self._next_pack(cut_at=self._committed_size)
 
     def _next_pack(self, cut_at: int | None = None) -> None:
@@ -85,7 +85,7 @@ class PackWriter:
             self._fd,
             None,
             0,
-        )  # first: a failed close frees the descriptor too
+        )  # first, because a failed close frees the descriptor too
         self._number += 1
         with contextlib.suppress(OSError):  # `sync` has saved all bytes of committed rows
             if cut_at is not None:
@@ -98,13 +98,13 @@ class PackWriter:
 
 
 def newest_epoch(folder: Path) -> int | None:
-    """Epoch of the newest pack; None where there is no pack. Blocks; raises OSError."""
+    """Epoch of the newest pack; None if there is no pack. Blocks; raises OSError."""
     found = [int(match[1]) for name in os.listdir(folder) if (match := _PACK_NAME.fullmatch(name))]
     return max(found, default=None)
 
 
 def read_blob(folder: Path, ref: BlobRef) -> bytes:
-    """Read the bytes of a reference, checked. Raises Unavailable when they are missing or damaged."""
+    """Read the bytes of a reference and check them. Raises Unavailable if they are missing or damaged."""
     if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
         raise Unavailable(f"{ref.pack!r} is not a pack of this store")
     try:

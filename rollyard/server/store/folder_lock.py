@@ -1,7 +1,7 @@
-"""One server a folder: an exclusive lock that ends with its holder, and names it.
+"""One server for a folder: an exclusive lock that ends with its holder, and names the holder.
 
 The lock prevents accidents; the epoch makes a second writer harmless (`tables.check_epoch`). So a job may run without
-the lock where Slurm has ended its holder and the holder's node, cut off, still has it.
+the lock if Slurm has ended its holder, but the holder's node, cut off, still has it.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _HOLDER = re.compile(r", run (\d+)\.(\d+) of job (\S+)$")
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One run of a Slurm job whose name Slurm lets run once at a time (`--dependency=singleton`)."""
+    """One run of a Slurm job. Slurm runs only one job of this name at a time (`--dependency=singleton`)."""
 
     name: str
     id: int
     restart: int = 0
 
     def succeeds(self, other: JobRun) -> bool:
-        """Whether Slurm started this one later, and so has ended the other."""
+        """Whether Slurm started this run later, and so has ended the other one."""
         return self.name == other.name and (self.id, self.restart) > (other.id, other.restart)
 
 
 class FolderLock:
-    """Lock of a data folder, not yet held when made: `acquire` it; `release` closes it in any case."""
+    """Lock of a data folder. A new object does not hold it: call `acquire`, and in any case `release`."""
 
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
         self.held = False
-        # The kernel does not report the end of a killed holder's byte-range lock to a FUSE file system (fuse_setlk).
+        # For a FUSE file system the kernel does not report the end of a killed holder's byte-range lock (fuse_setlk).
         self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def acquire(self) -> bool:
-        """Try to take the lock; return whether it is held now. Raises Unavailable where the file system has no locks."""
+        """Try to take the lock; return whether it is held now. Raises Unavailable if the file system has no locks."""
         if self.held:
             return True
         try:
@@ -65,7 +65,7 @@ class FolderLock:
         return True
 
     def acquire_within(self, seconds: float) -> bool:
-        """Try for so many seconds. Blocks."""
+        """Try to take the lock for this many seconds. Blocks."""
         deadline = time.monotonic() + seconds
         while not self.acquire():
             if time.monotonic() > deadline:
@@ -74,12 +74,12 @@ class FolderLock:
         return True
 
     def holder_run(self) -> JobRun | None:
-        """Run of the holder's job; None where the holder is unknown, or no run of a job."""
+        """Run of the holder's job; None if the holder is unknown, or is not in a job."""
         found = _HOLDER.search(self._holder())
         return JobRun(found[3], int(found[1]), int(found[2])) if found else None
 
     def is_left_over(self) -> bool:
-        """Whether its holder is an earlier run of our own job, which Slurm has ended."""
+        """Whether the holder is an earlier run of our own job, which Slurm has ended."""
         holder = self.holder_run()
         return holder is not None and self._run is not None and self._run.succeeds(holder)
 
@@ -88,18 +88,18 @@ class FolderLock:
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 
     def release(self) -> None:
-        """Release the lock. The file stays: removing it would let two processes lock two files of one name."""
-        # A network file system may have taken the lock from a node it lost: then the name in the file is the next
-        # holder's.
+        """Release the lock. The file stays: without it two processes could lock two files of the same name."""
+        # A network file system may have taken the lock from a node that it lost. Then the name in the file is that of
+        # the next holder.
         if self.held and self._holder() == self._name():
             os.ftruncate(self._fd, 0)
         self.held = False
         os.close(self._fd)
 
     def _lock(self) -> None:
-        # A byte-range lock of the open file. Not lockf: that does not exclude its own process, and is dropped when any
-        # descriptor of the file is closed. Nor flock: on the machine whose disk it is, that does not see the byte-range
-        # locks that the kernel's NFS server holds for its clients.
+        # A byte-range lock of the open file. Not lockf: it does not exclude the same process, and ends when any
+        # descriptor of the file is closed. Not flock: on the machine that has the disk, flock does not see the
+        # byte-range locks that the kernel's NFS server holds for its clients.
         if not self._by_fuse:
             try:
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)

@@ -1,8 +1,8 @@
-"""Choice of the journal mode that the folder's file system can bear, by test writes.
+"""Choice of the journal mode that works on the folder's file system, by test writes.
 
-WAL is the fastest, but its shared memory does not reach across nodes: on a network file system it corrupts the database
-(sqlite.org/wal.html). It is chosen only where the file system is known to be local, its server stays on one machine,
-and two connections really work.
+WAL is the fastest mode, but its shared memory does not reach across nodes: on a network file system it corrupts the
+database (sqlite.org/wal.html). It is chosen only if the file system is known to be local, its server stays on one
+machine, and a test with two connections works.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LOCAL = frozenset(
 
 
 def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
-    """Probe the folder with real writes. Raises Unavailable when it cannot be written or bears no SQLite database.
+    """Probe the folder with real writes. Raises Unavailable if it cannot be written or SQLite does not work there.
 
-    `moves`: the next server may be on another node, to which what is local here is a network file system.
+    `moves`: the next server may run on another node, which reaches this local file system over a network.
     """
     _probe_write(folder)
     alone = not moves and file_system_of(folder) in LOCAL
@@ -46,7 +46,7 @@ def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
 
 
 def file_system_of(folder: Path) -> str:
-    """Type of the mount that holds the folder, as in /proc/self/mountinfo; "unknown" when that cannot be read."""
+    """Return the type of the mount that has the folder, as in /proc/self/mountinfo; "unknown" if this cannot be read."""
     path, best, found = str(folder.resolve()), -1, "unknown"
     try:
         mounts = Path("/proc/self/mountinfo").read_text()
@@ -55,7 +55,7 @@ def file_system_of(folder: Path) -> str:
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         point = _unescape(left.split()[4])
-        # Among equal mount points the last one hides the earlier ones.
+        # If mount points are equal, the last one hides the earlier ones.
         if len(point) >= best and (path == point or path.startswith(point.rstrip("/") + "/")):
             best, found = len(point), right.split()[0]
     return found
@@ -80,7 +80,7 @@ def _probe_write(folder: Path) -> None:
 
 
 def _probe_database(folder: Path, mode: Journal) -> bool:
-    """Whether two connections can write in turn and read each other's rows, as writer and readers will."""
+    """Return whether two connections can write in turn and read each other's rows, as writer and readers will."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as probe, contextlib.ExitStack() as stack:
         path = Path(probe, "probe.db")
         one, two = (stack.enter_context(contextlib.closing(sqlite3.connect(path, timeout=2))) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Read-only connections in a few threads of their own; a slow query holds up neither the loop nor the writer."""
+"""Read-only connections in a few threads of their own. A slow query delays neither the event loop nor the writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Readers:
-    """Pool of as many connections as threads, so that every thread finds a free one."""
+    """Pool with as many connections as threads, so that every thread finds a free one."""
 
     def __init__(self, connections: list[sqlite3.Connection]) -> None:
         self._free: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
@@ -27,7 +27,7 @@ class Readers:
         self._closed = False
 
     async def call(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a query in a thread. Raises Unavailable when the database cannot be read."""
+        """Run a query in a thread. Raises Unavailable if the database cannot be read."""
         if self._closed:
             raise Unavailable("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)

@@ -1,4 +1,4 @@
-"""Queries about rollouts that readers run, each in one statement, so from one state of the store."""
+"""Queries about rollouts for readers. Each is one statement, and so reads one state of the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_rollouts(db: sqlite3.Connection, filter: RolloutFilter) -> list[Rollout
 
 
 def _list_index(filter: RolloutFilter, live: bool) -> str | None:
-    """Index with the fewest rows to read for this filter; all are in order of seq."""
+    """Index with the fewest rows to read for this filter. All indexes are in order of seq."""
     if filter.namespace is None:
         return None
     if filter.group is not None:

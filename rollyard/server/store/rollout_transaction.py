@@ -17,7 +17,7 @@ from rollyard.server.store.batch_transaction import SqliteBatchTables
 from rollyard.server.store.writer import WriteUnit
 
 _LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
-"""Stages in the order of grants: the last stage first, since its end frees what it holds."""
+"""Stages in the order of grants: the last stage first, because its end frees what it holds."""
 
 
 class RolloutTransaction:
@@ -85,7 +85,7 @@ class RolloutTransaction:
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
-            return found  # SQLite finds no plan for that
+            return found  # SQLite finds no plan for this query
         also, values = _queue_conditions(kinds, minima, after)
         for stage in (s for s in _LATEST_FIRST if s in stages):
             room = limit - len(found)
@@ -136,6 +136,6 @@ def _queue_conditions(
         also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
         values += minima
     if after is not None:
-        also += " AND priority <= ? AND (priority < ? OR seq > ?)"  # the first part is what the index understands
+        also += " AND priority <= ? AND (priority < ? OR seq > ?)"  # SQLite uses the index only for the first part
         values += [after.priority, after.priority, after.seq]
     return also, values

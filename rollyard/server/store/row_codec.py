@@ -1,4 +1,4 @@
-"""A rollout's record as a row: columns have the names of the fields, and values that are no scalars are JSON."""
+"""A rollout's record as a row. Columns have the names of the fields; values that are not scalars are stored as JSON."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _CODECS: dict[str, Codec] = {
     "summary": (mapping_text, mapping_of),
     "weights": (WeightsConstraint.model_dump_json, WeightsConstraint.model_validate_json),
 }
-"""Field -> (function to a column's value, function back); None stays None."""
+"""Field -> (function to the column's value, function back). None stays None."""
 
 _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
@@ -53,14 +53,14 @@ _SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
 INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 """Statement for `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
-"""Statement for `to_moving` and the seq. It never writes the fields of the accepted request, nor a terminal record."""
+"""Statement for `to_moving` and the seq. It writes neither the fields of the accepted request, nor a terminal record."""
 
 
 def select(index: str | None) -> str:
-    """SELECT of rows for `from_row`; a WHERE clause follows. None reads in order of seq.
+    """SELECT of rows for `from_row`; a WHERE clause follows. With None, rows are read in order of seq.
 
-    The index is named, because SQLite has no statistics and a wrong choice sorts a million rows; SQLite refuses a named
-    index that cannot serve the query.
+    The index is named, because SQLite has no statistics, and a wrong choice would sort a million rows. SQLite refuses a
+    named index that cannot serve the query.
     """
     by = f"INDEXED BY {index}" if index else "NOT INDEXED"
     return f"SELECT {_SELECTED} FROM rollouts {by} JOIN requests USING (seq)"

@@ -1,7 +1,7 @@
 """The tables, and the migration of an older data folder. Written for SQLite 3.24, which old clusters still have.
 
 Stored data only grows. A released script is never changed: a new table or column is a new script. A field that is added
-to a stored JSON body has a default, and comes with a new script, which may be empty: an older server must not read it.
+to a stored JSON body has a default and comes with a new script, possibly an empty one: older servers must not read it.
 """
 
 from __future__ import annotations
@@ -95,15 +95,15 @@ CREATE INDEX groups_carried ON batch_groups (namespace, series, number)
 """
 
 FIRST_SCHEMA = 3
-"""Number of the first script. Data folders of a lower number came before the promise that an old one opens."""
+"""Number of the first script. Data folders with a lower number are from before the promise that an old folder opens."""
 MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4)
-"""Scripts in order. The first makes schema FIRST_SCHEMA in an empty database, each later one adds 1."""
+"""Scripts in order. The first one makes schema FIRST_SCHEMA in an empty database; each later one adds 1."""
 
 
 def migrate(db: sqlite3.Connection) -> None:
     """Bring the database to this version, step by step.
 
-    Raises Unavailable for one that a newer Rollyard wrote, and for one from before FIRST_SCHEMA.
+    Raises Unavailable if a newer Rollyard wrote it, or if it is from before FIRST_SCHEMA.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     newest = FIRST_SCHEMA + len(MIGRATIONS) - 1
@@ -119,18 +119,18 @@ def migrate(db: sqlite3.Connection) -> None:
         )
     for number, script in enumerate(MIGRATIONS, start=FIRST_SCHEMA):
         if number > version:
-            # One transaction a step, its number included: a crash leaves the old version or the new one.
+            # One transaction for each step and its number: a crash leaves the old version or the new one.
             db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
 def is_new(db: sqlite3.Connection) -> bool:
-    """Whether no data was ever written."""
+    """Whether no data has ever been written."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     return bool(version == 0)
 
 
 def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
-    """Count this opening; return the new epoch, greater than `above`, and the server id, which is made at the first."""
+    """Count this opening. Return the new epoch, greater than `above`, and the server id, which the first opening makes."""
     db.execute("BEGIN IMMEDIATE")
     db.execute("INSERT OR IGNORE INTO meta VALUES ('server_id', ?), ('epoch', '0')", (secrets.token_hex(6),))
     db.execute("UPDATE meta SET value = max(CAST(value AS INTEGER), ?) + 1 WHERE name = 'epoch'", (above,))
@@ -140,7 +140,7 @@ def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
 
 
 def last_epoch(db: sqlite3.Connection) -> int:
-    """Last epoch; 0 before the first."""
+    """Last epoch; 0 before the first opening."""
     row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
     return int(row[0]) if row else 0
 
@@ -148,7 +148,7 @@ def last_epoch(db: sqlite3.Connection) -> int:
 def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
     """Raise Superseded once a later opening has been counted.
 
-    Called within the transaction that it permits: no other process can count an opening before that has ended.
+    Call this in the transaction that it allows: until the transaction ends, no other process can count an opening.
     """
     newest = last_epoch(db)
     if newest != epoch:

@@ -1,7 +1,7 @@
 """Committed objects and their changes, on the event loop, for readers and watchers.
 
-The view and the latest version move together, so a watch from a list's version misses nothing. Watchers pull from their
-own position; a slow one falls back to the log on disk and holds up no other.
+The view and the latest version change together, so a watch from a list's version misses nothing. Each watcher has its
+own position. A slow watcher reads from the log on disk, and delays no other.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.objects import KEPT_CHANGES
 
 IN_MEMORY = 1000
-"""Changes kept in memory; a watcher further behind reads the log."""
+"""Number of changes kept in memory. A watcher further behind reads the log."""
 ReadLog = Callable[[int], Awaitable[list[tuple[int, WatchEvent]]]]
 """Function that reads the changes after a version from the log on disk."""
 
 
 class WatchFeed:
-    """View and recent changes; the writer adds to it after each commit."""
+    """View and recent changes. The writer adds to it after each commit."""
 
     def __init__(self, objects: Iterable[KindObject], version: int, oldest: int, read_log: ReadLog) -> None:
         self._view: dict[str, dict[ObjectKey, KindObject]] = {}
@@ -68,7 +68,7 @@ class WatchFeed:
         return self._recent.get(version)
 
     def check(self, position: int) -> None:
-        """Raise Expired where the log does not reach, Unavailable once closed."""
+        """Raise Expired if the log does not reach so far back, Unavailable once closed."""
         if self._closed:
             raise Unavailable("the store is closed")
         if not self._oldest <= position <= self.version:
@@ -83,7 +83,7 @@ class WatchFeed:
 
 
 class Watch:
-    """One watcher's position in the feed. It moves only when a change is returned, so waiting may be cancelled."""
+    """One watcher's position in the feed. It changes only when a change is returned, so waiting may be cancelled."""
 
     def __init__(self, feed: WatchFeed, kind: str | None, since: str) -> None:
         if not since.isdecimal():

@@ -1,7 +1,7 @@
 """One thread owns the writing connection. All changes that wait are committed together, with one fsync.
 
-Each change runs in a savepoint: one that raises is undone alone. When the disk itself fails, no change of the batch has
-happened and each caller gets the error; the next batch starts afresh. Once another server has counted a later epoch,
+Each change runs in a savepoint: a change that raises is undone alone. If the disk fails, no change of the batch has
+happened, and each caller gets the error; the next batch starts normally. Once another server has counted a later epoch,
 nothing is written any more.
 """
 
@@ -27,12 +27,12 @@ MAX_BATCH = 1024
 
 @dataclass(slots=True)
 class WriteUnit:
-    """Arguments of a change. All writes to it are undone with the change and durable with the commit."""
+    """Arguments of a change. All writes to it are undone with the change, and durable with the commit."""
 
     db: sqlite3.Connection
     packs: PackWriter
     events: list[WatchEvent] = field(default_factory=list)
-    """Changes of objects in this batch, published to watchers after the commit."""
+    """Changes of objects in this batch. Watchers get them after the commit."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Request:
 
 
 class Writer:
-    """Runs changes in order of arrival; calls `published` on the loop with the committed changes, before the calls return."""
+    """Runs changes in order of arrival. `published` gets the committed changes, on the loop, before the calls return."""
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
@@ -66,7 +66,7 @@ class Writer:
         return cast(T, await future)
 
     async def close(self) -> None:
-        """Finish earlier calls, then stop."""
+        """Finish the earlier calls, then stop."""
         if not self._closing:
             self._closing = True
             self._requests.put(None)
@@ -86,7 +86,7 @@ class Writer:
         self._loop.call_soon_threadsafe(self._ended.set)
 
     def _next_batch(self) -> tuple[list[_Request], bool]:
-        """Wait for at least one request and take all that wait; and whether to go on."""
+        """Wait for at least one request; return all that wait, and whether to go on."""
         batch: list[_Request] = []
         request = self._requests.get()
         while request is not None:
@@ -130,21 +130,21 @@ class Writer:
 
     def _fail_batch(self, batch: list[_Request], error: Unavailable) -> None:
         unit = self._unit
-        # SQLite may have rolled back by itself (a full disk, an I/O error); if neither works, the next BEGIN fails too.
+        # SQLite may have rolled back already (a full disk, an I/O error). If neither works, the next BEGIN fails too.
         with contextlib.suppress(sqlite3.Error):
             if unit.db.in_transaction:
                 unit.db.execute("ROLLBACK")
         unit.packs.drop()
         unit.events.clear()
         for request in batch:
-            # Also where the change itself raised: it may have read another change of the batch.
+            # Also if the change itself raised, because it may have read another change of the batch.
             request.error = error
 
     def _publish(self, batch: list[_Request], events: list[WatchEvent]) -> None:
         self._published(events)
         for request in batch:
             if request.future.done():
-                continue  # the caller has gone
+                continue  # the caller is gone
             if request.error is not None:
                 request.future.set_exception(request.error)
             else:
@@ -152,5 +152,5 @@ class Writer:
 
 
 def storage_failed(error: Exception) -> bool:
-    """Whether the disk is to blame (full, I/O, busy, corrupt), not the caller's data."""
+    """Whether the disk is the cause (full, I/O, busy, corrupt), and not the caller's data."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
