@@ -51,7 +51,9 @@ async def weights(
     if "version" not in wanted:
         if wanted or wait:
             raise click.UsageError("name the weights: --version V with --path FOLDER or --adapter FOLDER")
-        click.echo("\n".join(weights_lines(await client.weights(namespace, name)) or ["the weights are not known yet"]))
+        click.echo(
+            "\n".join(weights_lines(await client.weights_status(namespace, name)) or ["the weights are not known yet"])
+        )
         return
     update = _parse_update(wanted)
     found = await client.update_weights(namespace, name, update)

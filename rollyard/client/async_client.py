@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -17,6 +17,7 @@ import aiohttp
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection
+from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, connection_failure_text
@@ -30,7 +31,7 @@ from rollyard.kinds.registry import KINDS, Pool, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
-from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
+WAITS_AT_ONCE = 256
+"""Most requests of one `as_completed` that wait at the server at once."""
 """Short, because requests of agents wait meanwhile."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
@@ -173,7 +176,7 @@ class AsyncClient:
             return Submission.model_validate(await self._http.json("GET", path))
         return Submission.model_validate(await self._http.json("POST", path, body=pool.dump()))
 
-    async def weights(self, namespace: str, pool: str) -> WeightsStatus:
+    async def weights_status(self, namespace: str, pool: str) -> WeightsStatus:
         """Return the present and earlier weights of a pool, and the progress of the last update. Raises NotFound."""
         return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
 
@@ -191,7 +194,7 @@ class AsyncClient:
         backoff = Backoff()
         while True:
             try:
-                found = await self.weights(namespace, pool)
+                found = await self.weights_status(namespace, pool)
             except Unavailable as error:
                 log.warning("still waiting for weights %s: %s", version, error)
                 await backoff.wait(error.retry_after or 0)
@@ -229,8 +232,20 @@ class AsyncClient:
             await asyncio.sleep(RECEIVERS_POLL_SECONDS)
             # while the server cannot be reached, the engines continue the update by themselves
             with contextlib.suppress(Unavailable):
-                found = await self.weights(namespace, pool)
+                found = await self.weights_status(namespace, pool)
         return found
+
+    def weights(
+        self,
+        pool: str,
+        *,
+        folder: Path | str | None = None,
+        namespace: str | None = None,
+        mode: Mode = "Pause",
+        keep: int = 2,
+    ) -> WeightsPush:
+        """Context that pushes a trainer's weights: `async with client.weights("policy") as w: await w.push(model)`."""
+        return WeightsPush(self, pool, folder=folder, namespace=namespace, mode=mode, keep=keep)
 
     async def top(self, namespace: str | None = None) -> TopView:
         """Return the current activity of the pools, in one namespace or in all."""
@@ -337,6 +352,28 @@ class AsyncClient:
         return RolloutView.model_validate(
             await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._query(namespace))
         )
+
+    async def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> AsyncGenerator[Trajectory]:
+        """Yield the trajectories of rollouts in the order in which they end. Raises NotFound."""
+        gate = asyncio.Semaphore(WAITS_AT_ONCE)
+
+        async def ended(id: str) -> Trajectory:
+            async with gate:
+                return await self.wait(id, namespace)
+
+        waits = [asyncio.create_task(ended(id)) for id in ids]
+        try:
+            for next_one in asyncio.as_completed(waits):
+                yield await next_one
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def wait_many(self, ids: Sequence[str], namespace: str | None = None) -> list[Trajectory]:
+        """Wait until all of these rollouts have ended; return them in the order of the argument. Raises NotFound."""
+        found = {t.id: t async for t in self.as_completed(dict.fromkeys(ids), namespace)}
+        return [found[id] for id in ids]
 
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -12,11 +12,12 @@ from typing import Any, Literal, Self, TypeVar
 
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.async_client import AsyncClient
+from rollyard.client.weights_push import Weights, WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, Group, GroupPage
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
-from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
 
 T = TypeVar("T")
 
@@ -79,6 +80,34 @@ class BlockingBatch:
         return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
 
 
+class BlockingWeightsPush:
+    """A `WeightsPush` for programs without an event loop."""
+
+    def __init__(self, pusher: WeightsPush, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._pusher, self._run = pusher, run
+
+    def __enter__(self) -> Self:
+        self._run(self._pusher.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._pusher.__aexit__(kind, error, trace))
+
+    @property
+    def step(self) -> int:
+        return self._pusher.step
+
+    @property
+    def version(self) -> str | None:
+        return self._pusher.version
+
+    def push(self, weights: Weights, version: str | None = None) -> str:
+        """Do the same as `WeightsPush.push`."""
+        return str(self._run(self._pusher.push(weights, version)))
+
+
 class Client:
     """Submit, wait, read, cancel. Use it as a context manager."""
 
@@ -112,6 +141,19 @@ class Client:
 
     def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         return self._run(self._client.wait(id, namespace))
+
+    def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> Iterator[Trajectory]:
+        """Yield the trajectories of rollouts in the order in which they end. Raises NotFound."""
+        found = self._client.as_completed(ids, namespace)
+        try:
+            while (trajectory := self._run(anext(found, None))) is not None:
+                yield trajectory
+        finally:
+            self._run(found.aclose())
+
+    def wait_many(self, ids: Sequence[str], namespace: str | None = None) -> list[Trajectory]:
+        """Wait until all of these rollouts have ended; return them in the order of the argument. Raises NotFound."""
+        return self._run(self._client.wait_many(ids, namespace))
 
     def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
@@ -175,8 +217,21 @@ class Client:
     def close_session(self, id: str) -> SessionRecord:
         return self._run(self._client.close_session(id))
 
-    def weights(self, namespace: str, pool: str) -> WeightsStatus:
-        return self._run(self._client.weights(namespace, pool))
+    def weights_status(self, namespace: str, pool: str) -> WeightsStatus:
+        return self._run(self._client.weights_status(namespace, pool))
+
+    def weights(
+        self,
+        pool: str,
+        *,
+        folder: Path | str | None = None,
+        namespace: str | None = None,
+        mode: Mode = "Pause",
+        keep: int = 2,
+    ) -> BlockingWeightsPush:
+        """Context that pushes a trainer's weights: `with client.weights("policy") as w: w.push(model)`."""
+        pusher = self._client.weights(pool, folder=folder, namespace=namespace, mode=mode, keep=keep)
+        return BlockingWeightsPush(pusher, self._run)
 
     def update_weights(self, namespace: str, pool: str, update: WeightsUpdate, *, wait: bool = False) -> WeightsStatus:
         """Begin an update. With `wait`, return when it has ended, whether it succeeded or not."""

@@ -1,0 +1,184 @@
+"""Weights from a trainer's memory to a pool: written to a folder in one step, then served.
+
+    async with client.weights("policy", folder="/shared/weights") as weights:
+        version = await weights.push(model)        # step1, step2, ...
+
+A crash at any point leaves whole folders and unfinished ones; an unfinished one is never named to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+from rollyard.client.kubeconfig import Context
+from rollyard.core.errors import Conflict, Invalid, NoProgress
+from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
+
+STEP = re.compile(r"step([0-9]+)")
+UNFINISHED = ".writing-"
+
+
+@runtime_checkable
+class SavesPretrained(Protocol):
+    """A model of transformers or peft; a DDP or FSDP wrapper has to be taken off first."""
+
+    def save_pretrained(self, folder: Any, /) -> Any: ...
+
+
+Weights = SavesPretrained | Mapping[str, Any] | Path
+"""A model; its tensors by name, of torch or numpy; or a folder that is already complete."""
+
+
+class WeightsApi(Protocol):
+    """Calls of `AsyncClient` that a push makes."""
+
+    context: Context
+
+    async def get(self, key: ObjectKey) -> KindObject: ...
+
+    async def weights_status(self, namespace: str, pool: str) -> WeightsStatus: ...
+
+    async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus: ...
+
+    async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus: ...
+
+
+class WeightsPush:
+    """Pushes new weights to one InferencePool, one version after the other."""
+
+    def __init__(
+        self,
+        client: WeightsApi,
+        pool: str,
+        *,
+        folder: Path | str | None = None,
+        namespace: str | None = None,
+        mode: Mode = "Pause",
+        keep: int = 2,
+    ) -> None:
+        """`folder`: where versions are written; the engines' nodes must read it too. Default: ~/.rollyard/weights/POOL.
+        `keep`: the newest versions of this object that are kept; older folders are deleted once a newer version is served.
+        """
+        if keep < 1:
+            raise ValueError("`keep` must be at least 1: engines that restart read the folder of the served version")
+        self._client, self._mode, self._keep = client, mode, keep
+        self.namespace, self.pool = namespace or client.context.namespace, pool
+        self.folder = Path(folder or Path.home() / ".rollyard" / "weights" / pool).absolute()
+        self.step = 0
+        """Number of the last version; that of an earlier trainer of the pool until the first push."""
+        self.version: str | None = None
+        """Last version that was pushed and is served."""
+        self._written: list[Path] = []
+
+    async def __aenter__(self) -> Self:
+        status = await self._client.weights_status(self.namespace, self.pool)
+        names = [record.version for record in (status.current, *status.history) if record is not None]
+        names += [status.operation.target.version] if status.operation is not None else []
+        self.step = max((int(found[1]) for name in names if (found := STEP.fullmatch(name))), default=0)
+        await asyncio.to_thread(self.folder.mkdir, parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the folders: the pool serves from the last one."""
+
+    async def push(self, weights: Weights, version: str | None = None) -> str:
+        """Write the weights, and return their version once every endpoint serves it. Default version: `step<n>`.
+
+        Raises NoProgress if the update failed or another one replaced it, and the errors of `update_weights`.
+        """
+        number = self.step + 1
+        version = version or f"step{number}"
+        await self._check_new(version)
+        path = await self._write(weights, version)
+        update = WeightsUpdate(version=version, path=str(path), mode=self._mode)
+        await self._client.update_weights(self.namespace, self.pool, update)
+        status = await self._client.wait_weights(self.namespace, self.pool, version)
+        operation = status.operation
+        if operation is None or operation.target.version != version or operation.phase != "Complete":
+            told = operation.message if operation is not None and operation.target.version == version else ""
+            raise NoProgress(f"weights {version} are not served: {told or 'another update replaced this one'}")
+        self.version, self.step = version, number
+        await asyncio.to_thread(self._delete_old)
+        return version
+
+    async def _write(self, weights: Weights, version: str) -> Path:
+        if isinstance(weights, Path):
+            return weights.absolute()
+        config = None if isinstance(weights, SavesPretrained) else await self._config()
+        return await asyncio.to_thread(self._write_folder, weights, version, config)
+
+    async def _check_new(self, version: str) -> None:
+        """Raise Conflict for a version that the pool has served: its folder must not change."""
+        status = await self._client.weights_status(self.namespace, self.pool)
+        if status.record(version) is not None:
+            raise Conflict(f"weights {version!r} exist already in pool {self.pool!r}; choose another version")
+
+    async def _config(self) -> Path:
+        """The model's config.json: tensors alone do not say which model they are."""
+        key = ObjectKey(kind="InferencePool", namespace=self.namespace, name=self.pool)
+        pool = await self._client.get(key)
+        assert isinstance(pool, InferencePool)
+        config = Path(pool.spec.model.path) / "config.json"
+        if not config.is_file():
+            raise Invalid(
+                f"{config} cannot be read here, so tensors alone cannot be pushed; push the model, or a whole folder"
+            )
+        return config
+
+    def _write_folder(self, weights: SavesPretrained | Mapping[str, Any], version: str, config: Path | None) -> Path:
+        unfinished = self.folder / f"{UNFINISHED}{version}-{os.getpid()}-{secrets.token_hex(4)}"
+        unfinished.mkdir()
+        try:
+            if isinstance(weights, SavesPretrained):
+                weights.save_pretrained(unfinished)
+            else:
+                assert config is not None
+                shutil.copyfile(config, unfinished / "config.json")
+                _save_tensors(weights, unfinished / "model.safetensors")
+            for file in unfinished.iterdir():
+                _sync(file)
+            path = self.folder / version
+            if path.exists():  # written by a trainer that died before the update; no pool serves it
+                shutil.rmtree(path)
+            unfinished.rename(path)
+            _sync(self.folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        self._written.append(path)
+        return path
+
+    def _delete_old(self) -> None:
+        while len(self._written) > self._keep:
+            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+
+
+def _save_tensors(tensors: Mapping[str, Any], file: Path) -> None:
+    if all(hasattr(tensor, "detach") for tensor in tensors.values()):
+        from safetensors.torch import save_file
+
+        plain = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+        save_file({name: tensor.clone() for name, tensor in plain.items()}, file, metadata={"format": "pt"})
+        return
+    from safetensors.numpy import save_file as save_arrays
+
+    save_arrays(dict(tensors), file, metadata={"format": "pt"})
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
