@@ -27,7 +27,7 @@ MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 DEFAULT_GROUPS, MAX_GROUPS = 16, 256
 MAX_PAGE_BYTES = 8 << 20
-"""Compressed bytes of trajectories after which a page ends; it has one group at least."""
+"""Size of compressed trajectories after which a page ends. A page has at least one group."""
 MAX_LISTED = 500
 
 
@@ -53,7 +53,7 @@ def _key(request: web.Request) -> BatchKey:
 
 @accepts("namespace")
 async def _create(request: web.Request) -> web.Response:
-    """Create a batch. 201 when it is new, 200 when a batch of this id and body exists."""
+    """Create a batch. The answer is 201 if it is new, 200 if a batch with this id and body exists."""
     services, namespace = request.app[SERVICES], _namespace(request)
     wanted = await _read_request(request)
     await _check(services, namespace, wanted)
@@ -150,7 +150,7 @@ async def _groups(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after")
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Server-sent events, one a delivered group; resumes after the delivery in `after` or Last-Event-ID."""
+    """Server-sent events, one for each delivered group. They continue after the delivery in `after` or Last-Event-ID."""
     services, key, after = request.app[SERVICES], _key(request), integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")
@@ -185,7 +185,7 @@ async def _next_groups(
 
 
 async def _group_body(services: Services, group: GroupRecord) -> tuple[dict[str, Any], int]:
-    """A group as JSON with its trajectories, and the compressed bytes of these."""
+    """Return a group as JSON with its trajectories, and the compressed size of these."""
     records = await services.batches.rollouts_of(group)
     rollouts = [await read_trajectory(services, record) for record in records]
     body = {

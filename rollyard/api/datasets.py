@@ -22,7 +22,7 @@ from rollyard.server.store.batch_records import DatasetRecord
 MAX_BYTES = 1 << 30
 MAX_LINE_BYTES = 512 << 10
 LINES_A_TURN = 200
-"""Lines that the parser thread reads before other work has its turn."""
+"""Number of lines that the parser thread reads before it lets other work run."""
 _NAME = pydantic.TypeAdapter(BatchName)
 
 
@@ -37,7 +37,7 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("namespace")
 async def _put(request: web.Request) -> web.Response:
-    """Upload a dataset: JSON lines, one task a line. 201 when it is new, 200 when the same content is there."""
+    """Upload a dataset: JSON lines, one task a line. The answer is 201 if it is new, 200 if the same content exists."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     name = _checked_name(request.match_info["name"])
     lines = (await request_bodies.read(request, MAX_BYTES)).splitlines()
@@ -57,7 +57,7 @@ async def _put(request: web.Request) -> web.Response:
 
 
 def read_lines(numbered: Iterable[tuple[int, bytes | bytearray]]) -> list[Task]:
-    """Tasks of these lines; empty lines are left out. Raises Invalid with the number of each wrong line."""
+    """Return the tasks of these lines; empty lines are left out. Raises Invalid with the number of each wrong line."""
     found: list[Task] = []
     wrong: list[Cause] = []
     for number, line in numbered:
@@ -91,7 +91,7 @@ def _read_line(line: bytes | bytearray) -> Task:
 
 
 def canonical(task: Task) -> str:
-    """The text of a task that its digest covers."""
+    """Return the text of a task, over which digests are computed."""
     return json.dumps(task.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
@@ -114,7 +114,7 @@ async def _get(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _delete(request: web.Request) -> web.Response:
-    """Delete a dataset, with its history and the position in it."""
+    """Delete a dataset with its history and the position in it."""
     namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
     await request.app[SERVICES].batches.delete_dataset(namespace, name)
     return web.json_response({"name": name})

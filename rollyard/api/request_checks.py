@@ -1,4 +1,4 @@
-"""Checks of what is to run: its pool, the weights that it asks for, and its task."""
+"""Checks of a request before it is accepted: its pool, the weights versions that it names, and its tasks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollyard.server.routing.staleness import POLICY_ROLE
 
 
 async def check_pools(services: Services, namespace: str, requests: Sequence[RolloutRequest]) -> dict[str, RolloutPool]:
-    """The pools of these requests, by name. Raises Invalid for one that cannot run them."""
+    """Return the pools of these requests, by name. Raises Invalid if one of them cannot run its requests."""
     pools = {name: await rollout_pool(services, namespace, name) for name in {r.pool for r in requests}}
     for name, pool in pools.items():
         if POLICY_ROLE not in pool.spec.inference:
@@ -66,7 +66,7 @@ def check_kinds(
 
 
 def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
-    """Raise Invalid for a task of a built-in kind with wrong fields. `place`: path of what has the task."""
+    """Raise Invalid for a task of a built-in kind with wrong fields. `place`: path of the task in the request."""
     for i, task in enumerate(tasks):
         try:
             check_task(task)

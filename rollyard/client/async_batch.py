@@ -1,4 +1,4 @@
-"""`AsyncBatch`: the groups of one batch as an async iterator, which outlives restarts of the server."""
+"""`AsyncBatch`: the groups of one batch as an async iterator, which continues after restarts of the server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BatchCalls(Protocol):
 class AsyncBatch:
     """Iterator over delivered groups, made by `AsyncClient.batch`.
 
-    It ends when the batch has ended and all its groups were handed out; `view.status` has the reason.
+    It ends when the batch has ended and the iterator has returned all groups; `view.status` has the reason.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AsyncBatch:
             self.id = request.id or f"b-{secrets.token_hex(6)}"
             self._request = evolve(request, id=self.id)
         self.after = after
-        """Last delivery that was handed out; pass it as `after` to go on in another process."""
+        """Last delivery that the iterator returned. Another process continues after it if it passes this as `after`."""
         self.view: BatchView | None = None
         """State of the batch as last seen."""
         self._created = False
@@ -69,7 +69,7 @@ class AsyncBatch:
         return self
 
     async def __anext__(self) -> Group:
-        """Wait for the next group, without a limit, also while the server cannot be reached. Raises NotFound, Conflict."""
+        """Wait for the next group, however long, also while the server cannot be reached. Raises NotFound, Conflict."""
         backoff, said = Backoff(), ""
         while not self._ready:
             if self._last:
@@ -79,7 +79,7 @@ class AsyncBatch:
                 await self._read()
                 backoff.reset()
             except Unavailable as error:
-                if str(error) != said:  # an hour without a server is one log line
+                if str(error) != said:  # one log line for the same error, however long it lasts
                     said = str(error)
                     log.warning("still waiting for groups of batch %s: %s", self.id, error)
                 await backoff.wait(error.retry_after or 0)
@@ -97,11 +97,11 @@ class AsyncBatch:
         self._see(page.batch)
 
     async def acknowledge(self, upto: int | None = None) -> BatchView:
-        """Tell the batch that all groups up to this delivery were used; by default all that were handed out."""
+        """Tell the server that all groups up to this delivery were used; by default all that the iterator returned."""
         return self._see(await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace))
 
     async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
-        """End the batch; its unfinished groups are carried over, or cancelled."""
+        """End the batch. Its unfinished groups are carried over, or cancelled."""
         return self._see(await self._client.cancel_batch(self.id, self._namespace, rollouts=rollouts))
 
     def _see(self, view: BatchView) -> BatchView:

@@ -1,6 +1,6 @@
-"""Batches for trainers: a step's worth of informative groups, or a stream of them. snake_case, like rollouts.
+"""Batches for trainers: the informative groups for one training step, or a stream of them. snake_case, like rollouts.
 
-A batch draws tasks, runs `n` rollouts of each (a group), and hands out the groups that its filter lets pass.
+A batch draws tasks, runs `n` rollouts of each (a group), and delivers the groups that its filter lets pass.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rollyard.kinds.rollout import ID_PATTERN, AgentSpec, Budgets, RolloutReques
 from rollyard.kinds.weights import VERSION_PATTERN
 
 MAX_TASKS = 100_000
-"""Tasks in one request; a dataset may have more."""
+"""Greatest number of tasks in one request. A dataset may have more."""
 BatchName = Annotated[str, Field(pattern=ID_PATTERN, max_length=100)]
-"""Name of a batch, a series or a dataset: short enough for the ids of its groups and rollouts."""
+"""Name of a batch, a series or a dataset. It is short, because the ids of groups and rollouts begin with it."""
 
 
 class BatchKey(NamedTuple):
@@ -43,15 +43,15 @@ class BatchStatus(StrEnum):
 
 
 class DatasetRef(WireModel):
-    """Uploaded dataset to draw from."""
+    """Uploaded dataset from which tasks are drawn."""
 
     name: BatchName
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
-    """Seed of the order in which tasks are drawn; each epoch has another order."""
+    """Seed of the order in which tasks are drawn. Each epoch has another order."""
 
 
 class SourceRef(WireModel):
-    """Task source plug-in to draw from."""
+    """Plug-in from which tasks are drawn."""
 
     name: str = Field(min_length=1, max_length=64)
     """Name of the entry point in the group `rollyard.sources`."""
@@ -70,9 +70,9 @@ class BatchFilter(WireModel):
     """Greatest mean reward."""
     min_usable: int | None = Field(default=None, ge=1, le=1024)
     """Fewest rollouts with a reward. A group with fewer is faulty: it is neither informative nor uninformative, and its
-    task is drawn again. Default: 2, or 1 where `n` is 1."""
+    task is drawn again. Default: 2, or 1 if `n` is 1."""
     reward_range: tuple[float, float] | None = None
-    """Least and greatest possible reward. With it a group whose mean can no longer be within the bounds ends early."""
+    """Least and greatest possible reward. With it, a group ends as soon as its mean can no longer be within the bounds."""
 
     @property
     def lets_all_pass(self) -> bool:
@@ -94,42 +94,42 @@ class BatchRequest(WireModel):
     """Body of POST /v1/batches."""
 
     id: BatchName | None = None
-    """Id chosen by the caller. A repeated id with the same body attaches to the existing batch; with another body it is
-    a 409."""
+    """Id chosen by the caller. A repeated id with the same body attaches to the existing batch; with another body the
+    answer is a 409."""
     pool: str = Field(pattern=NAME_PATTERN)
     """RolloutPool that runs the rollouts."""
     n: int = Field(default=8, ge=1, le=1024)
-    """Rollouts of each task."""
+    """Number of rollouts of each task."""
     target: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Informative groups to deliver. Null: a stream, which goes on until its source ends or it is cancelled."""
+    """Number of informative groups to deliver. Null: a stream, which goes on until its source ends or it is cancelled."""
     tasks: list[Task] | None = Field(default=None, min_length=1, max_length=MAX_TASKS)
-    """Tasks to draw from, in this order. Exactly one of `tasks`, `dataset` and `source` is given."""
+    """Tasks to draw, in this order. Exactly one of `tasks`, `dataset` and `source` must be given."""
     dataset: DatasetRef | None = None
-    """Dataset to draw from, shuffled by its seed."""
+    """Dataset from which tasks are drawn, in the order of its seed."""
     source: SourceRef | None = None
-    """Task source plug-in to draw from."""
+    """Plug-in from which tasks are drawn."""
     series: BatchName | None = None
-    """Batches of one series share the position in the source, unfinished groups and observed rates. Default: the name of
-    the dataset, or else the batch's id."""
+    """Batches of one series share the position in the source, unfinished groups and observed rates. Default: the name
+    of the dataset, else the batch's id."""
     epochs: int | None = Field(default=None, ge=1)
-    """Passes of the series over its tasks. Default: 1 for tasks in the request, no limit for a dataset."""
+    """Number of times that the series goes through its tasks. Default: 1 for tasks in the request, no limit for a dataset."""
     filter: BatchFilter = BatchFilter()
-    """Rule by which a group is informative, and is delivered."""
+    """Rule by which a group is informative. Informative groups are delivered."""
     in_flight: int | None = Field(default=None, ge=1, le=100_000)
-    """Most groups at once that are not whole. Default: as many as the pool's RUN stage and the target need."""
+    """Most groups in flight at once. Default: as many as the pool's RUN stage and the target need."""
     carry_over: Literal["keep", "cancel"] = "keep"
-    """keep: unfinished groups, finished rollouts included, are first in line for the next batch of the series."""
+    """keep: unfinished groups, with their finished rollouts, come first in the next batch of the series."""
     deadline_seconds: float | None = Field(default=None, gt=0)
-    """Time after which the batch ends Expired; what is unfinished is carried over."""
+    """Time after which the batch ends Expired. Unfinished groups are carried over."""
     step_groups: int | None = Field(default=None, ge=1)
-    """Stream: groups that one training step takes. Needed for `max_staleness`."""
+    """Stream: number of groups that one training step uses. Needed for `max_staleness`."""
     max_staleness: int = Field(default=1, ge=0, le=1000)
-    """Stream: training steps by which drawing may run ahead of acknowledged training. 0: a step is drawn only after the
+    """Stream: training steps by which drawing may be ahead of acknowledged training. 0: a step is drawn only after the
     step before it was acknowledged."""
     pass_over: bool = True
     """Whether tasks that were uninformative several times in a row are drawn less often."""
     longest_first: bool = True
-    """Whether tasks whose earlier rollouts took longest go first among those drawn together."""
+    """Whether, of tasks that are drawn together, those whose earlier rollouts took longest start first."""
     agent: AgentSpec = AgentSpec()
     sampling: Sampling = Sampling()
     budgets: Budgets = Budgets()
@@ -138,11 +138,11 @@ class BatchRequest(WireModel):
     mode: Literal["train", "eval"] = "train"
     """Free data of the caller, stored with each trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
-    """Oldest version of the policy's weights that may sample its rollouts."""
+    """Oldest version of the policy's weights that may sample the batch's rollouts."""
     group_version: Literal["any", "same"] = "any"
     """same: one version samples all rollouts of a group."""
     rollout_max_staleness: int | None = Field(default=None, ge=0)
-    """Most versions by which the pool may be ahead of the version that a rollout started with. Beyond, it restarts."""
+    """Most versions by which the pool may be ahead of the version with which a rollout started. Beyond this it restarts."""
 
     @field_validator("source")
     @classmethod
@@ -166,21 +166,22 @@ class BatchRequest(WireModel):
 
     @property
     def min_usable(self) -> int:
-        """Fewest rollouts with a reward in a group that counts."""
+        """Fewest rollouts with a reward in a group that is not faulty."""
         return self.filter.min_usable or min(2, self.n)
 
     @property
     def own_series(self) -> bool:
-        """Whether no other batch can take over what it leaves unfinished."""
+        """Whether no later batch can take over the unfinished groups of this one."""
         return self.series is None and self.dataset is None
 
     @property
     def bounded_by_acknowledgement(self) -> bool:
-        """Whether it is a stream that waits for its trainer; a list of tasks without `step_groups` is run as a whole."""
+        """Whether this is a stream that waits for its trainer. Without `step_groups`, tasks in the request are run as a
+        whole."""
         return self.target is None and (self.step_groups is not None or self.tasks is None)
 
     def rollouts(self, group: str, task: Task) -> RolloutRequest:
-        """Request for the rollouts of one group."""
+        """Build the request for the rollouts of one group."""
         return RolloutRequest(
             id=group if self.n > 1 else f"{group}.0",
             pool=self.pool,
@@ -202,7 +203,7 @@ class Acknowledgement(WireModel):
     """Body of POST /v1/batches/ID/acknowledge."""
 
     upto: int = Field(ge=0)
-    """Last delivery that the trainer has used, with all before it."""
+    """Last delivery that the trainer has used. It has used all deliveries before it, too."""
 
 
 class FilteredGroups(WireModel):
@@ -216,7 +217,7 @@ class FilteredGroups(WireModel):
 
 
 class DeliveryBias(WireModel):
-    """Mean of the delivered rollouts over that of all rollouts in whole informative groups. 1.00: nothing is preferred."""
+    """Mean of the delivered rollouts, divided by the mean of all rollouts in whole informative groups. 1.00: no bias."""
 
     tokens: float | None = None
     turns: float | None = None
@@ -234,16 +235,16 @@ class BatchView(WireModel):
     target: int | None
     n: int
     informative: int
-    """Groups known to be informative, delivered ones included."""
+    """Groups that are known to be informative, including delivered ones."""
     delivered: int
     acknowledged: int
     drawn: int
-    """Groups drawn by this batch."""
+    """Groups that this batch has drawn."""
     filtered: FilteredGroups
     faulty: int
     """Groups with too few rewards, because rollouts ended Failed, InfraFailed or Cancelled."""
     in_flight: int
-    """Groups that are not whole."""
+    """Groups of which a rollout has not ended."""
     whole_waiting: int
     """Delivered groups that are not acknowledged."""
     carried_in: int
@@ -255,16 +256,16 @@ class BatchView(WireModel):
     wasted_tokens: int
     """Sampled tokens in groups that were filtered, faulty or cancelled."""
     informative_rate: float
-    """Estimated share of informative groups, from which over-provisioning is computed."""
+    """Estimated share of informative groups. It decides how many more groups than the target are drawn."""
     seconds_to_target: float | None
     staleness_mean: float | None
-    """Mean training steps between the draw of a delivered group and the step that it is for; null before the first."""
+    """Mean number of training steps between the draw of a delivered group and the step that uses it; null before the first."""
     bias: DeliveryBias
     """Bias of this batch."""
     series_bias: DeliveryBias
-    """Bias of all batches of its series so far."""
+    """Bias of all batches of the series so far."""
     waiting: str | None
-    """Reason why nothing moves, as a sentence; null while it moves."""
+    """Reason why there is no progress, as a sentence; null while there is progress."""
     created_at: float
     ended_at: float | None
 
@@ -280,7 +281,7 @@ class DatasetView(WireModel):
     name: str
     namespace: str
     digest: str
-    """sha256 over its canonical lines."""
+    """sha256 over the lines of the dataset in canonical form."""
     tasks: int
     """Number of tasks."""
     kinds: list[str]
@@ -292,7 +293,7 @@ class Group(WireModel):
     """Delivered group: the n rollouts of one task, by sample index."""
 
     delivery: int
-    """Position among the batch's groups, from 1. Pass the last one as `after` to get the next."""
+    """Position among the batch's delivered groups, from 1. Pass the last one as `after` to get the next."""
     id: str
     task_index: int
     """Index of the task in its source."""
@@ -315,5 +316,5 @@ class GroupPage(WireModel):
 
     @property
     def last(self) -> bool:
-        """Whether no group will ever follow."""
+        """Whether no further group will follow."""
         return self.next >= self.batch.delivered and self.batch.all_delivered

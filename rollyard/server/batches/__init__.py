@@ -1,1 +1,1 @@
-"""Batches: groups drawn, filtered and delivered. Every durable change goes through `advance`, with what caused it."""
+"""Batches: groups are drawn, filtered and delivered. Every durable change is made by `advance`, together with its cause."""

@@ -4,17 +4,17 @@
     GroupDrawn                 +-----------------------+
     GroupAdopted ---> Open ----+--> Informative -------+--> whole: Delivered 1, 2, 3 ... of its batch
                        |       |
-                       |       +--> Uninformative: what still runs of it is cancelled, another task is drawn
+                       |       +--> Uninformative: its running rollouts are cancelled, another task is drawn
                        |       +--> Faulty: too few rewards; its task is put back, another one is drawn
                        |
                        +--> the batch ends first: carried to the next batch of the series (or Cancelled)
 
-    Running -----------------> Completed   the target is delivered; or a stream is drained, and all of it acknowledged
+    Running -----------------> Completed   the target is delivered; or a stream is drained, and its deliveries are acknowledged
       |  ^                     Exhausted   the source ended before the target
       |  +-- Ticked, Ack.      Expired     deadline_seconds have passed
       +----------------------> Cancelled   on request, or because the pool is gone
 
-After every event of a running batch DrawTasks fills up what is in flight: see `wanted`.
+After every event of a running batch, DrawTasks requests the groups that are missing: see `wanted`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rollyard.server.batches.judge import Verdict, judge
 from rollyard.server.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState, SeriesRecord
 
 FORGET = 0.99
-"""Factor by which each verdict lessens the weight of those before it: the rate follows a policy that learns."""
+"""Factor by which each verdict reduces the weight of earlier ones, so that the rate follows a policy that learns."""
 UNBOUNDED_SHARE = 2
-"""Groups of a stream without `step_groups` that are in flight or unacknowledged, as a multiple of what fills the slots."""
+"""Limit of a stream without `step_groups`: groups in flight or unacknowledged, as a multiple of those that fill the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class GroupDrawn:
 
 @dataclass(frozen=True, slots=True)
 class GroupAdopted:
-    """A carried group of the series counts for this batch now."""
+    """A carried group of the series now counts for this batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RolloutEnded:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed; the pool can work on so many rollouts for this batch."""
+    """Time has passed, and the pool can work on this number of rollouts for this batch."""
 
     at: float
     slots: int
@@ -80,7 +80,7 @@ class SourceDrained:
 class BatchCancelled:
     at: float
     keep: bool
-    """Whether its live groups are carried over."""
+    """Whether the batch's live groups are carried over."""
 
 
 BatchEvent = GroupDrawn | GroupAdopted | RolloutEnded | Ticked | Acknowledged | SourceDrained | BatchCancelled
@@ -88,31 +88,31 @@ BatchEvent = GroupDrawn | GroupAdopted | RolloutEnded | Ticked | Acknowledged | 
 
 @dataclass(frozen=True, slots=True)
 class DrawTasks:
-    """This many groups are to be drawn now."""
+    """This number of groups is to be drawn now."""
 
     groups: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRest:
-    """The group cannot become informative; its unfinished rollouts are not needed."""
+    """The group cannot become informative, so its unfinished rollouts are not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettled:
-    """The group's verdict is final: it enters the task's history, the rates and the lengths of the series."""
+    """The group's verdict is final. It is entered into the task's history, and into the rates and the lengths of the series."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDelivered:
-    """The group has its delivery number."""
+    """The group has got its delivery number."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """Its live groups are to be carried over, or cancelled."""
+    """The batch has ended. Its live groups are to be carried over, or cancelled."""
 
     keep: bool
 
@@ -123,7 +123,7 @@ Advanced = tuple[BatchRecord, GroupRecord | None, tuple[BatchEffect, ...]]
 
 
 def advance(request: BatchRequest, batch: BatchRecord, group: GroupRecord | None, event: BatchEvent) -> Advanced:
-    """The batch and the group after the event, and the effects to carry out in the same transaction."""
+    """Return the batch and the group after the event, and the effects to carry out in the same transaction."""
     effects: tuple[BatchEffect, ...] = ()
     match event:
         case GroupDrawn():
@@ -171,13 +171,13 @@ def _end_rollout(
 ) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
     live = group.state.live
     group = take_end(group, rollout)
-    if not live:  # the rest of a group that was given up
+    if not live:  # a late rollout of a group that was given up
         return replace(batch, wasted_tokens=batch.wasted_tokens + rollout.tokens), group, ()
     return _judge_group(request, replace(batch, unfinished=batch.unfinished - 1), group)
 
 
 def take_end(group: GroupRecord, rollout: EndedRollout) -> GroupRecord:
-    """The group with this end; a repeated one changes nothing."""
+    """Return the group with this ended rollout. If the group has it already, nothing changes."""
     if any(r.sample == rollout.sample for r in group.ended):
         return group
     return replace(group, ended=(*group.ended, rollout))
@@ -186,7 +186,7 @@ def take_end(group: GroupRecord, rollout: EndedRollout) -> GroupRecord:
 def _judge_group(
     request: BatchRequest, batch: BatchRecord, group: GroupRecord
 ) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
-    """Judge a live group. Informative ones are delivered once they are whole, others are given up."""
+    """Judge a live group. An informative group is delivered once it is whole; others are given up."""
     if group.state is GroupState.OPEN:
         verdict = judge(request.filter, request.min_usable, group.n, group.ended)
         if verdict is Verdict.OPEN:
@@ -240,7 +240,7 @@ def _deliver(
 
 
 def training_step(request: BatchRequest, batch: BatchRecord, delivery: int) -> int:
-    """Training step of the series that uses this delivery. Without `step_groups` a batch is one step."""
+    """Return the training step of the series that uses this delivery. Without `step_groups` a batch is one step."""
     return batch.step + ((delivery - 1) // request.step_groups if request.step_groups else 0)
 
 
@@ -249,7 +249,7 @@ def _settle(batch: BatchRecord, *, informative: bool) -> BatchRecord:
 
 
 def settle_rate(rates: R, *, informative: bool) -> R:
-    """The observed rate of a batch or a series after one more verdict."""
+    """Return the observed rates of a batch or a series after one more verdict."""
     return replace(
         rates,
         settled=rates.settled * FORGET + 1,
@@ -291,19 +291,19 @@ def _end(
 
 
 def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
-    """Expected share of informative groups: the mean of Beta(1 + informative, 1 + uninformative)."""
+    """Return the expected share of informative groups: the mean of Beta(1 + informative, 1 + uninformative)."""
     if request.filter.lets_all_pass:
         return 1.0
     return (batch.settled_informative + 1) / (batch.settled + 2)
 
 
 def wanted(request: BatchRequest, batch: BatchRecord) -> int:
-    """Groups to draw now.
+    """Return how many groups to draw now.
 
-    With a target: enough for it by the observed rate, also while no worker exists yet, so that the pool grows; and
-    enough to keep all slots busy until it is met, where another batch can take over what is left. A stream stays within
-    its admission: the groups in flight and unacknowledged that are expected to be informative are those of at most
-    `max_staleness` + 1 training steps.
+    With a target: as many as it needs by the observed rate, also while there is no worker yet, so that the pool grows.
+    If another batch can take over unfinished groups, also as many as keep all slots busy until the target is met. For a
+    stream the admission is the limit: of the groups in flight and unacknowledged, those expected to be informative may
+    fill at most `max_staleness` + 1 training steps.
     """
     if batch.status.terminal or batch.drained:
         return 0
@@ -329,5 +329,5 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
 
 
 def _groups_for(informative: float, rate: float) -> int:
-    """Groups of which so many are expected to be informative."""
+    """Return the number of groups of which this many are expected to be informative."""
     return max(0, math.ceil(informative / rate - 1e-9))

@@ -1,4 +1,4 @@
-"""A batch as its users see it, with the reason why nothing moves; pure."""
+"""A batch as its users see it, with the reason why there is no progress. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rollyard.server.batches.advance import informative_rate, wanted
 from rollyard.server.store.batch_records import BatchRecord, LengthSums, SeriesRecord
 
 MANY_FAULTY = 5
-"""Faulty groups in a row after which a batch says so."""
+"""Number of faulty groups in a row after which a batch reports them as the reason."""
 
 
 def view(batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest) -> BatchView:
@@ -43,7 +43,7 @@ def view(batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest)
 
 
 def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
-    """Mean lengths of what was delivered over those of what was informative."""
+    """Return the mean lengths of delivered rollouts, divided by those of informative ones."""
     if not (delivered.rollouts and whole.rollouts):
         return DeliveryBias()
 
@@ -58,7 +58,7 @@ def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
 
 
 def why_waiting(batch: BatchRecord, request: BatchRequest) -> str | None:
-    """Reason why nothing moves, as a sentence; None while it moves."""
+    """Return why there is no progress, as a sentence; None while there is progress."""
     if batch.status.terminal:
         return None
     if batch.faulty_in_a_row >= MANY_FAULTY:

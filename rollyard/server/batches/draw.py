@@ -1,8 +1,8 @@
 """`draw(series, count, ...)`: the next tasks of a series, pure over its position and the tasks' own history.
 
-The order of an epoch is a permutation by (seed, epoch). It is computed place by place, so a dataset of millions costs
-no memory. A task that was uninformative k times in a row is passed over with probability 1 - 0.5^k (the finding of GRESO,
-arXiv 2506.02177), never for ever: k counts up to MAX_STREAK.
+The order of an epoch is a permutation by (seed, epoch). It is computed place by place, so a dataset of millions needs
+no memory. A task that was uninformative k times in a row is passed over with probability 1 - 0.5^k (the finding of
+GRESO, arXiv 2506.02177), but never for ever: k counts up to MAX_STREAK.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass, replace
 from rollyard.server.store.batch_records import GroupRecord, PutBack, SeriesRecord, TaskHistory
 
 MAX_STREAK = 6
-"""Streak at which a task is drawn in one epoch of 64; longer ones are passed over no more often."""
+"""Longest streak that counts. With it a task is drawn in one epoch of 64."""
 MAX_FAULTY = 3
-"""Faulty groups of one task in an epoch after which it waits for the next epoch."""
+"""Number of faulty groups of one task in an epoch after which the task waits for the next epoch."""
 PUT_BACK_GROUPS = 8
-"""Groups that are drawn before the task of a faulty one is drawn again: a broken node may be gone by then."""
+"""Number of groups drawn before the task of a faulty group is drawn again. By then a broken node may be gone."""
 MAX_LOOKED = 4096
-"""Tasks looked at in one draw. The draw runs in the store's writer; the next one goes on from there."""
+"""Greatest number of tasks that one draw looks at, because it runs in the store's writer. The next draw continues there."""
 ROUNDS = 4
 ReadHistory = Callable[[int], TaskHistory | None]
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnTask:
-    """Task to draw: its index in the source, and the epoch of the draw."""
+    """Task that was drawn: its index in the source, and the epoch of the draw."""
 
     index: int
     epoch: int
     tries: int = 0
-    """Faulty groups of this task in this epoch."""
+    """Number of faulty groups of this task in this epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def draw(
     epochs: int | None,
     pass_over: bool,
 ) -> Drawing:
-    """At most `count` tasks from the series' position on. `stored`: tasks that a plug-in has delivered so far."""
+    """Draw at most `count` tasks from the series' position on. `stored`: number of tasks that a plug-in has sent so far."""
     drawn: list[DrawnTask] = []
     passed = looked = 0
     while len(drawn) < count and looked < MAX_LOOKED:
@@ -79,7 +79,7 @@ def draw(
 
 
 def put_back(series: SeriesRecord, group: GroupRecord) -> SeriesRecord:
-    """The series with the task of a faulty group put back, where `may_return` permits it."""
+    """Return the series with the task of a faulty group put back, if `may_return` allows it."""
     if not may_return(group):
         return series
     due = series.next_number + PUT_BACK_GROUPS * (group.tries + 1)
@@ -93,7 +93,7 @@ def may_return(group: GroupRecord) -> bool:
 
 
 def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[DrawnTask]:
-    """The tasks whose earlier rollouts took longest first; unknown ones where their mean would be."""
+    """Sort tasks, those whose earlier rollouts took longest first. A task without history counts as the mean of the others."""
     seconds = [found.seconds if (found := history(t.index)) and found.rollouts else None for t in tasks]
     known = [s for s in seconds if s is not None]
     mean = sum(known) / len(known) if known else 0.0
@@ -102,10 +102,10 @@ def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[Draw
 
 
 def place(position: int, tasks: int | None, seed: int | None, epoch: int) -> int:
-    """Index of the task at this position of an epoch: a bijection of 0..tasks-1.
+    """Return the index of the task at this position of an epoch: a bijection of 0..tasks-1.
 
-    A Feistel network of four rounds over the next power of four, walked until the value is within the tasks (Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
+    A Feistel network of four rounds over the next power of four is repeated until the value is within the tasks (Black
+    and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
     """
     if seed is None or tasks is None or tasks < 2:
         return position
@@ -121,7 +121,7 @@ def place(position: int, tasks: int | None, seed: int | None, epoch: int) -> int
 
 
 def is_passed_over(streak: int, seed: int, epoch: int, index: int) -> bool:
-    """Whether a task with this streak is passed over in this epoch; the same in every process."""
+    """Whether a task with this streak is passed over in this epoch. The result is the same in every process."""
     share = 1 - 0.5 ** min(streak, MAX_STREAK)
     return _hash(seed, epoch, -1, index) < share * 2**64
 

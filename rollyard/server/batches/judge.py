@@ -1,7 +1,7 @@
-"""`judge(filter, min_usable, n, ended) -> verdict`: whether a group is informative, as soon as that is certain.
+"""`judge(filter, min_usable, n, ended) -> verdict`: whether a group is informative, as soon as this is certain.
 
-Only rollouts with a reward count. `Failed`, `InfraFailed` and `Cancelled` neither make a group uninformative nor count
-in it: with too few rewards a group is faulty.
+Only rollouts with a reward count. Rollouts that ended `Failed`, `InfraFailed` or `Cancelled` do not count, and do not
+make a group uninformative. A group with too few rewards is faulty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rollyard.server.store.batch_records import EndedRollout
 
 
 class Verdict(Enum):
-    """Verdict on a group; `OPEN`: rollouts that have not ended decide."""
+    """Verdict on a group. `OPEN`: it depends on rollouts that have not ended."""
 
     OPEN = "open"
     INFORMATIVE = "informative"
@@ -50,7 +50,7 @@ def judge(filter: BatchFilter, min_usable: int, n: int, ended: Sequence[EndedRol
 
 
 def _mean_bounds(filter: BatchFilter, rewards: Sequence[float], left: int) -> tuple[float, float]:
-    """Least and greatest mean that the group can end with. Any number of the rest may end without a reward."""
+    """Return the least and greatest mean with which the group can end. Any number of the rest may end without a reward."""
     total, count = sum(rewards), len(rewards)
     now = [total / count] if count else []
     if not left:
@@ -62,7 +62,7 @@ def _mean_bounds(filter: BatchFilter, rewards: Sequence[float], left: int) -> tu
 
 
 def _uniform(filter: BatchFilter, reward: float) -> Verdict:
-    """Kind of a group whose rewards are all equal."""
+    """Return the verdict on a group whose rewards are all equal."""
     least, greatest = filter.reward_range or (0.0, 0.0)
     if reward <= least:
         return Verdict.ALL_LOW

@@ -1,4 +1,4 @@
-"""The keeper of running batches: feeds them the time and their slots. Rollouts that end move batches without it."""
+"""The keeper of running batches. It tells them the time and their slots. Rollouts that end change batches without it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICK_SECONDS = 1.0
 
 
 class BatchKeeper:
-    """One tick a second for each running batch that needs one."""
+    """Sends a tick each second to each running batch that needs it."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class BatchKeeper:
         slots: Callable[[PoolKey], int],
         pools: Callable[[], Awaitable[Sequence[RolloutPool]]],
     ) -> None:
-        """`slots`: rollouts that the node agents of a pool can work on; running batches of a pool share them equally."""
+        """`slots`: number of rollouts that a pool's node agents can work on; running batches of a pool share it equally."""
         self._store = store
         self._clock = clock
         self._batches = batches
@@ -43,7 +43,7 @@ class BatchKeeper:
         self._waker = Waker()
 
     def wake(self) -> None:
-        """Tick now: the width of a pool has changed."""
+        """Tick now, because the width of a pool has changed."""
         self._waker.wake()
 
     async def run(self) -> None:
@@ -56,7 +56,7 @@ class BatchKeeper:
             await self._waker.pause(TICK_SECONDS)
 
     async def tick(self) -> None:
-        """Tick every batch that has a reason."""
+        """Send a tick to every batch that needs it."""
         running = await self._store.running_batches()
         if not running:
             return
@@ -75,6 +75,6 @@ class BatchKeeper:
 
 
 def needs_tick(request: BatchRequest, batch: BatchRecord, at: float, slots: int) -> bool:
-    """Whether a tick would change anything; most would only cost a write."""
+    """Whether a tick would change anything. Most ticks would only cost a write."""
     expired = request.deadline_seconds is not None and at >= batch.created_at + request.deadline_seconds
     return expired or slots != batch.slots or wanted(request, batch) > 0

@@ -24,14 +24,14 @@ from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, Grou
 
 TASKS_A_WRITE = 2000
 MAX_REQUEST_BYTES = 256 << 10
-"""Size of a request without its tasks: with one of its tasks it has to fit into a rollout's request."""
+"""Greatest size of a request without its tasks. With one of its tasks it must fit into a rollout's request."""
 
 
 class BatchService:
     """All batches of one server."""
 
     def __init__(self, store: Store, clock: Clock, rollouts: RolloutService, slots: Callable[[PoolKey], int]) -> None:
-        """`slots`: rollouts that the node agents of a pool can work on at once."""
+        """`slots`: number of rollouts that the node agents of a pool can work on at once."""
         self._store = store
         self._clock = clock
         self._rollouts = rollouts
@@ -41,7 +41,7 @@ class BatchService:
     # batches
 
     async def create(self, namespace: str, request: BatchRequest, tasks: Sequence[str]) -> tuple[BatchView, bool]:
-        """Accept a batch, or attach to the one of this id; return it once it is on disk, and whether it is new.
+        """Accept a batch, or attach to the one with this id. Return it once it is on disk, and whether it is new.
 
         `tasks`: the request's own tasks as canonical JSON. Raises Conflict, Invalid.
         """
@@ -70,7 +70,7 @@ class BatchService:
 
     def _record(self, namespace: str, id: str, request: BatchRequest, tasks: Sequence[str]) -> BatchRecord:
         bare = evolve(request, id=None, tasks=request.tasks and request.tasks[:1])
-        said = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # later fields change no digest
+        said = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # so that later fields change no digest
         if len(said) > MAX_REQUEST_BYTES:
             raise Invalid(
                 f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {len(said)}; "
@@ -109,7 +109,7 @@ class BatchService:
         return await self._apply(key, Acknowledged(self._clock.time(), upto), check)
 
     async def cancel(self, key: BatchKey, *, keep: bool) -> BatchView:
-        """End a batch; one that has ended stays as it was. `keep`: carry its live groups over. Raises NotFound."""
+        """End a batch. A batch that has ended stays as it is. `keep`: carry its live groups over. Raises NotFound."""
         return await self._apply(key, BatchCancelled(self._clock.time(), keep))
 
     async def tick(self, key: BatchKey, slots: int) -> None:
@@ -136,7 +136,7 @@ class BatchService:
     # groups
 
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
-        """Delivered groups after this delivery; wait until there is one, the batch has ended, or the time is up."""
+        """Return the groups after this delivery. Wait until there is one, the batch has ended, or the time is up."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
@@ -149,7 +149,7 @@ class BatchService:
             found = await self._store.delivered_groups(key, after, limit)
             if found or now.all_delivered or loop.time() >= deadline:
                 if now.status.terminal:
-                    self.notify(key)  # nothing will
+                    self.notify(key)  # nothing else will wake the waiting callers
                 return found, now
             await wait_or_timeout(changed, deadline - loop.time())
 
@@ -190,7 +190,7 @@ class BatchService:
         return await self._store.transact(change)
 
     async def delete_dataset(self, namespace: str, name: str) -> None:
-        """Delete a dataset with its history and its series; carried groups are cancelled. Raises NotFound, Conflict."""
+        """Delete a dataset with its history and its series. Carried groups are cancelled. Raises NotFound, Conflict."""
         now = self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> None:
@@ -211,7 +211,7 @@ class BatchService:
         await self._rollouts.transact(change)
 
     async def _store_tasks(self, digest: str, tasks: Sequence[str]) -> None:
-        """Store tasks in portions: other writes go between. Until something names the digest they are invisible."""
+        """Store tasks in portions, so that other writes can go between. They are invisible until something names the digest."""
         for start in range(0, len(tasks), TASKS_A_WRITE):
             portion = tasks[start : start + TASKS_A_WRITE]
             await self._store.transact(
@@ -220,7 +220,7 @@ class BatchService:
 
 
 def digest_of(tasks: Sequence[str]) -> str:
-    """sha256 over canonical lines."""
+    """Return the sha256 over canonical lines."""
     found = hashlib.sha256()
     for text in tasks:
         found.update(text.encode() + b"\n")
@@ -228,14 +228,14 @@ def digest_of(tasks: Sequence[str]) -> str:
 
 
 def source_digest(source: SourceRef) -> str:
-    """Digest under which the tasks of a plug-in are stored."""
+    """Return the digest under which the tasks of a plug-in are stored."""
     return "source-" + hashlib.sha256(source.model_dump_json().encode()).hexdigest()
 
 
 def _series(
     tx: Transaction, namespace: str, name: str, request: BatchRequest, digest: str | None, count: int
 ) -> SeriesRecord:
-    """The series of a new batch, which is made with its first batch. Raises Invalid, Conflict."""
+    """Return the series of a new batch, which is made with its first batch. Raises Invalid, Conflict."""
     dataset, seed, tasks = None, None, count
     if request.dataset is not None:
         found = tx.batches.dataset(namespace, request.dataset.name)

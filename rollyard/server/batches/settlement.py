@@ -1,7 +1,7 @@
-"""One transaction's work on batches: events go through `advance`, and its effects are carried out at once.
+"""One transaction's work on batches: `advance` gets the events, and its effects are carried out at once.
 
-So a rollout's end, the verdict on its group, the delivery, the draw of new tasks with the position of their source, and
-the insert of their rollouts are on disk together or not at all.
+So these are on disk together or not at all: a rollout's end, the verdict on its group, the delivery, the draw of new
+tasks with the position of their source, and the insert of their rollouts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from rollyard.server.store.batch_records import (
 )
 
 POOL_DELETED = "PoolDeleted"
-"""Reason of rollouts that end with their pool."""
+"""Reason of rollouts that end because their pool is deleted."""
 
 
 @lru_cache(maxsize=64)
@@ -61,7 +61,7 @@ def settle_ended(tx: Transaction, changes: RecordChanges, now: float) -> None:
 
 
 class Settlement:
-    """Records of one transaction, each read once; `write` ends it."""
+    """Records of one transaction, each read once. `write` ends the work."""
 
     def __init__(self, tx: Transaction, changes: RecordChanges, now: float) -> None:
         self._tx = tx
@@ -73,7 +73,7 @@ class Settlement:
         self._series: dict[tuple[str, str], SeriesRecord] = {}
 
     def begin(self, batch: BatchRecord, series: SeriesRecord) -> BatchKey:
-        """Insert a batch, which takes over the carried groups of its series."""
+        """Insert a batch. It takes over the carried groups of its series."""
         batch = replace(batch, step=series.step, settled=series.settled, settled_informative=series.settled_informative)
         self._batches[batch.key] = self._tables.put_batch(batch)
         self._series[series.namespace, series.name] = series
@@ -90,7 +90,7 @@ class Settlement:
         return found
 
     def advance(self, key: BatchKey, group: GroupRecord | None, event: BatchEvent) -> None:
-        """Move a batch on, and carry out the effects."""
+        """Apply an event to a batch, and carry out the effects."""
         batch = self.batch(key)
         assert batch is not None
         request = parsed_request(batch.request)
@@ -123,7 +123,7 @@ class Settlement:
                 self._cancel_rollouts(group, "DatasetDeleted", f"its dataset {dataset} was deleted")
 
     def write(self) -> None:
-        """Count what has ended in this transaction, and write all changed records."""
+        """Count the rollouts that ended in this transaction, and write all changed records."""
         while self._changes.ended:
             self._count_end(self._changes.ended.popleft())
         self._flush()
@@ -142,7 +142,7 @@ class Settlement:
         place = (record.namespace, record.group)
         group = self._groups.get(place) or self._tables.group(*place)
         if group is None:
-            return  # a group that its caller made
+            return  # a group of a caller, not of a batch
         ended = ended_rollout(record)
         if group.batch is None:
             self._groups[place] = take_end(group, ended)
@@ -218,7 +218,7 @@ class Settlement:
     def _free_number(
         self, batch: BatchRecord, request: BatchRequest, number: int, task: Task
     ) -> tuple[int, list[RolloutRecord]]:
-        """The next number under which no rollout of a user exists, and the group's records."""
+        """Return the next number under which no rollout of a user exists, and the group's records."""
         while True:
             records = expand(batch.namespace, request.rollouts(f"{batch.series}-g{number}", task), self._now)
             if all(self._tx.get(r.namespace, r.id) is None for r in records):
@@ -232,7 +232,7 @@ class Settlement:
             self._changes.step(self._tx, record, Cancelled(self._now, reason, message))
 
     def _release(self, key: BatchKey, *, keep: bool) -> None:
-        """Let the next batch of the series have the live groups, or cancel them."""
+        """Leave the live groups to the next batch of the series, or cancel them."""
         batch = self._batches[key]
         series = self._series_of(batch.namespace, batch.series)
         steps = training_step(parsed_request(batch.request), batch, max(1, batch.delivered)) + 1
@@ -259,7 +259,7 @@ class Settlement:
 
 
 def ended_rollout(record: RolloutRecord) -> EndedRollout:
-    """The end of a rollout as its group counts it."""
+    """Return the end of a rollout as its group counts it."""
     summary = record.summary
     seconds = sum(float(summary.get(stage) or 0.0) for stage in ("init", "run", "eval"))
     return EndedRollout(

@@ -1,15 +1,15 @@
-"""Earlier groups of a task, as draws use them; pure."""
+"""Earlier groups of a task, as draws use them. Pure."""
 
 from __future__ import annotations
 
 from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHistory
 
 MEAN_ROLLOUTS = 64
-"""Rollouts over which the means run; later ones count as much as this many, so that the means follow the policy."""
+"""Greatest weight of earlier rollouts in the means, as a number of rollouts, so that the means follow the policy."""
 
 
 def with_group(history: TaskHistory | None, group: GroupRecord, *, informative: bool) -> TaskHistory:
-    """The history after one more group with a verdict."""
+    """Return the history after one more group with a verdict."""
     before, new = history or TaskHistory(), LengthSums().plus(group.ended)
     weight = min(before.rollouts, MEAN_ROLLOUTS)
     total = weight + new.rollouts

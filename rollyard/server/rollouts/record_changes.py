@@ -1,4 +1,4 @@
-"""Changes of rollout records in one transaction; their effects are carried out after the commit."""
+"""Changes of rollout records in one transaction. Their effects are carried out after the commit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rollyard.server.store.base import RolloutRecord, Transaction
 
 @dataclass(slots=True)
 class RecordChanges:
-    """Collected in the writer, one object a transaction."""
+    """Changes that the writer collects, one object for each transaction."""
 
     stepped: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = field(default_factory=list)
     """Records before and after a step, with its effects."""
     inserted: list[RolloutRecord] = field(default_factory=list)
     """New records in the queue."""
     ended: deque[RolloutRecord] = field(default_factory=deque)
-    """Records of groups that became terminal, and that no batch has counted yet."""
+    """Rollouts of groups that became terminal and that no batch has counted yet."""
     batches: set[BatchKey] = field(default_factory=set)
     """Batches that changed."""
 

@@ -1,4 +1,4 @@
-"""Records of batches as rows: fields that a query needs are columns, the others are one JSON body."""
+"""Records of batches as rows. Fields that a query needs are columns; the others are one JSON body."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _DEFAULTS = {
 
 
 def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory, columns: Iterable[str] = ()) -> str:
-    """Fields that are no columns and differ from their defaults."""
+    """Fields that are not columns and differ from their defaults, as JSON."""
     apart, defaults = frozenset(columns), _DEFAULTS[type(record)]
     found = {}
     for f in fields(record):
@@ -67,7 +67,7 @@ def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory, columns
 
 
 def parse(kind: type[T], columns: Iterable[str], row: tuple[Any, ...]) -> T:
-    """The record of a row: the columns, then the body."""
+    """Return the record of a row: first the columns, then the body."""
     *values, text = row
     found = {**dict(zip(columns, values, strict=True)), **json.loads(text)}
     return kind(**{name: _FROM_JSON[name](v) if name in _FROM_JSON else v for name, v in found.items()})

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import Status
 
 
 class GroupState(StrEnum):
-    """State of a group. `Open` and `Informative` are live: it is not whole, or it waits for a batch."""
+    """State of a group. `Open` and `Informative` are live: the group is not whole, or it waits for a batch."""
 
     OPEN = "Open"
     INFORMATIVE = "Informative"
@@ -40,7 +40,7 @@ class EndedRollout:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The n rollouts of one task. Its id is the group of its rollouts."""
+    """The n rollouts of one task. The group's id is the `group` of its rollouts."""
 
     namespace: str
     id: str
@@ -55,13 +55,13 @@ class GroupRecord:
     drawn_step: int
     """Training step of the series at the draw."""
     batch: str | None
-    """Batch that it counts for; None: it is carried, and waits for the next batch of the series."""
+    """Batch that the group counts for; None: it is carried over and waits for the next batch of the series."""
     state: GroupState = GroupState.OPEN
     delivery: int | None = None
-    """Position among the groups that its batch delivered, from 1."""
+    """Position among the groups that the batch delivered, from 1."""
     ended: tuple[EndedRollout, ...] = ()
     tries: int = 0
-    """Faulty groups of this task before it, in this epoch."""
+    """Number of faulty groups of this task before this one, in this epoch."""
 
     @property
     def whole(self) -> bool:
@@ -74,7 +74,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Sums over scored rollouts."""
+    """Sums over rollouts with a reward."""
 
     rollouts: int = 0
     tokens: int = 0
@@ -93,34 +93,34 @@ class LengthSums:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch's request and counters; changed by `server.batches.advance` alone."""
+    """A batch's request and counters; only `server.batches.advance` changes them."""
 
     namespace: str
     id: str
     digest: str
-    """sha256 of the canonical request: distinguishes one body from another."""
+    """sha256 of the canonical request, by which bodies are compared."""
     request: str
-    """The accepted `BatchRequest` as JSON; of its own tasks it holds only the first, the others are in `dataset_tasks`."""
+    """The accepted `BatchRequest` as JSON. Of the request's tasks it has only the first; the others are in `dataset_tasks`."""
     pool: str
     series: str
     created_at: float
     seq: int = 0
-    """Order of arrival; given by the store at the first put."""
+    """Order of arrival; the store sets it at the first put."""
     status: BatchStatus = BatchStatus.RUNNING
     ended_at: float | None = None
     slots: int = 0
-    """Rollouts that the pool can work on for this batch at once; 0 while no node agent is connected."""
+    """Number of rollouts that the pool can work on for this batch at once; 0 while no node agent is connected."""
     step: int = 0
-    """Training steps of the series before this batch."""
+    """Number of training steps of the series before this batch."""
     settled: float = 0.0
-    """Groups of the series whose verdict is known, older ones counted less."""
+    """Number of groups of the series whose verdict is known; older ones count less."""
     settled_informative: float = 0.0
     open: int = 0
-    """Groups without a verdict."""
+    """Number of groups without a verdict."""
     informative: int = 0
-    """Informative groups that are not whole."""
+    """Number of informative groups that are not whole."""
     unfinished: int = 0
-    """Rollouts of these groups that have not ended."""
+    """Number of rollouts of the live groups that have not ended."""
     delivered: int = 0
     acknowledged: int = 0
     drawn: int = 0
@@ -134,7 +134,7 @@ class BatchRecord:
     wasted_tokens: int = 0
     drained: bool = False
     staleness: int = 0
-    """Sum over delivered groups of the training steps between draw and use."""
+    """Sum, over delivered groups, of the training steps between draw and use."""
     whole_lengths: LengthSums = LengthSums()
     """Lengths in whole informative groups."""
     delivered_lengths: LengthSums = LengthSums()
@@ -155,32 +155,32 @@ class PutBack:
     index: int
     epoch: int
     tries: int
-    """Faulty groups of this task in this epoch."""
+    """Number of faulty groups of this task in this epoch."""
     due: int
-    """Number of the first group that may be drawn from it."""
+    """Number of the first group for which the task may be drawn again."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeriesRecord:
-    """State that batches which follow one another share: the source with its position, and observed rates."""
+    """State that the batches of a series share: the source with its position, and observed rates."""
 
     namespace: str
     name: str
     digest: str
-    """Digest of the tasks to draw from."""
+    """Digest of the tasks that are drawn."""
     dataset: str | None
-    """Name of the dataset that it draws from."""
+    """Name of the dataset from which tasks are drawn."""
     seed: int | None
-    """Seed of the order of draws; None: the order of the source."""
+    """Seed of the order of draws; None for the order of the source."""
     tasks: int | None
-    """Number of tasks; None while a plug-in has not said it."""
+    """Number of tasks; None while a plug-in has not given it."""
     epoch: int = 0
     position: int = 0
     next_number: int = 0
     """Number of the next group."""
     put_back: tuple[PutBack, ...] = ()
     step: int = 0
-    """Training steps taken with its groups."""
+    """Number of training steps taken with its groups."""
     settled: float = 0.0
     settled_informative: float = 0.0
     passed_over: int = 0
@@ -195,9 +195,9 @@ class TaskHistory:
     groups: int = 0
     informative: int = 0
     streak: int = 0
-    """Uninformative groups in a row, up to now."""
+    """Number of uninformative groups in a row, up to now."""
     rollouts: int = 0
-    """Scored rollouts in the means below."""
+    """Number of rollouts with a reward in the means below."""
     seconds: float = 0.0
     """Mean seconds of a rollout."""
     tokens: float = 0.0
@@ -239,7 +239,7 @@ class BatchTables(Protocol):
         ...
 
     def carried(self, namespace: str, series: str, pool: str | None = None, n: int | None = None) -> list[GroupRecord]:
-        """Groups of a series that wait for a batch, oldest first; of all pools, or those that a batch can adopt."""
+        """Groups of a series that wait for a batch, oldest first: of all pools, or those that a batch can take over."""
         ...
 
     def unended(self, namespace: str, group: str) -> list[str]:
@@ -259,7 +259,7 @@ class BatchTables(Protocol):
     def put_dataset(self, record: DatasetRecord) -> None: ...
 
     def delete_dataset(self, namespace: str, name: str) -> None:
-        """Delete the dataset with its history and its series, and the tasks that nothing else draws from."""
+        """Delete the dataset with its history and its series, and the tasks that are used nowhere else."""
         ...
 
     def task(self, digest: str, index: int) -> str | None:
@@ -267,7 +267,7 @@ class BatchTables(Protocol):
         ...
 
     def add_tasks(self, digest: str, start: int, tasks: Sequence[str]) -> None:
-        """Store tasks as JSON; those that are there stay."""
+        """Store tasks as JSON. Tasks that are stored already stay."""
         ...
 
     def stored_tasks(self, digest: str) -> int:
