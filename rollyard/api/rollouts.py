@@ -190,7 +190,7 @@ def _view(services: Services, record: RolloutRecord, waiting: str | None = None)
 
 
 async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
-    """The trajectory of a terminal record. Raises Unavailable when its blob cannot be read."""
+    """Return the trajectory of a terminal record. Raises Unavailable if its blob cannot be read."""
     if record.result is None:
         return trajectory(record, None)
     frame = await services.store.read_blob(record.result)

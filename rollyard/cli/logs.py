@@ -21,7 +21,7 @@ from rollyard.kinds.base import KindObject, ObjectKey
 @click.option(
     "--previous",
     is_flag=True,
-    help="output of ended allocations: of a pool all that are kept, of an allocation the one before it",
+    help="show ended allocations: all kept ones of a pool, or the one before the named allocation",
 )
 @click.option("--tail", type=click.IntRange(min=0), help="number of lines from the end")
 @with_client

@@ -1,7 +1,8 @@
 """Advantages of groups of rewards, as plain functions on arrays.
 
 Each function takes rewards of shape [n] (one group) or [groups, n], and returns float64 of the same shape. NaN or None
-marks a rollout without a reward, such as one that ended InfraFailed: it counts in no baseline, and its advantage is 0.
+marks a rollout without a reward, for example one that ended InfraFailed. It counts in no baseline, and its advantage is
+0.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def mean_baseline(rewards: ArrayLike) -> NDArray[np.float64]:
 def leave_one_out(rewards: ArrayLike) -> NDArray[np.float64]:
     """r - mean of the other rewards of the group. RLOO, arXiv 2402.14740, equation 8.
 
-    A rollout without another one that has a reward gets 0.
+    If no other rollout of the group has a reward, the advantage is 0.
     """
     r, count, deviations = _deviations(rewards)
     return _zero_where_missing(r, np.where(count > 1, deviations * count / np.maximum(count - 1, 1), 0.0))
@@ -44,14 +45,14 @@ ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "mean_baseline": mean_baseline
 
 
 def group_advantages(rewards: Sequence[float | None], kind: str = "grpo") -> NDArray[np.float64]:
-    """Advantages of one group by the name of a function. Raises ValueError for an unknown name."""
+    """Return the advantages of one group by the function of this name. Raises ValueError for an unknown name."""
     if kind not in ADVANTAGES:
         raise ValueError(f"unknown advantages {kind!r}; choose one of {', '.join(ADVANTAGES)}")
     return ADVANTAGES[kind]([np.nan if r is None else r for r in rewards])
 
 
 def _deviations(rewards: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-    """Rewards, number of those that are there, and their deviations from the mean of the group."""
+    """Return the rewards, how many there are, and their deviations from the mean of the group."""
     r = np.asarray(rewards, dtype=np.float64)
     count = np.sum(~np.isnan(r), axis=-1, keepdims=True)
     mean = np.nansum(r, axis=-1, keepdims=True) / np.maximum(count, 1)

@@ -41,7 +41,7 @@ WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
 WAITS_AT_ONCE = 256
-"""Most requests of one `as_completed` that wait at the server at once."""
+"""Greatest number of requests of one `as_completed` that wait at the server at the same time."""
 """Short, because requests of agents wait meanwhile."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
@@ -401,9 +401,9 @@ class AsyncClient:
     async def put_dataset(
         self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
     ) -> DatasetView:
-        """Upload tasks, or a file of JSON lines, as a dataset; the same content again changes nothing.
+        """Upload tasks, or a file of JSON lines, as a dataset. The same content again changes nothing.
 
-        Raises Conflict when the name has other tasks, Invalid with the number of each wrong line.
+        Raises Conflict if the name has other tasks, Invalid with the number of each wrong line.
         """
         body = await asyncio.to_thread(tasks.read_bytes if isinstance(tasks, Path) else lambda: _lines_of(tasks))
         path, query = f"/v1/datasets/{name}", self._query(namespace)
@@ -427,10 +427,9 @@ class AsyncClient:
         await self._http.json("DELETE", f"/v1/datasets/{name}", query=self._query(namespace))
 
     async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView:
-        """Create a batch, or attach to the one of the same id and body. A request without an id gets one here, so that
-        retries are safe.
+        """Create a batch, or attach to the one with this id and body. If the request has no id, it gets one here.
 
-        Raises Conflict for an id with another body, Invalid.
+        So retries are safe. Raises Conflict for an id with another body, Invalid.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"b-{secrets.token_hex(6)}"}
         return BatchView.model_validate(
@@ -449,12 +448,12 @@ class AsyncClient:
     async def groups(
         self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
     ) -> GroupPage:
-        """Return delivered groups after this delivery; `wait`: seconds to wait for the next one. Raises NotFound."""
+        """Return delivered groups after this delivery. `wait`: seconds to wait for the next one. Raises NotFound."""
         query = self._query(namespace, after=str(after), wait=str(wait), limit=str(limit))
         return GroupPage.model_validate(await self._http.json("GET", f"/v1/batches/{id}/groups", query=query))
 
     async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
-        """Tell a batch that all groups up to this delivery were used. Raises NotFound, Invalid."""
+        """Tell the server that all groups of a batch up to this delivery were used. Raises NotFound, Invalid."""
         path = f"/v1/batches/{id}/acknowledge"
         return BatchView.model_validate(
             await self._http.json("POST", path, query=self._query(namespace), body={"upto": upto})
@@ -463,7 +462,7 @@ class AsyncClient:
     async def cancel_batch(
         self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
     ) -> BatchView:
-        """End a batch; its unfinished groups are carried over, or cancelled. Raises NotFound."""
+        """End a batch. Its unfinished groups are carried over, or cancelled. Raises NotFound."""
         query = self._query(namespace, rollouts=rollouts)
         return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
 
@@ -472,8 +471,8 @@ class AsyncClient:
     ) -> AsyncBatch:
         """Iterate over the groups of a batch: `async for group in client.batch(request)`.
 
-        `request`: a batch to create at the first step, or the id of one that exists. `after`: last delivery that the
-        caller has already; `progress`: show a progress bar.
+        `request`: a batch that is created at the first step, or the id of an existing one. `after`: last delivery that
+        the caller has already. `progress`: show a progress bar.
         """
         return AsyncBatch(self, request, namespace, after=after, progress=progress)
 

@@ -50,7 +50,7 @@ class BlockingBatch:
 
     @property
     def after(self) -> int:
-        """Last delivery that was handed out."""
+        """Last delivery that the iterator returned."""
         return self._batch.after
 
     @property

@@ -1,7 +1,7 @@
 """Groups of trajectories as padded arrays for a loss: one row for each segment.
 
-A rollout whose agent rewrote its history has several segments. Each is a sequence of its own and carries the rollout's
-advantage. PPO, GRPO and DAPO need the same arrays; the loss is the trainer's.
+A rollout whose agent rewrote its history has several segments. Each of them is a sequence of its own, with the
+rollout's advantage. PPO, GRPO and DAPO need the same arrays; the trainer computes the loss.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class TrainingRows:
     logprobs: NDArray[np.float32]
     """Natural logarithms at sampling; 0 where `loss_mask` is 0."""
     weights_version: NDArray[np.int32]
-    """Position in `versions` of the weights that sampled the token; -1 where `loss_mask` is 0."""
+    """Index in `versions` of the weights that sampled the token; -1 where `loss_mask` is 0."""
     versions: tuple[str, ...]
     rewards: NDArray[np.float64]
     advantages: NDArray[np.float64]
     group: NDArray[np.int32]
-    """Position of the row's group in the argument."""
+    """Index of the row's group in the argument."""
     rollout: NDArray[np.int32]
     """Number of the row's rollout, counted over all groups. Rows of one rollout have the same number."""
 
@@ -45,10 +45,10 @@ class TrainingRows:
 def collate(
     groups: Sequence[Sequence[Trajectory]], *, advantages: str = "grpo", pad_id: int = 0, max_length: int | None = None
 ) -> TrainingRows:
-    """Arrays of the rollouts that have a reward. A rollout without one is left out, and counts in no baseline.
+    """Make the arrays of the rollouts that have a reward. Rollouts without one are left out, and count in no baseline.
 
-    `advantages`: a name from `rollyard.client.advantages.ADVANTAGES`. `max_length`: longer segments are left out whole,
-    since a cut one would train on half of an action. Raises ValueError if no row is left.
+    `advantages`: a name from `rollyard.client.advantages.ADVANTAGES`. `max_length`: longer segments are left out as a
+    whole, because a cut one would train on half of an action. Raises ValueError if no row is left.
     """
     rows: list[tuple[int, int, float, float, Segment]] = []
     number = 0

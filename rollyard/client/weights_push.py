@@ -3,7 +3,7 @@
     async with client.weights("policy", folder="/shared/weights") as weights:
         version = await weights.push(model)        # step1, step2, ...
 
-A crash at any point leaves whole folders and unfinished ones; an unfinished one is never named to the server.
+A crash at any point leaves complete folders and unfinished ones. An unfinished folder is never named to the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNFINISHED = ".writing-"
 
 @runtime_checkable
 class SavesPretrained(Protocol):
-    """A model of transformers or peft; a DDP or FSDP wrapper has to be taken off first."""
+    """A model of transformers or peft. Remove a DDP or FSDP wrapper first."""
 
     def save_pretrained(self, folder: Any, /) -> Any: ...
 
@@ -75,7 +75,7 @@ class WeightsPush:
         self.namespace, self.pool = namespace or client.context.namespace, pool
         self.folder = Path(folder or Path.home() / ".rollyard" / "weights" / pool).absolute()
         self.step = 0
-        """Number of the last version; that of an earlier trainer of the pool until the first push."""
+        """Number of the last version. Until the first push it is the number of an earlier trainer of the pool."""
         self.version: str | None = None
         """Last version that was pushed and is served."""
         self._written: list[Path] = []
@@ -91,7 +91,7 @@ class WeightsPush:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the folders: the pool serves from the last one."""
+        """Keep the folders, because the pool serves from the last one."""
 
     async def push(self, weights: Weights, version: str | None = None) -> str:
         """Write the weights, and return their version once every endpoint serves it. Default version: `step<n>`.
@@ -120,13 +120,13 @@ class WeightsPush:
         return await asyncio.to_thread(self._write_folder, weights, version, config)
 
     async def _check_new(self, version: str) -> None:
-        """Raise Conflict for a version that the pool has served: its folder must not change."""
+        """Raise Conflict for a version that the pool has served, because its folder must not change."""
         status = await self._client.weights_status(self.namespace, self.pool)
         if status.record(version) is not None:
             raise Conflict(f"weights {version!r} exist already in pool {self.pool!r}; choose another version")
 
     async def _config(self) -> Path:
-        """The model's config.json: tensors alone do not say which model they are."""
+        """Return the path of the model's config.json, because tensors alone do not show which model they are."""
         key = ObjectKey(kind="InferencePool", namespace=self.namespace, name=self.pool)
         pool = await self._client.get(key)
         assert isinstance(pool, InferencePool)

@@ -21,7 +21,7 @@ async def send_continue(request: web.Request) -> None:
     """Send `100 Continue` to a caller that waits for it. Call it once, before the first read."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # not counted as the begin of a response
+        request.writer.output_size = 0  # not counted as part of the response
 
 
 def encoding_of(header: str | None) -> str | None:

@@ -31,7 +31,7 @@ LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
 SUBMITTED = "Submitted"
 """Type of the condition about a submit that Slurm did not answer at once. After an immediate answer there is none."""
 SUBMIT_REFUSED = "SubmitRefused"
-"""Word of `status.reason` where Slurm refused the submit, and of the pool's conditions."""
+"""Word of `status.reason` and of the pool's conditions if Slurm refused the submit."""
 LOG_OFFSET = "Rollyard-Log-Offset"
 """Header with the offset of the answer in the whole output, in bytes. A client that was cut off goes on from there."""
 JOB_KINDS = (

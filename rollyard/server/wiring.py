@@ -73,7 +73,7 @@ class Routing:
         wake(self.sessions.sessions_changed, self.choice.recount)
 
     def rebalancer(self, ask_external: Callable[[str, str, bool], bool]) -> Rebalancer:
-        """The part that moves sessions. `ask_external` asks one of an external agent."""
+        """Make the part that moves sessions. `ask_external` requests the move of an external agent's session."""
         made = Rebalancer(self.endpoints, self.choice, self.sessions, self.hints.send, ask_external)
         wake(self.endpoints.endpoint_changed, lambda state: made.wake())
         return made

@@ -60,8 +60,7 @@ def end_now(folder: Path, state: str, code: int, reason: str | None = None) -> N
 
 
 def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
-    # A cancel makes this file, then reads step.json. The step writes step.json, then looks for this file. One sees the
-    # other.
+    # A cancel makes this file, then reads step.json; the step writes step.json, then looks here. So one sees the other.
     if (folder / "cancelled").exists():
         return "CANCELLED", 0
     started, limit = time.time(), job["time_limit"]

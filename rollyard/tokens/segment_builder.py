@@ -108,7 +108,7 @@ class SegmentBuilder:
         place = next((placed for placed in self.turns if same < placed.end), self.turns[-1])
         number, inside = place.number, same >= place.start
         old, new = then[same : same + QUOTED], rendered[same : same + QUOTED]
-        where = f"{'in' if inside else 'before'} turn {number}, behind {then[max(same - QUOTED, 0) : same]!r}, "
+        where = f"{'in' if inside else 'before'} turn {number}, after {then[max(same - QUOTED, 0) : same]!r}, "
         where += (
             f"{old!r} was sampled, but the template has {new!r}" if inside else f"the template had {old!r}, now {new!r}"
         )

@@ -31,7 +31,7 @@ async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yar
             return parked if found and len(parked) == len(found) else []
 
         for sentence in await yard.until(told):
-            assert sentence.startswith("Parked: in RUN, its budget does not run: InferencePool policy is suspended")
+            assert sentence.startswith("Parked: in RUN, its budget stands still: InferencePool policy is suspended")
             assert "rollyard resume ip/policy" in sentence
             assert "(since 20" in sentence
         await client.patch(KEY, {"spec": {"suspend": False}})

@@ -161,8 +161,7 @@ class Supervisor:
         self._uds.unlink(missing_ok=True)
         try:
             command = await self.prepare()
-            # A pipe of our own: with asyncio's, a surviving worker that holds the pipe would delay the detection of a
-            # death.
+            # A pipe of our own: asyncio would notice the death only when no surviving worker holds the pipe any more.
             output, input = os.pipe()
             with FileIO(output) as words:
                 try:

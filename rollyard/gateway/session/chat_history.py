@@ -140,8 +140,8 @@ class ChatHistory:
         lead = self._continued_ids(asked) if asked.continued_text else []
         start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
         keys = self._keys(start, asked.messages)
-        # a branch must reach the last assistant's message: if another branch has sampled it, only a new branch gets its
-        # ids
+        # A branch must reach the last assistant's message. If another branch sampled it, only a new branch gets its
+        # ids.
         last = max((i for i, m in enumerate(asked.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]

@@ -27,8 +27,8 @@ class ServerJobFolder:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.folder / "name"
         if not name.exists():
-            # The name does not come from the path. Nodes may see the folder under another path, and two folders may
-            # have had the same one.
+            # The name does not come from the path: nodes may see another path, and two folders may have had the same
+            # one.
             write_secret(name, f"{JOB_PREFIX}serve-{secrets.token_hex(4)}")
         self.name = name.read_text().strip()
 

@@ -106,7 +106,7 @@ class ConnectedAgents:
         return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
 
     def slots(self, pool: PoolKey) -> int:
-        """Rollouts that the node agents of a pool can have in INIT and RUN at once."""
+        """Number of rollouts that the node agents of a pool can have in INIT and RUN at once."""
         agents = [a for a in self.of_pool(pool) if not a.draining]
         return sum(a.widths.get(stage, 0) for a in agents for stage in (Stage.INIT, Stage.RUN))
 

@@ -46,7 +46,7 @@ SMALL_SWEEP = 8
 """Number of rollouts up to which a submit is expanded on the event loop. More take a while, and use a thread."""
 JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 SettleGroups = Callable[[Transaction, RecordChanges, float], None]
-"""Function that does, at a time (Unix seconds), what ended rollouts cause in their groups and batches."""
+"""Function that updates groups and batches after rollouts have ended, at a time in Unix seconds."""
 Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
 
@@ -284,7 +284,7 @@ class RolloutService:
         return await self.transact(lambda tx, changes: [changes.step(tx, record, event) for record, event in pick(tx)])
 
     async def transact(self, change: Callable[[Transaction, RecordChanges], T]) -> T:
-        """Run `change` in one transaction with what its ended rollouts cause in their batches; then carry out the effects."""
+        """Run `change` in one transaction, which also updates the batches of ended rollouts; then carry out the effects."""
         now = self._clock.time()
 
         def run(tx: Transaction) -> tuple[T, RecordChanges]:

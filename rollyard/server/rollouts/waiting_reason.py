@@ -90,7 +90,7 @@ def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
-    return str(Reason(PARKED, f"in RUN, its budget does not run: {why} (since {_time_text(since)})"))
+    return str(Reason(PARKED, f"in RUN, its budget stands still: {why} (since {_time_text(since)})"))
 
 
 # reasons that time does not remove

@@ -297,11 +297,11 @@ class Store(Protocol):
     # batches
 
     async def batch(self, key: BatchKey) -> tuple[BatchRecord, SeriesRecord | None] | None:
-        """A batch with its series."""
+        """Return a batch with its series."""
         ...
 
     async def list_batches(self, namespace: str, limit: int) -> list[tuple[BatchRecord, SeriesRecord | None]]:
-        """The newest batches, newest first."""
+        """Return the newest batches, newest first."""
         ...
 
     async def running_batches(self) -> list[BatchRecord]:
@@ -309,7 +309,7 @@ class Store(Protocol):
         ...
 
     async def delivered_groups(self, key: BatchKey, after: int, limit: int) -> list[GroupRecord]:
-        """Delivered groups after this delivery, in order."""
+        """Return the delivered groups after this delivery, in order."""
         ...
 
     async def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...

@@ -278,7 +278,7 @@ def test_a_rollout_that_is_parked_in_run_says_what_its_model_servers_lack() -> N
     assert {word for word, _ in ROWS} >= OF_MODEL_SERVERS
     running, since = record(status=Status.RUNNING), 1_767_265_200.0
     suspended = explain_parked(running, view(**unserved(suspend=True)), since)
-    assert suspended.startswith("Parked: in RUN, its budget does not run: InferencePool policy is suspended; ")
+    assert suspended.startswith("Parked: in RUN, its budget stands still: InferencePool policy is suspended; ")
     assert suspended.endswith("(since 2026-01-01 11:00:00 UTC)")
     assert "does not exist" in explain_parked(running, view(supplies=[ModelSupply("policy", "policy", None)]), since)
     assert "no model server accepts it yet" in explain_parked(running, view(), since)
