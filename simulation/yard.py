@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from rollyard.core.clock import as_datetime
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import evolve, set_condition
+from rollyard.kinds.base import ConditionUpdate, evolve, set_conditions
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout import Stage
@@ -253,7 +253,9 @@ class SimulatedPool(ABC):
             return
         allocation = self.change(name, "spec", drain=True)
         now = as_datetime(self.clock.now)
-        told = set_condition(allocation.status.conditions, "Draining", True, "Drain", "", generation=1, now=now)
+        told = set_conditions(
+            allocation.status.conditions, [ConditionUpdate("Draining", True, "Drain")], generation=1, now=now
+        )
         self.change(name, "status", conditions=told)
         if allocation.status.ready:
             self.told_to_drain(name)

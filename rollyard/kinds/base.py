@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -156,29 +157,33 @@ class ObjectKey(BaseModel):
         return f"{self.kind.lower()}/{self.namespace}/{self.name}"
 
 
-def set_condition(
-    conditions: list[Condition],
-    type: str,
-    status: bool | None,
-    reason: str,
-    message: str,
-    *,
-    generation: int,
-    now: datetime,
+class ConditionUpdate(NamedTuple):
+    """New state of a condition, without its times."""
+
+    type: str
+    status: bool | None
+    """None: unknown."""
+    reason: str
+    message: str = ""
+
+
+def set_conditions(
+    conditions: list[Condition], updates: Iterable[ConditionUpdate], *, generation: int, now: datetime
 ) -> list[Condition]:
-    """Add a condition to a copy of the list. Its transition time changes only if its status does."""
-    word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"
-    before = next((c for c in conditions if c.type == type), None)
-    since = before.last_transition_time if before and before.status == word else now
-    new = Condition(
-        type=type,
-        status=word,
-        observed_generation=generation,
-        last_transition_time=since,
-        reason=reason,
-        message=message,
-    )
-    return [c for c in conditions if c.type != type] + [new]
+    """Add conditions to a copy of the list. A transition time changes only if the status does."""
+    found = {c.type: c for c in conditions}
+    for type, status, reason, message in updates:
+        word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"
+        before = found.pop(type, None)
+        found[type] = Condition(
+            type=type,
+            status=word,
+            observed_generation=generation,
+            last_transition_time=before.last_transition_time if before and before.status == word else now,
+            reason=reason,
+            message=message,
+        )
+    return list(found.values())
 
 
 def get_condition(conditions: list[Condition], type: str) -> Condition | None:

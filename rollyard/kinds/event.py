@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from rollyard.kinds.base import KindModel, KindObject
 
@@ -30,3 +30,11 @@ class Event(KindObject):
     count: int = 1
     first_timestamp: datetime
     last_timestamp: datetime
+
+
+class PoolEvent(NamedTuple):
+    """Event about a pool that is to be recorded."""
+
+    reason: str
+    message: str
+    warning: bool = False

@@ -13,15 +13,15 @@ from rollyard.controller.failpoints import failpoint
 from rollyard.controller.manager import Done, RequeueAfter
 from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
-from rollyard.kinds.allocation import SUBMITTED, Allocation, AllocationStatus
-from rollyard.kinds.base import FINALIZER, Condition, ObjectKey, Reason, evolve, get_condition, set_condition
+from rollyard.kinds.allocation import Allocation, AllocationStatus
+from rollyard.kinds.base import FINALIZER, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import Pool
+from rollyard.reconcilers.allocation_conditions import DRAINING, ENDING, IN_QUEUE, AllocationView, allocation_conditions
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.allocation_plan import MIN_MISSES, AllocationPlan, plan_allocation
 from rollyard.reconcilers.failure_backoff import GONE
 from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
 from rollyard.reconcilers.job_submitter import Submitter
-from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, why_not_gone
 from rollyard.reconcilers.plan import COMPLETING
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
@@ -34,10 +34,6 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS = 1.0
 NAME_SECONDS, NAME_POLL_SECONDS = 3.0, 0.5
 """Seconds for accounting to name who cancelled a job, and between two queries for it."""
-DRAINING, ENDING = "Draining", "Ending"
-"""Types of the conditions with the reason why we let a job end, and why we end it before it is done."""
-IN_QUEUE = "InQueue"
-"""Type of the condition about a job that Slurm's queue has not shown."""
 
 
 class AllocationReconciler:
@@ -159,10 +155,12 @@ class AllocationReconciler:
             if get_condition(status.conditions, ENDING) is None:
                 said = f"still busy after {limit} s of draining; unfinished work is handed back"
                 await self._recorder.record_event(allocation, "DrainTimedOut", said)
-                conditions = set_condition(
-                    status.conditions, ENDING, True, "DrainTimedOut", said,
-                    generation=allocation.metadata.generation, now=as_datetime(now),
-                )  # fmt: skip
+                conditions = set_conditions(
+                    status.conditions,
+                    [ConditionUpdate(ENDING, True, "DrainTimedOut", said)],
+                    generation=allocation.metadata.generation,
+                    now=as_datetime(now),
+                )
                 await self._write(allocation, {"conditions": conditions})
             await self._cancel((status.job_id,))
 
@@ -186,8 +184,19 @@ class AllocationReconciler:
             ready = self._ready(uid)
             ready_at = status.ready_at or (as_datetime(self._clock.time()) if ready else None)
             status = evolve(status, ready=ready, ready_at=ready_at)
-        conditions = await self._conditions(allocation, status, long_text(end) if end is not None else status.reason)
-        final = evolve(status, conditions=conditions, observed_generation=allocation.metadata.generation)
+        endpoint, drained = self._endpoints.of_allocation(uid), get_condition(status.conditions, DRAINING)
+        view = AllocationView(
+            allocation,
+            status,
+            ended=long_text(end) if end is not None else status.reason,
+            engine=endpoint.reason if endpoint is not None else None,
+            why_drained=await self._reason_to_go(allocation) if allocation.spec.drain and drained is None else None,
+            absence=self._feed.missing.get(status.job_id or ""),
+            now=self._clock.time(),
+        )
+        final = evolve(
+            status, conditions=allocation_conditions(view), observed_generation=allocation.metadata.generation
+        )
         if final != before:
             allocation = await self._write(allocation, dict(final))
             await self._record_changes(allocation, before)
@@ -278,56 +287,6 @@ class AllocationReconciler:
     def _ready(self, uid: str) -> bool:
         endpoint = self._endpoints.of_allocation(uid)
         return endpoint.ready if endpoint is not None else self._agents.of_allocation(uid) is not None
-
-    async def _conditions(self, allocation: Allocation, status: AllocationStatus, ended: str) -> list[Condition]:
-        """Conditions for this status. `ended`: text about its end, written once and never changed."""
-        generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
-        known = get_condition(status.conditions, "Ready")
-        if status.is_ended and known is not None and known.reason == "Ended":
-            return status.conditions
-        if status.is_ended:
-            which = f"job {status.job_id} ended {status.job_state}: " if status.job_id is not None else ""
-            reason, message = "Ended", f"{which}{ended}"
-        elif status.ready:
-            reason, message = "Serving", f"job {status.job_id} on {status.node}"
-        elif status.job_state == "RUNNING":
-            endpoint = self._endpoints.of_allocation(allocation.metadata.uid)
-            reason = "Starting"
-            message = str(endpoint.reason or "") if endpoint else f"job {status.job_id} has not connected yet"
-        else:
-            reason, message = (
-                "Pending",
-                f"job {status.job_id or '(not submitted)'} {status.job_state or ''} {status.reason}".strip(),
-            )
-        conditions = set_condition(
-            status.conditions, "Ready", status.ready, reason, message, generation=generation, now=now
-        )
-        if status.job_id is not None and get_condition(conditions, SUBMITTED) is not None:  # also one that was adopted
-            said = f"as job {status.job_id}"
-            conditions = set_condition(conditions, SUBMITTED, True, "Submitted", said, generation=generation, now=now)
-        conditions = self._in_queue_condition(status, conditions, generation)
-        if allocation.spec.drain:
-            draining = get_condition(conditions, DRAINING)
-            if draining is None:
-                word, why = await self._reason_to_go(allocation)
-                message = f"{why}; it accepts no new work and ends after its present work"
-            else:  # the reason of its drain does not change with later events
-                word, message = draining.reason, draining.message
-            conditions = set_condition(conditions, DRAINING, True, word, message, generation=generation, now=now)
-        return conditions
-
-    def _in_queue_condition(
-        self, status: AllocationStatus, conditions: list[Condition], generation: int
-    ) -> list[Condition]:
-        """Add whether Slurm's queue shows the job, from the first time that it does not."""
-        absence, now = self._feed.missing.get(status.job_id or ""), self._clock.time()
-        if status.is_ended or (absence is None and get_condition(conditions, IN_QUEUE) is None):
-            return conditions
-        missing = absence is not None and absence.lookups >= MIN_LOOKUPS
-        reason, message = ("Missing", why_not_gone(absence, now)) if absence is not None and missing else ("Listed", "")
-        return set_condition(
-            conditions, IN_QUEUE, not missing, reason, message, generation=generation, now=as_datetime(now)
-        )
 
     async def _record_changes(self, allocation: Allocation, before: AllocationStatus) -> None:
         status = allocation.status

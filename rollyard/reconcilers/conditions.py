@@ -1,4 +1,4 @@
-"""Conditions Ready, Updated and RenewalBlocked of a pool. Pure.
+"""Conditions of a pool, from its spec, its observation and its plan, and the events about their changes. Pure.
 
 As for a Deployment, Ready is about serving allocations, whatever their template, and Updated about the change to the
 present template. The present state comes before earlier failures. Messages hold times of day and no remaining seconds,
@@ -8,13 +8,14 @@ so that a message stays the same for as long as nothing changes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rollyard.core.clock import time_of_day
+from rollyard.core.clock import as_datetime, as_text, time_of_day
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
-from rollyard.kinds.base import Reason, get_condition
-from rollyard.kinds.pool import Replicas
+from rollyard.kinds.base import Condition, ConditionUpdate, Reason, get_condition, set_conditions
+from rollyard.kinds.event import PoolEvent
+from rollyard.kinds.pool import PoolStatus, Replicas
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.kinds.values.slurm_reasons import UNKNOWN, is_transient, reason_word
@@ -22,8 +23,9 @@ from rollyard.reconcilers.autoscaler import ScaleDecision
 from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, EndCounts, last_ended
 from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
-from rollyard.reconcilers.pool_observation import ConditionUpdate, PoolObservation
+from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT
+from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3
 """Failures in a row that are no accident any more."""
@@ -56,6 +58,7 @@ class PoolView:
     observation: PoolObservation
     scale: ScaleDecision
     ends: EndCounts
+    queue: QueueAccess
     now: float
 
     @property
@@ -80,6 +83,36 @@ def replicas(view: PoolView) -> Replicas:
         ready=min(desired, len(serving)),
         updated=min(desired, sum(not view.outdated(m.allocation) for m in serving)),
     )
+
+
+def pool_conditions(view: PoolView) -> list[Condition]:
+    """All conditions of the pool; one without an update stays as it was."""
+    meta, status = view.pool.metadata, view.pool.status
+    found = (
+        ready(view),
+        updated(view),
+        renewal_blocked(view),
+        slurm_reachable(view.queue),
+        scaling_limited(view),
+        admitting(view),
+        *view.observation.conditions,
+        suspended(view.pool),
+    )
+    updates = (update for update in found if update is not None)
+    return set_conditions(status.conditions, updates, generation=meta.generation, now=as_datetime(view.now))
+
+
+def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
+    """One event for each change; a reason that Ready and Updated share gives one event."""
+    told: set[str] = set()
+    for type in ("Ready", "Updated"):
+        old, new = (get_condition(s.conditions, type) for s in (before, after))
+        if new is not None and new.reason not in told and (old is None or old.reason != new.reason):
+            told.add(new.reason)
+            yield PoolEvent(*new.why, warning=new.reason not in NO_WARNING)
+    old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
+    if new is not None and new.status == "True" and (old is None or old.status != "True"):
+        yield PoolEvent("RenewalBlocked", str(new.why), warning=True)
 
 
 def ready(view: PoolView) -> ConditionUpdate:
@@ -107,7 +140,7 @@ def updated(view: PoolView) -> ConditionUpdate:
     pool, count = view.pool, replicas(view)
     counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
     if pool.metadata.deletion_timestamp is not None:
-        return ConditionUpdate("Updated", False, "Deleting", "")
+        return ConditionUpdate("Updated", False, "Deleting")
     known = get_condition(pool.status.conditions, "Updated")
     come = known is not None and known.status == "True" and pool.status.template_hash == view.ends.template
     if (come or count.updated >= count.desired) and not any(view.outdated(a) for a in view.active):
@@ -126,7 +159,43 @@ def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
     if (found := _renewal_blocked_reason(view)) is not None:
         return ConditionUpdate("RenewalBlocked", True, *found)
     known = get_condition(view.pool.status.conditions, "RenewalBlocked")
-    return ConditionUpdate("RenewalBlocked", False, "NotBlocked", "") if known is not None else None
+    return ConditionUpdate("RenewalBlocked", False, "NotBlocked") if known is not None else None
+
+
+def slurm_reachable(queue: QueueAccess) -> ConditionUpdate | None:
+    """Whether Slurm's queue can be read; None before the first answer."""
+    if queue.unreachable_since is None:
+        return ConditionUpdate("SlurmReachable", True, "Reachable") if queue.is_known else None
+    word, what = ("Doubted", "in doubt") if queue.is_doubted else ("NoAnswer", "unknown")
+    message = (
+        f"Slurm's queue is {what} since {as_text(queue.unreachable_since)} ({queue.why}); "
+        "until it can be read, nothing is created or ended"
+    )
+    return ConditionUpdate("SlurmReachable", False, word, message)
+
+
+def scaling_limited(view: PoolView) -> ConditionUpdate | None:
+    """Whether something keeps the size from the requested one; None for a fixed size that was never limited."""
+    if view.scale.limit is not None:
+        return ConditionUpdate("ScalingLimited", True, *view.scale.limit)
+    pool = view.pool
+    if pool.spec.autoscaling is None and get_condition(pool.status.conditions, "ScalingLimited") is None:
+        return None
+    return ConditionUpdate("ScalingLimited", False, "DesiredWithinRange")
+
+
+def admitting(view: PoolView) -> ConditionUpdate | None:
+    """Whether some model server takes one more rollout; None before the first time that none did."""
+    if view.observation.why_full:
+        return ConditionUpdate("Admitting", False, "EndpointsFull", view.observation.why_full)
+    known = get_condition(view.pool.status.conditions, "Admitting")
+    return ConditionUpdate("Admitting", True, "HasRoom") if known is not None else None
+
+
+def suspended(pool: Pool) -> ConditionUpdate:
+    if pool.spec.suspend:
+        return ConditionUpdate("Suspended", True, "Suspended", "the pool gives back all its allocations")
+    return ConditionUpdate("Suspended", False, "NotSuspended")
 
 
 def _renewal_blocked_reason(view: PoolView) -> Reason | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.core.clock import Clock, as_exact_datetime
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Reason
+from rollyard.kinds.base import ConditionUpdate, Reason
 from rollyard.kinds.endpoint_metrics import EndpointMetrics
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
@@ -16,7 +16,7 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.reconcilers.demand import LoadReport, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
-from rollyard.reconcilers.pool_observation import ConditionUpdate, PoolObservation
+from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.status_metrics import StatusMetrics, StatusMetricsCache
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_metrics import endpoint_status

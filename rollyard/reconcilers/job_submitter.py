@@ -19,7 +19,7 @@ from rollyard.controller.failpoints import failpoint
 from rollyard.core.clock import Clock, as_datetime, as_text
 from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
-from rollyard.kinds.base import Condition, ObjectKey, Reason, evolve, get_condition, set_condition
+from rollyard.kinds.base import Condition, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
@@ -208,9 +208,11 @@ class Submitter:
     def _with_submitted_condition(
         self, allocation: Allocation, status: bool | None, reason: str, message: str
     ) -> list[Condition]:
+        return self._with_conditions(allocation, ConditionUpdate(SUBMITTED, status, reason, message))
+
+    def _with_conditions(self, allocation: Allocation, *updates: ConditionUpdate) -> list[Condition]:
         generation, now = allocation.metadata.generation, as_datetime(self._clock.time())
-        conditions = allocation.status.conditions
-        return set_condition(conditions, SUBMITTED, status, reason, message, generation=generation, now=now)
+        return set_conditions(allocation.status.conditions, updates, generation=generation, now=now)
 
     def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
         """Write folders and script; return the script, and the burst's id where there is more than one. Blocks."""
@@ -238,14 +240,15 @@ class Submitter:
 
     async def refuse(self, allocation: Allocation, why: str) -> None:
         """End an allocation that cannot be submitted as written; the pool's condition has the reason."""
-        now = as_datetime(self._clock.time())
-        conditions = allocation.status.conditions
-        if get_condition(conditions, SUBMITTED) is not None:
-            conditions = self._with_submitted_condition(allocation, False, "Refused", why)
-        generation = allocation.metadata.generation
-        conditions = set_condition(conditions, "Ready", False, "Ended", why, generation=generation, now=now)
-        reason = one_line(why, SHORT_CHARS)
-        update = {"job_state": JobState.FAILED.value, "reason": reason, "end_time": now, "conditions": conditions}
+        updates = [ConditionUpdate("Ready", False, "Ended", why)]
+        if get_condition(allocation.status.conditions, SUBMITTED) is not None:
+            updates.insert(0, ConditionUpdate(SUBMITTED, False, "Refused", why))
+        update = {
+            "job_state": JobState.FAILED.value,
+            "reason": one_line(why, SHORT_CHARS),
+            "end_time": as_datetime(self._clock.time()),
+            "conditions": self._with_conditions(allocation, *updates),
+        }
         await self._write(allocation, update)
 
     async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:

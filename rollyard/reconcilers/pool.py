@@ -13,25 +13,24 @@ from rollyard.controller.expectations import Expectations
 from rollyard.controller.failpoints import failpoint
 from rollyard.controller.informer import Informer
 from rollyard.controller.manager import Done, RequeueAfter
-from rollyard.core.clock import Clock, as_datetime, as_text
+from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import AlreadyExists, Conflict, NotFound, RollyardError
 from rollyard.kinds.allocation import Allocation, AllocationSpec, PoolReference
 from rollyard.kinds.autoscaling import GpuLedger, ScalingDecision
 from rollyard.kinds.base import (
     FINALIZER,
-    Condition,
+    ConditionUpdate,
     ObjectKey,
     ObjectMeta,
     OwnerReference,
     evolve,
-    get_condition,
-    set_condition,
+    set_conditions,
 )
+from rollyard.kinds.event import PoolEvent
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory
-from rollyard.reconcilers.conditions import NO_WARNING, PoolView, ready, renewal_blocked, replicas, updated
+from rollyard.reconcilers.conditions import PoolView, changes, pool_conditions, replicas
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation, PoolObserver
 from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size, shown_hours
@@ -113,7 +112,12 @@ class PoolReconciler:
         except NotFound:
             return
         await self._recorder.record_event(pool, "ReconcileFailed", str(error), "Warning")
-        conditions = self._condition(pool, pool.status.conditions, "Ready", False, "ReconcileFailed", str(error))
+        conditions = set_conditions(
+            pool.status.conditions,
+            [ConditionUpdate("Ready", False, "ReconcileFailed", str(error))],
+            generation=pool.metadata.generation,
+            now=as_datetime(self._clock.time()),
+        )
         await self._store.update(_with_status(pool, {"conditions": conditions}), "status")
 
     # decide
@@ -189,7 +193,7 @@ class PoolReconciler:
         now: float,
     ) -> Pool:
         before, ends = pool.status, plan.ends
-        view = PoolView(pool, observation, scale, ends, now)
+        view = PoolView(pool, observation, scale, ends, self._feed.access, now)
         decisions = before.decisions
         if scale.desired != before.replicas.desired:
             decision = ScalingDecision(time=as_datetime(now), desired=scale.desired, message=scale.message)
@@ -209,82 +213,20 @@ class PoolReconciler:
             "decisions": decisions,
             "gpu_ledger": ledger,
             "gpu_hours": shown_hours(ledger, now),
-            "conditions": self._conditions(view),
+            "conditions": pool_conditions(view),
             **observation.status_update,
         }
         changed = _with_status(pool, update)
         if changed.status == before:
             return pool
         written = await self._store.update(changed, "status")
-        for said in observation.events:
-            await self._recorder.record_event(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
+        events = list(observation.events)
         if scale.desired != before.replicas.desired:
             message = f"from {before.replicas.desired} to {scale.desired} allocations: {scale.message}"
-            await self._recorder.record_event(pool, "Scaled", message)
-        await self._record_changes(pool, before, written.status)
+            events.append(PoolEvent("Scaled", message))
+        for said in [*events, *changes(before, written.status)]:
+            await self._recorder.record_event(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
         return written
-
-    async def _record_changes(self, pool: Pool, before: PoolStatus, after: PoolStatus) -> None:
-        """Write one event for each change; a reason that two conditions share gives one event."""
-        recorded: set[str] = set()
-        for type in ("Ready", "Updated"):
-            old, new = (get_condition(s.conditions, type) for s in (before, after))
-            if new is None or new.reason in recorded or (old is not None and old.reason == new.reason):
-                continue
-            recorded.add(new.reason)
-            await self._recorder.record_event(
-                pool, new.reason, new.message, "Normal" if new.reason in NO_WARNING else "Warning"
-            )
-        old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
-        if new is not None and new.status == "True" and (old is None or old.status != "True"):
-            await self._recorder.record_event(pool, "RenewalBlocked", str(new.why), "Warning")
-
-    def _conditions(self, view: PoolView) -> list[Condition]:
-        pool, observation, scale = view.pool, view.observation, view.scale
-        conditions = [c for c in pool.status.conditions if c.type != "Progressing"]  # of a release before Updated
-        for fact in (ready(view), updated(view), renewal_blocked(view)):
-            if fact is not None:
-                conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
-        since = self._feed.unreachable_since
-        if since is not None:
-            word, what = ("Doubted", "in doubt") if self._feed.is_doubted else ("NoAnswer", "unknown")
-            message = (
-                f"Slurm's queue is {what} since {as_text(since)} ({self._feed.unreachable_why}); "
-                "until it can be read, nothing is created or ended"
-            )
-            conditions = self._condition(pool, conditions, "SlurmReachable", False, word, message)
-        elif self._feed.latest is not None:
-            conditions = self._condition(pool, conditions, "SlurmReachable", True, "Reachable", "")
-        conditions = self._limited_condition(pool, scale, conditions)
-        conditions = self._admitting_condition(pool, observation, conditions)
-        for fact in observation.conditions:
-            conditions = self._condition(pool, conditions, fact.type, fact.status, fact.reason, fact.message)
-        words = "the pool gives back all its allocations" if pool.spec.suspend else ""
-        word = "Suspended" if pool.spec.suspend else "NotSuspended"
-        return self._condition(pool, conditions, "Suspended", pool.spec.suspend, word, words)
-
-    def _limited_condition(self, pool: Pool, scale: ScaleDecision, conditions: list[Condition]) -> list[Condition]:
-        """Add the condition with the reason that keeps the size from the requested one."""
-        if scale.limit is not None:
-            return self._condition(pool, conditions, "ScalingLimited", True, *scale.limit)
-        if pool.spec.autoscaling is None and get_condition(conditions, "ScalingLimited") is None:
-            return conditions
-        return self._condition(pool, conditions, "ScalingLimited", False, "DesiredWithinRange", "")
-
-    def _admitting_condition(
-        self, pool: Pool, observation: PoolObservation, conditions: list[Condition]
-    ) -> list[Condition]:
-        """Add the condition about rollouts that wait because every model server has as many as its cache can hold."""
-        if observation.why_full:
-            return self._condition(pool, conditions, "Admitting", False, "EndpointsFull", observation.why_full)
-        known = get_condition(conditions, "Admitting")
-        return self._condition(pool, conditions, "Admitting", True, "HasRoom", "") if known else conditions
-
-    def _condition(
-        self, pool: Pool, conditions: list[Condition], type: str, status: bool, reason: str, message: str
-    ) -> list[Condition]:
-        now = as_datetime(self._clock.time())
-        return set_condition(conditions, type, status, reason, message, generation=pool.metadata.generation, now=now)
 
 
 def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> Allocation:

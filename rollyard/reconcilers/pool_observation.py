@@ -7,21 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Reason
+from rollyard.kinds.base import ConditionUpdate, Reason
+from rollyard.kinds.event import PoolEvent
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.plan import Member
-from rollyard.server.weights.pool_update import WeightsEvent
-
-
-@dataclass(frozen=True, slots=True)
-class ConditionUpdate:
-    """A condition without its times."""
-
-    type: str
-    status: bool
-    reason: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +32,7 @@ class PoolObservation:
     """Reason why it takes no more sessions though it is ready; empty while it does."""
     conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
-    events: list[WeightsEvent] = field(default_factory=list)
+    events: list[PoolEvent] = field(default_factory=list)
     """Events to write after the status."""
 
 

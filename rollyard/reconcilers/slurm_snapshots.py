@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock, as_text
@@ -37,6 +38,18 @@ ACCOUNTING_SECONDS = 10.0
 ACCOUNTING_POLL_SECONDS = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class QueueAccess:
+    """Whether Slurm's queue is known at one moment."""
+
+    is_known: bool
+    unreachable_since: float | None = None
+    """Unix seconds of the first failure; None after a success."""
+    why: str = ""
+    is_doubted: bool = False
+    """Whether the last answer, if there was one, is not believed."""
+
+
 class SnapshotFeed:
     """The latest snapshot that is believed; None until the first, and while Slurm cannot be read or is not believed."""
 
@@ -62,6 +75,10 @@ class SnapshotFeed:
         """Partitions and nodes, at most about a minute old; None until they were read."""
         self.jobs_changed = Signal[set[str]]()
         """Owners whose jobs changed; the set is empty when Slurm became unreachable or reachable."""
+
+    @property
+    def access(self) -> QueueAccess:
+        return QueueAccess(self.latest is not None, self.unreachable_since, self.unreachable_why, self.is_doubted)
 
     def refresh(self) -> None:
         """Poll again soon, after a submit or a cancel."""

@@ -1,12 +1,15 @@
-"""The conditions Ready, Updated and RenewalBlocked of a pool, row by row."""
+"""Conditions of a pool, row by row, and the events about their changes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
+
 from rollyard.core.clock import time_of_day
-from rollyard.kinds.base import Condition, Reason, evolve
+from rollyard.kinds.base import Condition, ConditionUpdate, Reason, evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
@@ -16,6 +19,8 @@ from rollyard.reconcilers.conditions import (
     SHORT_WAIT_SECONDS,
     SUBMIT_ANSWER_SECONDS,
     PoolView,
+    changes,
+    pool_conditions,
     ready,
     renewal_blocked,
     replicas,
@@ -24,6 +29,7 @@ from rollyard.reconcilers.conditions import (
 from rollyard.reconcilers.failure_backoff import EndCounts
 from rollyard.reconcilers.plan import Member, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.reconcilers.slurm_snapshots import QueueAccess
 from tests.support import make
 
 NOW = 1_700_000_000.0
@@ -83,7 +89,7 @@ def view(
         ends.backoff_cap,
     )
     seen = PoolObservation(named, [], {}, look.pop("problem", None), **look)
-    return PoolView(pool, seen, ScaleDecision(desired, "as declared"), counted, NOW)
+    return PoolView(pool, seen, ScaleDecision(desired, "as declared"), counted, QueueAccess(True), NOW)
 
 
 def failing(times: int) -> EndCounts:
@@ -269,3 +275,87 @@ def test_what_keeps_a_pool_from_being_ready_whatever_its_allocations_are() -> No
     serving = [one(0, serving=True), one(1, serving=True)]
     assert said(ready(view(*serving, problem=Reason("NoInference", "add it")))) == (False, "NoInference")
     assert said(ready(view(*serving, pool=engines(suspend=True)))) == (False, "Suspended")
+
+
+# the other conditions, and events
+
+UNREACHABLE = "since 2023-11-14 22:13:20 UTC (squeue: timed out); until it can be read, nothing is created or ended"
+HISTORY = [
+    Condition(type=type, status="False", last_transition_time=at(-9), reason="Before")
+    for type in ("ScalingLimited", "Admitting")
+]
+
+
+@pytest.mark.parametrize(
+    ("type", "change", "expected"),
+    [
+        ("SlurmReachable", {}, ("True", "Reachable", "")),
+        ("SlurmReachable", {"queue": QueueAccess(False)}, None),
+        (
+            "SlurmReachable",
+            {"queue": QueueAccess(False, NOW, "squeue: timed out")},
+            ("False", "NoAnswer", f"Slurm's queue is unknown {UNREACHABLE}"),
+        ),
+        (
+            "SlurmReachable",
+            {"queue": QueueAccess(False, NOW, "squeue: timed out", is_doubted=True)},
+            ("False", "Doubted", f"Slurm's queue is in doubt {UNREACHABLE}"),
+        ),
+        ("ScalingLimited", {}, None),
+        ("ScalingLimited", {"history": HISTORY}, ("False", "DesiredWithinRange", "")),
+        (
+            "ScalingLimited",
+            {"scale": ScaleDecision(2, "as declared", limit=Reason("TooManyReplicas", "why"))},
+            ("True", "TooManyReplicas", "why"),
+        ),
+        ("Admitting", {}, None),
+        ("Admitting", {"history": HISTORY}, ("True", "HasRoom", "")),
+        ("Admitting", {"why_full": "e1: its cache is full"}, ("False", "EndpointsFull", "e1: its cache is full")),
+        ("Suspended", {}, ("False", "NotSuspended", "")),
+        (
+            "Suspended",
+            {"pool": engines(suspend=True)},
+            ("True", "Suspended", "the pool gives back all its allocations"),
+        ),
+        (
+            "WeightsCurrent",
+            {"conditions": [ConditionUpdate("WeightsCurrent", True, "Current", "all")]},
+            ("True", "Current", "all"),
+        ),
+    ],
+)
+def test_every_other_condition(type: str, change: dict[str, Any], expected: tuple[str, str, str] | None) -> None:
+    parts = {name: change.pop(name) for name in ("queue", "scale") if name in change}
+    pool, history = change.pop("pool", engines()), change.pop("history", [])
+    pool = evolve(pool, status=evolve(pool.status, conditions=history))
+    found = {c.type: c for c in pool_conditions(replace(view(pool=pool, **change), **parts))}
+    assert {"Ready", "Updated", "Suspended"} <= found.keys()
+    assert {c.observed_generation for c in found.values() if c.reason != "Before"} == {2}
+    told = found.get(type)
+    assert (None if told is None else (told.status, told.reason, told.message)) == expected
+
+
+def test_a_transition_time_moves_with_the_status_only() -> None:
+    pool, serving = engines(), [one(0, serving=True), one(1, serving=True)]
+    for seconds, members, since in ((0, serving[:1], 0), (5, [], 0), (9, serving, 9), (12, serving, 9)):
+        found = pool_conditions(replace(view(*members, pool=pool), now=NOW + seconds))
+        assert next(c for c in found if c.type == "Ready").last_transition_time == at(since)
+        pool = evolve(pool, status=evolve(pool.status, conditions=found))
+
+
+def test_a_change_of_a_reason_is_one_event_and_a_renewal_that_is_blocked_another() -> None:
+    def status(**reasons: str) -> Any:
+        found = [
+            Condition(type=type, status="True" if type == "RenewalBlocked" else "False", last_transition_time=at(0),
+                      reason=reason, message="why")
+            for type, reason in reasons.items()
+        ]  # fmt: skip
+        return evolve(engines().status, conditions=found)
+
+    before, failed = status(Ready="Loading", Updated="Updating"), status(Ready="CrashLoop", Updated="CrashLoop")
+    assert [*changes(before, before)] == []
+    assert [*changes(before, failed)] == [("CrashLoop", "why", True)]
+    assert [*changes(failed, before)] == [("Loading", "why", False), ("Updating", "why", False)]
+    held = status(Ready="Loading", Updated="Updating", RenewalBlocked="QueueTooLong")
+    assert [*changes(before, held)] == [("RenewalBlocked", "QueueTooLong: why", True)]
+    assert [*changes(held, held)] == []

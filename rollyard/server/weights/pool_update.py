@@ -13,6 +13,7 @@ from typing import Any
 
 from rollyard.core.errors import Conflict
 from rollyard.kinds.base import evolve
+from rollyard.kinds.event import PoolEvent
 from rollyard.kinds.weights import (
     KEPT_VERSIONS,
     EndpointProgress,
@@ -30,18 +31,9 @@ GIVE_UP_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsEvent:
-    """An event to write."""
-
-    reason: str
-    message: str
-    warning: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class WeightsStep:
     weights: WeightsStatus
-    events: tuple[WeightsEvent, ...] = ()
+    events: tuple[PoolEvent, ...] = ()
 
 
 # request for an update
@@ -150,7 +142,7 @@ def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> Wei
         message = f"spec.model.path is now {model}"
         operation = evolve(operation, phase="Superseded", finished_at=now, message=message)
     update = {"model": model, "current": None, "operation": _without_endpoints(operation)}
-    said = WeightsEvent(
+    said = PoolEvent(
         "WeightsReset", f"spec.model.path is now {model}: new allocations serve the weights of this folder"
     )
     return WeightsStep(evolve(weights, **update), (said,))
@@ -212,9 +204,9 @@ def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, Endpoint
 def _advance_operation(
     weights: WeightsStatus, operation: WeightsOperation, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStep:
-    said: list[WeightsEvent] = []
+    said: list[PoolEvent] = []
     if operation.phase == "Pending":
-        said.append(WeightsEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
+        said.append(PoolEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
     for member in members:  # the first that has it reports its checksum, and the others are compared with that
         if operation.target.proven is None and member.report.checksum and is_at_target(member, operation):
             target = evolve(operation.target, proven=member.report.checksum)
@@ -222,7 +214,7 @@ def _advance_operation(
     before = operation.endpoints
     endpoints = {m.id: _progress(operation, before.get(m.id), m, now) for m in members}
     said += [
-        WeightsEvent("WeightsUpdateFailed", f"{operation.target.version} on {id}: {p.reason}", warning=True)
+        PoolEvent("WeightsUpdateFailed", f"{operation.target.version} on {id}: {p.reason}", warning=True)
         for id, p in endpoints.items()
         if p.phase == "Failed" and (id not in before or before[id].phase != "Failed")
     ]
@@ -353,14 +345,14 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
             f"{target.version} failed on {failed} of {len(phases)} endpoints and no endpoint serves it; {stays} stays"
         )
         return _close_operation(
-            weights, "Failed", f"{message}. {first}", WeightsEvent("WeightsUpdateGivenUp", message, True), now
+            weights, "Failed", f"{message}. {first}", PoolEvent("WeightsUpdateGivenUp", message, True), now
         )
     weights = _with_current(weights, target)
     current = weights.record(target.version)
     assert current is not None
     message = f"{target.version} is served by {done} of {len(phases)} endpoints after {seconds:.1f} s"
     message += _from_folder(operation)
-    said = WeightsEvent("WeightsUpdated", message, warning=bool(failed))
+    said = PoolEvent("WeightsUpdated", message, warning=bool(failed))
     words = f"{message}. {first}" if failed else message
     return _close_operation(evolve(weights, current=current), "Complete", words, said, now)
 
@@ -371,9 +363,7 @@ def _from_folder(operation: WeightsOperation) -> str:
     return f", {len(why)} of them without a transfer ({why[0]})" if why else ""
 
 
-def _close_operation(
-    weights: WeightsStatus, phase: str, message: str, said: WeightsEvent, now: datetime
-) -> WeightsStep:
+def _close_operation(weights: WeightsStatus, phase: str, message: str, said: PoolEvent, now: datetime) -> WeightsStep:
     operation = weights.operation
     assert operation is not None
     update = {

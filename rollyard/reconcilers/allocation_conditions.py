@@ -1,0 +1,73 @@
+"""Conditions of an allocation, from its status and what was observed of its job. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rollyard.core.clock import as_datetime
+from rollyard.kinds.allocation import SUBMITTED, Allocation, AllocationStatus
+from rollyard.kinds.base import Condition, ConditionUpdate, Reason, get_condition, set_conditions
+from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, Absence, why_not_gone
+
+DRAINING, ENDING = "Draining", "Ending"
+"""Types of the conditions with the reason why we let a job end, and why we end it before it is done."""
+IN_QUEUE = "InQueue"
+"""Type of the condition about a job that Slurm's queue has not shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationView:
+    """Input of the conditions."""
+
+    allocation: Allocation
+    status: AllocationStatus
+    """The new status, still with the conditions of before."""
+    ended: str
+    """Text about its end; it is written once and never changed."""
+    engine: Reason | None
+    """Reason why its model server is not ready; None where it has connected none."""
+    why_drained: Reason | None
+    """Reason of a drain that no condition tells yet."""
+    absence: Absence | None
+    """Its job, where Slurm's queue does not show it."""
+    now: float
+
+
+def allocation_conditions(view: AllocationView) -> list[Condition]:
+    status, generation = view.status, view.allocation.metadata.generation
+    known = get_condition(status.conditions, "Ready")
+    if status.is_ended and known is not None and known.reason == "Ended":
+        return status.conditions
+    return set_conditions(status.conditions, _updates(view), generation=generation, now=as_datetime(view.now))
+
+
+def _updates(view: AllocationView) -> Iterator[ConditionUpdate]:
+    status, spec = view.status, view.allocation.spec
+    yield ConditionUpdate("Ready", status.ready, *_job_state(view))
+    if status.job_id is not None and get_condition(status.conditions, SUBMITTED) is not None:  # also of an adopted one
+        yield ConditionUpdate(SUBMITTED, True, "Submitted", f"as job {status.job_id}")
+    if not status.is_ended and (view.absence is not None or get_condition(status.conditions, IN_QUEUE) is not None):
+        if view.absence is not None and view.absence.lookups >= MIN_LOOKUPS:
+            yield ConditionUpdate(IN_QUEUE, False, "Missing", why_not_gone(view.absence, view.now))
+        else:
+            yield ConditionUpdate(IN_QUEUE, True, "Listed")
+    draining = get_condition(status.conditions, DRAINING)
+    if spec.drain and draining is not None:  # the reason of its drain does not change with later events
+        yield ConditionUpdate(DRAINING, True, *draining.why)
+    elif view.why_drained is not None:
+        word, why = view.why_drained
+        yield ConditionUpdate(DRAINING, True, word, f"{why}; it accepts no new work and ends after its present work")
+
+
+def _job_state(view: AllocationView) -> Reason:
+    status, job = view.status, f"job {view.status.job_id}"
+    if status.is_ended:
+        which = f"{job} ended {status.job_state}: " if status.job_id is not None else ""
+        return Reason("Ended", f"{which}{view.ended}")
+    if status.ready:
+        return Reason("Serving", f"{job} on {status.node}")
+    if status.job_state == "RUNNING":
+        return Reason("Starting", str(view.engine or f"{job} has not connected yet"))
+    id = status.job_id or "(not submitted)"
+    return Reason("Pending", f"job {id} {status.job_state or ''} {status.reason}".strip())
