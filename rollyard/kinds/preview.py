@@ -15,6 +15,6 @@ class Submission(KindModel):
     script: str
     """Batch script of the next allocation, with UID in place of its uid. Empty if the pool never submits anything."""
     jobs: int
-    """Number of allocations that would be submitted now, including replacements."""
+    """Number of allocations that the present plan submits, including replacements."""
     summary: str
     """One line for people: number of allocations, resources of each, walltime and place."""

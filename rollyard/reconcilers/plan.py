@@ -125,6 +125,10 @@ class PoolPlan:
     successors: tuple[Successor, ...] = ()
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
+    surplus: tuple[str, ...] = ()
+    """Members that go because there are enough without them."""
+    outdated: tuple[str, ...] = ()
+    """Other members of an older template: they are replaced, now or one after the other."""
     next_index: int = 0
     ends: EndCounts = field(default_factory=EndCounts)
     startup: float | None = None
@@ -156,7 +160,8 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
     missing = 0 if wait else max(0, min(desired - len(view.counted), _count_creatable(view, members, desired)))
     create = tuple(range(plan.next_index, plan.next_index + missing))
     renew = () if wait or desired == 0 else _due_successors(view, desired, plan.next_index + missing)
-    going = [*_surplus(view, desired), *_replaced(view), *_outdated_before_use(view)]
+    surplus = _surplus(view, desired)
+    going = [*surplus, *_replaced(view), *_outdated_before_use(view)]
     drain = {m.name for m in going if m.started and (m.ready or m.load > 0)}
     emptied, empty_in = _drained(members, now)
     return replace(
@@ -165,6 +170,8 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
         successors=renew,
         drain=tuple(sorted(drain)),
         delete=tuple(sorted({m.name for m in going if m.name not in drain} | emptied | _expired_history(members))),
+        surplus=tuple(m.name for m in surplus),
+        outdated=tuple(m.name for m in view.counted if view.outdated(m) and m not in surplus),
         next_index=plan.next_index + len(create) + len(renew),
         again_after=min((seconds for seconds in (wait, empty_in) if seconds), default=None),
     )

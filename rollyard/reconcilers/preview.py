@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rollyard.core.clock import as_datetime
+from rollyard.core.clock import Clock, as_datetime, time_of_day
 from rollyard.core.errors import Cause
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import evolve
@@ -12,21 +12,26 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
-from rollyard.reconcilers.plan import template_hash
+from rollyard.reconcilers.autoscaler import Metric
+from rollyard.reconcilers.plan import Member, plan_pool, pool_ends
 from rollyard.reconcilers.pool import new_allocation
+from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT, account_gpu_hours, decide_size
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.slurm.site_check import check, find_doubts
 
 SAMPLE_NAMESPACE = "UID"
 """Placeholder for the allocation's own namespace in a shown script."""
+UNKNOWN_DEMAND = Metric("demand", None, 1.0)
+"""Keeps the size of a pool that follows its demand, within its bounds."""
 
 
 class Preview:
     """Preview by the feed's last copy of the site."""
 
-    def __init__(self, workspace: AllocationFolders, feed: SnapshotFeed) -> None:
+    def __init__(self, workspace: AllocationFolders, feed: SnapshotFeed, clock: Clock) -> None:
         self._workspace = workspace
         self._feed = feed
+        self._clock = clock
 
     def check(self, pool: Pool) -> tuple[Sequence[Cause], Sequence[str]]:
         """(errors that this site can never fulfil, warnings)."""
@@ -50,9 +55,8 @@ class Preview:
             return Submission(script="", jobs=0, summary="others start its servers, so nothing is submitted")
         first = new_allocation(pool, pool.status.next_index)
         named = evolve(first, metadata=evolve(first.metadata, uid=SAMPLE_NAMESPACE))
-        new, old, surplus = _changes(pool, allocations)
-        words = _summary(pool, new, old, surplus, self._shape(pool.spec.allocation))
-        return Submission(script=self._workspace.script(named).text, jobs=new + old, summary=words)
+        jobs, summary = summarise(pool, allocations, self._shape(pool.spec.allocation), self._clock.time())
+        return Submission(script=self._workspace.script(named).text, jobs=jobs, summary=summary)
 
     def _shape(self, template: AllocationTemplate) -> str:
         """`of 1 node, 8 CPUs, 0 GPUs for up to 08:00:00 in partition main`."""
@@ -79,44 +83,35 @@ def _external(pool: Pool) -> bool:
     return isinstance(pool, InferencePool) and pool.spec.engine.external is not None
 
 
-def _desired_size(pool: Pool) -> int:
-    if pool.spec.suspend:
-        return 0
-    bounds = pool.spec.autoscaling
-    if bounds is None:
-        return pool.spec.replicas or 0
-    return min(max(pool.status.replicas.desired, bounds.min_replicas), bounds.max_replicas)
+def summarise(pool: Pool, allocations: Sequence[Allocation], shape: str, now: float) -> tuple[int, str]:
+    """Number of jobs that the reconciler would submit, and one line about its plan. `shape`: resources of each job.
 
-
-def _changes(pool: Pool, allocations: Sequence[Allocation]) -> tuple[int, int, int]:
-    """(number of new allocations, of replacements for outdated ones, of removed ones)"""
-    active = [
-        a for a in allocations if not (a.status.is_ended or a.spec.drain or a.metadata.deletion_timestamp is not None)
-    ]
-    replaced = {a.spec.successor_of for a in active}
-    counted = [a for a in active if a.metadata.name not in replaced]
-    desired = _desired_size(pool)
-    old = sum(a.spec.template_hash != template_hash(pool) for a in counted)
-    surplus = max(0, len(counted) - desired)
-    return max(0, desired - len(counted)), max(0, old - surplus), surplus
-
-
-def _summary(pool: Pool, new: int, old: int, surplus: int, shape: str) -> str:
-    parts = []
+    The demand counts as unchanged, and Slurm's queue as known.
+    """
+    ledger = account_gpu_hours(pool.status.gpu_ledger, allocations, now)
+    scale = decide_size(pool, None, [UNKNOWN_DEMAND], ledger, now)
+    members = [Member(a, a.status.ready) for a in allocations]
+    at = max(now, pool_ends(pool, members, now).next_at)
+    plan = plan_pool(pool, members, scale.desired, at, slurm_known=True)
+    new, old, surge, parts = len(plan.create), len(plan.outdated), pool.spec.renewal.max_surge, []
     if new:
-        parts.append(f"submit {_count_text(new, 'job')} {shape}{', as one job array' if new > 1 else ''}")
+        array = ", as one job array" if new > 1 else ""
+        delay = f", not before {time_of_day(at)}" if at > now else ""
+        parts.append(f"submit {_count_text(new, 'job')} {shape}{array}{delay}")
     if old:
-        one_by_one = f", at most {pool.spec.renewal.max_surge} at once" if old > pool.spec.renewal.max_surge else ""
+        one_by_one = f", at most {surge} at once" if old > surge else ""
         parts.append(f"replace {_count_text(old, 'job')} by as many {shape}{one_by_one}")
-    if surplus:
-        parts.append(f"give back {_count_text(surplus, 'allocation')}")
-    if parts:
-        return f"would {'; '.join(parts)}"
+    if plan.surplus:
+        parts.append(f"give back {_count_text(len(plan.surplus), 'allocation')}")
+    spent = scale.limit if scale.limit is not None and scale.limit.word == GPU_HOURS_SPENT else None
     bounds = pool.spec.autoscaling
-    later = (
-        f"; up to {_count_text(bounds.max_replicas, 'job')} {shape} as the demand grows" if bounds is not None else ""
-    )
-    return f"would submit nothing now{'' if pool.spec.suspend else later}"
+    if not parts:
+        parts.append("submit nothing now")
+        if bounds is not None and not pool.spec.suspend and spent is None:
+            parts.append(f"up to {_count_text(bounds.max_replicas, 'job')} {shape} as the demand grows")
+    if spent is not None:
+        parts.append(spent.message)
+    return new + old, f"would {'; '.join(parts)}"
 
 
 def _count_text(count: int, what: str) -> str:

@@ -123,7 +123,7 @@ class Parts:
 
     def services(self) -> Services:
         """Parts that the API works on."""
-        preview = Preview(self.workspace, self.feed)
+        preview = Preview(self.workspace, self.feed, self.clock)
         return Services(
             store=self.store,
             clock=self.clock,
