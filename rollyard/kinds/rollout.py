@@ -39,6 +39,10 @@ class Stage(StrEnum):
     EVAL = "EVAL"
 
 
+STAGES_LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
+"""Order of grants and of workers: the end of the last stage frees what a rollout holds."""
+
+
 class Status(StrEnum):
     """Status of a rollout. `Queued` and `Running` are live; the others are terminal."""
 

@@ -21,8 +21,9 @@ from rollyard.gateway.app import KEY_PREFIX, build
 from rollyard.gateway.requests.call_errors import GatewayError
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.rollout import AgentSpec, Status
-from rollyard.node.sandbox.base import HOME, WORKSPACE, CommandResult
+from rollyard.node.sandbox.base import CommandResult
 from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
 log = logging.getLogger(__name__)
 

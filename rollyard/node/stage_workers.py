@@ -11,9 +11,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 
-from rollyard.kinds.rollout import Stage
-
-STAGES_LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
+from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
 
 
 class StagePool:

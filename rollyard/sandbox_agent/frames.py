@@ -15,7 +15,7 @@ Header = dict[str, Any]
 PROTOCOL = 2
 """Version in the hello message. It is increased when one side could misread a frame of the other."""
 
-_LENGTHS = struct.Struct("!II")
+LENGTHS = struct.Struct("!II")
 
 
 class Stream:
@@ -31,14 +31,14 @@ class Stream:
     def send(self, header: Header, body: bytes = b"") -> None:
         head = json.dumps(header, separators=(",", ":")).encode()
         with self._sending:
-            self._sock.sendall(_LENGTHS.pack(len(head), len(body)) + head + body)
+            self._sock.sendall(LENGTHS.pack(len(head), len(body)) + head + body)
 
     def receive(self) -> tuple[Header, bytes] | None:
         """Return the next frame; None if the other end is closed."""
-        lengths = self._exactly(_LENGTHS.size)
+        lengths = self._exactly(LENGTHS.size)
         if lengths is None:
             return None
-        head_length, body_length = _LENGTHS.unpack(lengths)
+        head_length, body_length = LENGTHS.unpack(lengths)
         head = self._exactly(head_length)
         body = self._exactly(body_length) if head is not None else None
         if head is None or body is None:

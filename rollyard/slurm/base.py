@@ -8,6 +8,9 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
 
+LIMIT_SECONDS = 30.0
+"""Time limit of one call to Slurm. If slurmctld is down, every command takes 9 s before it fails."""
+
 
 class JobState(StrEnum):
     """Slurm's names of states (man squeue, JOB STATE CODES)."""

@@ -16,13 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import BatchScript, Job, JobIds, JobState, Site, Snapshot
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobIds, JobState, Site, Snapshot
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.scontrol_text import read_site
 from rollyard.slurm.user_names import known_user
 
-LIMIT_SECONDS = 30.0
-"""Time limit of a command. If slurmctld is down, every command takes 9 s before it fails."""
 MARK = "~|~"
 """Separator of fields. Names and comments may contain any text, but are unlikely to contain this one."""
 QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "RestartCnt", "exit_code", "SubmitTime",

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.base import BatchScript, Driver, Job, JobState, Node, Partition, Site, Snapshot
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Driver, Job, JobState, Node, Partition, Site, Snapshot
 from rollyard.slurm.batch_script import JOB_PREFIX
-from rollyard.slurm.cli_driver import LIMIT_SECONDS, CliDriver
+from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.pyslurm_process import PyslurmProcess
 from rollyard.slurm.user_names import known_user
 

@@ -14,7 +14,7 @@ MESSAGE = "<|message|>"
 NEXT_MESSAGE = "<|start|>assistant"
 """Marker after thoughts, which Harmony writes as a separate message. The answer with its header follows."""
 MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
-HALF = "\ufffd"
+REPLACEMENT = "\ufffd"
 """Text of bytes that form no whole character."""
 TAIL = 4
 """Number of last ids of a prompt that are decoded together with a turn."""
@@ -74,7 +74,7 @@ def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[in
     ended = bool(ids) and ids[-1] in template.stop_ids
     said = list(ids[:-1] if ended else ids)
     text, end = template.decode(said), template.ends[ids[-1]] if ended else ""
-    stands = end or not text.endswith(HALF) or _is_stable(template, said, text)
+    stands = end or not text.endswith(REPLACEMENT) or _is_stable(template, said, text)
     spellings = _spellings(template, said, text, prompt[-TAIL:]) if stands else ()
     return SampledTurn(list(ids), text, end, spellings, _marker(template, text))
 

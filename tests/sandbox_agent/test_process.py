@@ -13,7 +13,6 @@ import pytest
 from rollyard.core.node_cache import node_cache
 from rollyard.node.sandbox.base import OWN
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
-from rollyard.node.sandbox.sandbox_connection import PROTOCOL as HOST_PROTOCOL
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
 from rollyard.sandbox_agent.settings import environment
 
@@ -43,10 +42,6 @@ def ask(stream: Stream, header: dict[str, Any], body: bytes = b"") -> tuple[dict
     frame = stream.receive()
     assert frame is not None
     return frame
-
-
-def test_both_sides_speak_one_protocol() -> None:
-    assert PROTOCOL == HOST_PROTOCOL
 
 
 def test_hello_then_calls_by_id(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from rollyard.core.errors import Cause, Invalid
 
+HEAD = "lm_head.weight"
+"""Name of the output head's tensor; a model with tied word embeddings has none."""
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
     "rms_norm_eps": 1e-6,

@@ -16,10 +16,9 @@ import numpy as np
 
 from rollyard.core.errors import Invalid
 from rollyard.engine.embedded.lora_adapter import Adapter, read_adapter
-from rollyard.engine.embedded.model_config import Config
+from rollyard.engine.embedded.model_config import HEAD, Config
 from rollyard.engine.embedded.safetensors_files import Array, entries, shards
 
-HEAD = "lm_head.weight"
 ReadTensor = Callable[[str], Array]
 """Function that returns the tensor of this name."""
 

@@ -15,8 +15,8 @@ import aiohttp
 import numpy as np
 
 from rollyard.core.errors import BadRequest, Invalid
-from rollyard.engine.embedded.model_config import Config
-from rollyard.engine.embedded.model_weights import HEAD, ModelWeights, build_weights, tensor_shapes
+from rollyard.engine.embedded.model_config import HEAD, Config
+from rollyard.engine.embedded.model_weights import ModelWeights, build_weights, tensor_shapes
 from rollyard.engine.embedded.safetensors_files import DTYPES, STORED, Array, as_float32
 
 MAX_HEADER_BYTES = 16 << 20

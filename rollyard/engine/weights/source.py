@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import Invalid
+from rollyard.engine.embedded.model_config import HEAD
 from rollyard.engine.weights.checksum import weights_version
 from rollyard.kinds.base import evolve
 from rollyard.kinds.engine_spec import ModelSpec
@@ -20,7 +21,6 @@ IDENTITY = ("architectures", "model_type", "quantization_config")
 """Fields of `config.json` that cannot change within one engine process; the shapes cover the rest."""
 NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 """Fields that describe a folder's origin and number format."""
-HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from rollyard.tokens.sampled_turn import REPLACEMENT
+
 MAX_HELD_IDS = 16
 """Number of ids without a whole character after which their text is returned anyway."""
-REPLACEMENT = "\ufffd"
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from rollyard.sandbox_agent.settings import HOME, WORKSPACE
+
 OWN = "/opt/rollyard"
 """Folder of our Python and the sandbox agent inside every sandbox."""
-WORKSPACE = "/workspace"
-HOME = "/home/agent"
 
 
 @dataclass(frozen=True)

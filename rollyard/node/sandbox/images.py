@@ -9,8 +9,9 @@ from pathlib import Path
 
 from rollyard.core.errors import ImageNotFound, SandboxStartFailed
 from rollyard.core.sandbox_account import sandbox_account
-from rollyard.node.sandbox.base import HOME, OWN, WORKSPACE, Root, Runtime
+from rollyard.node.sandbox.base import OWN, Root, Runtime
 from rollyard.node.sandbox.build_once import build_once
+from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
 UNPACK_SECONDS = 900.0
 _IMAGE_FORMS = "name a .sif file, a folder with a root file system, or null for the default image"

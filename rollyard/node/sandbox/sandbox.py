@@ -25,7 +25,8 @@ from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Ru
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.images import Images
-from rollyard.node.sandbox.sandbox_connection import PROTOCOL, Header, SandboxConnection
+from rollyard.node.sandbox.sandbox_connection import SandboxConnection
+from rollyard.sandbox_agent.frames import PROTOCOL, Header
 
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0

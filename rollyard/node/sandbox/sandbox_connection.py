@@ -8,15 +8,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import struct
 from typing import Any
 
 from rollyard.core.errors import SandboxLost
+from rollyard.sandbox_agent.frames import LENGTHS, Header
 
-PROTOCOL = 2
 MAX_FRAME = 1 << 30
-_LENGTHS = struct.Struct("!II")
-Header = dict[str, Any]
 Frame = tuple[Header, bytes]
 
 
@@ -40,7 +37,7 @@ class SandboxConnection(asyncio.Protocol):
         if self._transport is None or self._end is not None:
             raise SandboxLost(self._end or "the connection to the sandbox is not open")
         head = json.dumps(header, separators=(",", ":")).encode()
-        self._transport.write(_LENGTHS.pack(len(head), len(body)) + head + body)
+        self._transport.write(LENGTHS.pack(len(head), len(body)) + head + body)
 
     async def call(self, header: Header, body: bytes, limit: float) -> Frame:
         """Send a call and return its reply. If none comes within `limit` seconds, the sandbox counts as lost."""
@@ -83,17 +80,17 @@ class SandboxConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        while len(self._buffer) >= _LENGTHS.size:
-            head_length, body_length = _LENGTHS.unpack_from(self._buffer)
-            end = _LENGTHS.size + head_length + body_length
+        while len(self._buffer) >= LENGTHS.size:
+            head_length, body_length = LENGTHS.unpack_from(self._buffer)
+            end = LENGTHS.size + head_length + body_length
             if end > MAX_FRAME:
                 self.abort("the sandbox sent an invalid frame")
                 return
             if len(self._buffer) < end:
                 return
             with memoryview(self._buffer) as view:
-                head = json.loads(bytes(view[_LENGTHS.size : _LENGTHS.size + head_length]))
-                body = bytes(view[_LENGTHS.size + head_length : end])
+                head = json.loads(bytes(view[LENGTHS.size : LENGTHS.size + head_length]))
+                body = bytes(view[LENGTHS.size + head_length : end])
             del self._buffer[:end]
             self._deliver(head, body)
 

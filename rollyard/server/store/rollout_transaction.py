@@ -10,14 +10,11 @@ from itertools import islice
 
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
 from rollyard.server.store import rollout_queries, row_codec
 from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
 from rollyard.server.store.batch_transaction import SqliteBatchTables
 from rollyard.server.store.writer import WriteUnit
-
-_LATEST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
-"""Stages in the order of grants: the last stage first, because its end frees what it holds."""
 
 
 class RolloutTransaction:
@@ -87,7 +84,7 @@ class RolloutTransaction:
         if kinds is not None and not kinds:
             return found  # SQLite finds no plan for this query
         also, values = _queue_conditions(kinds, minima, after)
-        for stage in (s for s in _LATEST_FIRST if s in stages):
+        for stage in (s for s in STAGES_LAST_FIRST if s in stages):
             room = limit - len(found)
             if room <= 0:
                 break

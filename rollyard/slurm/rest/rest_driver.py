@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, Site, Snapshot
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec import Body, array_tasks, complaints, parse_json
@@ -24,7 +24,6 @@ from rollyard.slurm.rest.slurmrestd_client import SlurmrestdClient
 from rollyard.slurm.rest.version_choice import RestVersions, negotiate
 
 T = TypeVar("T")
-LIMIT_SECONDS = 30.0
 OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
 """Prefixes of variables that jobs do not get: they would override a job's own variables, or contain tokens."""
 NOT_FOUND = {2017, 2021}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.sampled_turn import THINK_ENDS
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
-from rollyard.tokens.tool_calls.tagged_calls import THINKING_ENDS, parse_tagged
+from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 BEGIN, END, SEPARATOR = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
@@ -25,7 +26,7 @@ class DeepSeek:
 
     def parse(self, text: str) -> ParsedTurn:
         turn = parse_tagged(text, BEGIN, END, _read)
-        thoughts, ends, said = turn.content.rpartition(THINKING_ENDS)
+        thoughts, ends, said = turn.content.rpartition(THINK_ENDS)
         content = (thoughts + ends + said.replace(ALL_BEGIN, "").replace(ALL_END, "")).strip()
         if turn.error is None and not turn.calls and ALL_BEGIN in said:
             return ParsedTurn(content, (), f"between {ALL_BEGIN} and {ALL_END} stands no call")

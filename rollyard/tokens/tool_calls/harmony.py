@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.sampled_turn import MESSAGE
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
 
-MESSAGE = "<|message|>"
 ENDS = re.compile(r"<\|(?:end|call|return)\|>")
 RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rollyard.tokens.sampled_turn import THINK_ENDS
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
-
-THINKING_ENDS = "</think>"
 
 
 def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedTurn:
@@ -30,7 +29,7 @@ def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], To
 
 def split_thoughts(text: str, opening: str, closing: str) -> tuple[str, str]:
     """Split off the thoughts. A call inside them is ignored. If thoughts end inside a call, nothing is split off."""
-    thoughts, ends, rest = text.partition(THINKING_ENDS)
+    thoughts, ends, rest = text.partition(THINK_ENDS)
     if ends and thoughts.rfind(opening) <= thoughts.rfind(closing):
         return thoughts + ends, rest
     return "", text
