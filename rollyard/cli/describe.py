@@ -21,6 +21,7 @@ from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.schema.columns import age
+from rollyard.kinds.values.job_state import JobState
 
 
 @click.command()
@@ -102,7 +103,7 @@ def endpoint_lines(endpoints: Sequence[EndpointStatus]) -> list[str]:
 
 
 def _job(status: AllocationStatus) -> list[str]:
-    now, pending = datetime.now(UTC), status.job_state == "PENDING"
+    now, pending = datetime.now(UTC), status.job_state == JobState.PENDING
     rows = [
         ["Id:", status.job_id or "<none>"],
         ["State:", status.job_state or "not in Slurm's queue yet"],

@@ -13,6 +13,7 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
+from rollyard.kinds.values.job_state import JobState
 
 
 @click.command()
@@ -115,7 +116,7 @@ def _no_logs_message(words: str) -> list[Allocation]:
 
 def _print_waiting(allocation: Allocation) -> None:
     status = allocation.status
-    if status.job_state in (None, "PENDING"):
+    if status.job_state in (None, JobState.PENDING):
         where = (
             f"job {status.job_id} is PENDING: {status.waiting_reason}"
             if status.job_id

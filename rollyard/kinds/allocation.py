@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 from rollyard.kinds.values.hostlist import expand
+from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.quantity import Walltime, size_bytes
 from rollyard.kinds.values.sbatch_directives import (
     Folder,
@@ -27,7 +28,7 @@ from rollyard.kinds.values.sbatch_directives import (
 )
 from rollyard.kinds.values.slurm_reasons import reason_with_text
 
-LIVE_STATES = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING"}
+LIVE_STATES = frozenset(state for state in JobState if not state.ended)
 SUBMITTED = "Submitted"
 """Type of the condition about a submit that Slurm did not answer at once. After an immediate answer there is none."""
 SUBMIT_REFUSED = "SubmitRefused"
@@ -201,7 +202,7 @@ class AllocationStatus(StatusModel):
     @property
     def waiting_reason(self) -> str:
         """Reason why the job waits, as Slurm's word and a sentence. After its end: how it ended."""
-        return reason_with_text(self.reason) if self.job_state == "PENDING" else self.reason
+        return reason_with_text(self.reason) if self.job_state == JobState.PENDING else self.reason
 
     @property
     def is_ended(self) -> bool:

@@ -16,18 +16,17 @@ from rollyard.core.errors import NotFound, RollyardError, SlurmUnreachable
 from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import Pool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation_conditions import DRAINING, ENDING, IN_QUEUE, AllocationView, allocation_conditions
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.allocation_plan import MIN_MISSES, AllocationPlan, plan_allocation
-from rollyard.reconcilers.failure_backoff import GONE
 from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
 from rollyard.reconcilers.job_submitter import Submitter
-from rollyard.reconcilers.plan import COMPLETING
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import Store
-from rollyard.slurm.base import Driver, Job, JobState, Snapshot
+from rollyard.slurm.base import Driver, Job, Snapshot
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +150,7 @@ class AllocationReconciler:
         draining = get_condition(status.conditions, DRAINING)
         since = draining.last_transition_time.timestamp() if draining else self._clock.time()
         limit, now = allocation.spec.drain_timeout_seconds, self._clock.time()
-        if status.job_id is not None and status.job_state != COMPLETING and now - since > limit:
+        if status.job_id is not None and status.job_state != JobState.COMPLETING and now - since > limit:
             if get_condition(status.conditions, ENDING) is None:
                 said = f"still busy after {limit} s of draining; unfinished work is handed back"
                 await self._recorder.record_event(allocation, "DrainTimedOut", said)
@@ -203,7 +202,7 @@ class AllocationReconciler:
         if over:
             self._forget(uid)
             await self._lose_allocation(uid)
-        elif allocation.status.job_state == "RUNNING" and allocation.status.end_time is not None:
+        elif allocation.status.job_state == JobState.RUNNING and allocation.status.end_time is not None:
             self._agents.set_walltime_end(uid, allocation.status.end_time.timestamp())
         return allocation
 
@@ -275,7 +274,7 @@ class AllocationReconciler:
             why = f"{why}, and accounting still calls it {absence.accounting_state.state if absence.accounting_state else ''}"
             await self._recorder.record_event(allocation, "AccountingBehind", why, "Warning")
         end = min(now, status.end_time.timestamp()) if status.end_time is not None else now
-        return {"job_state": GONE, "reason": "", "end_time": as_datetime(end)}
+        return {"job_state": JobState.GONE.value, "reason": "", "end_time": as_datetime(end)}
 
     def _forget(self, uid: str) -> None:
         self._agents.forget(uid)
@@ -304,11 +303,11 @@ class AllocationReconciler:
         if status.is_ended:
             ended = get_condition(status.conditions, "Ready")
             ours = allocation.spec.drain or allocation.metadata.deletion_timestamp
-            timed_out = get_condition(status.conditions, ENDING) is not None
-            bad = not ours or timed_out or _is_requeued(status) or status.job_state not in ("CANCELLED", "COMPLETED")
+            orderly = status.job_state in (JobState.CANCELLED, JobState.COMPLETED) and not _is_requeued(status)
+            bad = not ours or not orderly or get_condition(status.conditions, ENDING) is not None
             message = ended.message if ended is not None else status.reason
             await self._recorder.record_event(allocation, "JobEnded", message, "Warning" if bad else "Normal")
-        elif status.job_state == "RUNNING":
+        elif status.job_state == JobState.RUNNING:
             await self._recorder.record_event(allocation, "JobStarted", f"job {status.job_id} runs on {status.node}")
 
     async def _remove(self, allocation: Allocation) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rollyard.core.clock import as_datetime
 from rollyard.kinds.allocation import SUBMITTED, Allocation, AllocationStatus
 from rollyard.kinds.base import Condition, ConditionUpdate, Reason, get_condition, set_conditions
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, Absence, why_not_gone
 
 DRAINING, ENDING = "Draining", "Ending"
@@ -67,7 +68,7 @@ def _job_state(view: AllocationView) -> Reason:
         return Reason("Ended", f"{which}{view.ended}")
     if status.ready:
         return Reason("Serving", f"{job} on {status.node}")
-    if status.job_state == "RUNNING":
+    if status.job_state == JobState.RUNNING:
         return Reason("Starting", str(view.engine or f"{job} has not connected yet"))
     id = status.job_id or "(not submitted)"
     return Reason("Pending", f"job {id} {status.job_state or ''} {status.reason}".strip())

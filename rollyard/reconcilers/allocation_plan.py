@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.slurm.base import Job, JobState, Snapshot
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import Job, Snapshot
 
 SUBMIT_MARGIN_SECONDS = 2.0
 """A snapshot begun so long after a submit was decided shows the job, if there is one."""

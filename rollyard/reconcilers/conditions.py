@@ -18,6 +18,7 @@ from rollyard.kinds.event import PoolEvent
 from rollyard.kinds.pool import PoolStatus, Replicas
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.slurm_reasons import UNKNOWN, is_transient, reason_word
 from rollyard.reconcilers.autoscaler import ScaleDecision
 from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, EndCounts, last_ended
@@ -301,7 +302,9 @@ def _is_notable_wait(view: PoolView, reason: str) -> bool:
     """Whether a job's wait comes before an earlier failure in the message, because it will not pass in a moment."""
     if not is_transient(reason):
         return True
-    pending = [a for a in view.active if a.status.job_state == "PENDING" and reason_word(a.status.reason) == reason]
+    pending = [
+        a for a in view.active if a.status.job_state == JobState.PENDING and reason_word(a.status.reason) == reason
+    ]
     asked = [at for a in pending if (at := _submitted_at(a)) is not None]
     return any(view.now - at > SHORT_WAIT_SECONDS for at in asked)
 

@@ -7,18 +7,24 @@ the count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolStatus
+from rollyard.kinds.values.job_state import JobState
 
-GONE = "GONE"
-"""Job state of our own: the job is in no complete snapshot any more, and its end is unknown."""
-FAILURES = {"FAILED", "OUT_OF_MEMORY", "COMPLETED"}
+FAILURES = {JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.COMPLETED}
 """Ends caused by the template, or by a submit that Slurm refused."""
-INTERRUPTIONS = {"NODE_FAIL", "BOOT_FAIL", "CANCELLED", "DEADLINE", "REVOKED", GONE}
+INTERRUPTIONS = {
+    JobState.NODE_FAIL,
+    JobState.BOOT_FAIL,
+    JobState.CANCELLED,
+    JobState.DEADLINE,
+    JobState.REVOKED,
+    JobState.GONE,
+}
 """Ends from outside: a node, an administrator, a person. Ends by walltime and by preemption are ordinary and not listed."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
@@ -92,7 +98,9 @@ def count_ends(
     return EndCounts(template, failures, last, outside, last_outside, failing, cap, launch)
 
 
-def last_ended(allocations: Iterable[Allocation], states: set[str], template: str | None = None) -> Allocation | None:
+def last_ended(
+    allocations: Iterable[Allocation], states: Collection[str], template: str | None = None
+) -> Allocation | None:
     """The last allocation that ended in one of these states without our order."""
     found = [
         a

@@ -14,7 +14,7 @@ from rollyard.core.exit_codes import exit_code_text
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Reason
 from rollyard.kinds.registry import Pool
-from rollyard.reconcilers.failure_backoff import GONE
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.plan import template_hash
 
 SHORT_CHARS = 120
@@ -24,14 +24,14 @@ RECENT_SECONDS = 5.0
 """Seconds; output older than this at the end is not shown."""
 _SHORT_STATES = {"", "None", "NonZeroExitCode"}
 """Slurm's reasons that add nothing to the exit code."""
-_STATES = {
-    "TIMEOUT": "its walltime ended (TIMEOUT)",
-    "PREEMPTED": "Slurm preempted it (PREEMPTED)",
-    "OUT_OF_MEMORY": "it used more memory than Slurm allows (OUT_OF_MEMORY)",
-    "BOOT_FAIL": "its node did not boot (BOOT_FAIL)",
-    "DEADLINE": "its deadline passed (DEADLINE)",
-    "REVOKED": "Slurm revoked it (REVOKED)",
-    GONE: "Slurm no longer knows it, and its end is not known",
+_STATES: dict[str, str] = {
+    JobState.TIMEOUT: "its walltime ended (TIMEOUT)",
+    JobState.PREEMPTED: "Slurm preempted it (PREEMPTED)",
+    JobState.OUT_OF_MEMORY: "it used more memory than Slurm allows (OUT_OF_MEMORY)",
+    JobState.BOOT_FAIL: "its node did not boot (BOOT_FAIL)",
+    JobState.DEADLINE: "its deadline passed (DEADLINE)",
+    JobState.REVOKED: "Slurm revoked it (REVOKED)",
+    JobState.GONE: "Slurm no longer knows it, and its end is not known",
 }
 
 
@@ -76,7 +76,7 @@ def long_text(end: JobEnd) -> str:
     """All known facts about the end."""
     found = _certain_text(end)
     # A job cancelled while it waits keeps its reason for waiting; and Slurm's word for a kill is JobLaunchFailure.
-    if end.slurm_reason not in _SHORT_STATES and end.state != "CANCELLED" and (end.exit_code or 0) <= 128:
+    if end.slurm_reason not in _SHORT_STATES and end.state != JobState.CANCELLED and (end.exit_code or 0) <= 128:
         found = f"{found}; Slurm's reason: {end.slurm_reason}"
     tail = (
         _output_text(end.output) if end.output is not None else f"; it wrote nothing in its last {RECENT_SECONDS:g} s"
@@ -110,17 +110,17 @@ def _certain_text(end: JobEnd) -> str:
     code = exit_code_text(end.exit_code) if end.exit_code else ""
     if end.requeued:
         return f"requeued, not by Rollyard (restart {end.requeued}); that run was ended, because its work has moved"
-    if end.by_us and end.state in ("CANCELLED", "COMPLETED"):
+    if end.by_us and end.state in (JobState.CANCELLED, JobState.COMPLETED):
         return f"ended by Rollyard: {end.by_us}"
     while_leaving = f", while Rollyard was ending it ({end.by_us})" if end.by_us else ""
-    if end.state == "CANCELLED":
+    if end.state == JobState.CANCELLED:
         by = f" by {end.cancelled_by}, not by Rollyard" if end.cancelled_by else ", not by Rollyard; by whom is unknown"
         return f"cancelled{by}{while_leaving}"
-    if end.state == "NODE_FAIL":
+    if end.state == JobState.NODE_FAIL:
         return f"NODE_FAIL{f' on node {end.node}' if end.node else ''}{while_leaving}"
     if end.state in _STATES:
         return f"{_STATES[end.state]}{while_leaving}"
-    if end.state == "COMPLETED":
+    if end.state == JobState.COMPLETED:
         return "exit code 0, cause unknown"
     if end.exit_code is None or end.exit_code == 0:
         return f"{end.state}{f': {end.slurm_reason}' if end.slurm_reason not in _SHORT_STATES else ''}{while_leaving}"
@@ -129,7 +129,7 @@ def _certain_text(end: JobEnd) -> str:
 
 
 def _is_unexplained(end: JobEnd) -> bool:
-    return not (end.by_us or end.requeued) and end.state in ("FAILED", "COMPLETED")
+    return not (end.by_us or end.requeued) and end.state in (JobState.FAILED, JobState.COMPLETED)
 
 
 def _output_text(output: LastOutput) -> str:

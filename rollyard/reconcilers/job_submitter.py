@@ -21,11 +21,12 @@ from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, Slu
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import POOL_KINDS, Pool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.store.base import Store
-from rollyard.slurm.base import BatchScript, Driver, JobIds, JobState
+from rollyard.slurm.base import BatchScript, Driver, JobIds
 
 log = logging.getLogger(__name__)
 

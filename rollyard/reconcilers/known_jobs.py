@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rollyard.controller.informer import Informer
 from rollyard.core.clock import Clock
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.missing_jobs import KnownJob
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
@@ -47,7 +48,7 @@ class KnownJobs:
         now = self._clock.time()
         return KnownJob(
             job_id,
-            is_running=status.job_state == "RUNNING",
+            is_running=status.job_state == JobState.RUNNING,
             restart_count=status.restart_count,
             heard_at=now - (self._clock.monotonic() - heard) if bound and heard is not None else None,
             since=self._answered.get(uid, 0.0),

@@ -21,7 +21,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from rollyard.slurm.base import Job, JobState, Snapshot
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import Job, Snapshot
 
 MIN_LOOKUPS = 2
 """Least number of queries without the job; one may be wrong by itself."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Reason
+from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.slurm_reasons import reason_with_text, reason_word
 
 
@@ -16,7 +17,7 @@ def pending_reason(allocations: Sequence[Allocation]) -> Reason | None:
     A message is `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`.
     """
     live = [a for a in allocations if not a.status.is_ended]
-    pending = [a for a in live if a.status.job_state == "PENDING"]
+    pending = [a for a in live if a.status.job_state == JobState.PENDING]
     if not pending:
         return None
     reasons = Counter(reason_word(a.status.reason) for a in pending)

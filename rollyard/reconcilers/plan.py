@@ -17,10 +17,10 @@ from rollyard.kinds.base import Reason, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.slurm_reasons import is_limit, is_transient, reason_with_text, reason_word
 from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
 from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
-from rollyard.slurm.base import JobState
 
 EMPTY_GRACE_SECONDS = 3.0
 """Seconds after the order to drain; times in conditions are cut to whole seconds."""
@@ -30,7 +30,6 @@ STAND_IN_SECONDS = 60.0
 """Seconds for which a member that served has been suspended or silent until another stands in for it, within the surge."""
 STUCK_SECONDS = 30.0
 """Seconds without a start time from Slurm after which a successor is not counted on."""
-COMPLETING, SUSPENDED = JobState.COMPLETING.value, JobState.SUSPENDED.value
 
 
 def template_hash(pool: Pool) -> str:
@@ -73,7 +72,7 @@ class Member:
     def live(self) -> bool:
         """Whether its job waits or runs; one in Slurm's clean-up can do nothing more."""
         status = self.allocation.status
-        return not (status.is_ended or status.job_state == COMPLETING or self.deleting)
+        return not (status.is_ended or status.job_state == JobState.COMPLETING or self.deleting)
 
     @property
     def active(self) -> bool:
@@ -82,11 +81,11 @@ class Member:
 
     @property
     def started(self) -> bool:
-        return self.allocation.status.job_state not in (None, "PENDING")
+        return self.allocation.status.job_state not in (None, JobState.PENDING)
 
     @property
     def suspended(self) -> bool:
-        return self.allocation.status.job_state == SUSPENDED
+        return self.allocation.status.job_state == JobState.SUSPENDED
 
     @property
     def serves(self) -> bool:

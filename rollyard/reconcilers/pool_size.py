@@ -9,6 +9,7 @@ from rollyard.kinds.autoscaling import GpuLedger, GpuUsage
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, autoscale
 
 GPU_HOURS_SPENT = "GpuHoursSpent"
@@ -61,7 +62,7 @@ def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now:
 def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | None:
     """Usage of one allocation; None while its job has not begun, or where it never had a node. Expected starts do not count."""
     status, template = allocation.status, allocation.spec.template
-    if status.job_state in (None, "PENDING") or status.start_time is None or not status.node:
+    if status.job_state in (None, JobState.PENDING) or status.start_time is None or not status.node:
         return known
     return GpuUsage(gpus=template.nodes * template.gpus, start=status.start_time, end=status.end_time)
 

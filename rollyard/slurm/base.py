@@ -4,57 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import Protocol
 
+from rollyard.kinds.values.job_state import JobState
+
 LIMIT_SECONDS = 30.0
 """Time limit of one call to Slurm. If slurmctld is down, every command takes 9 s before it fails."""
-
-
-class JobState(StrEnum):
-    """Slurm's names of states (man squeue, JOB STATE CODES)."""
-
-    PENDING = "PENDING"
-    RUNNING = "RUNNING"
-    SUSPENDED = "SUSPENDED"
-    COMPLETING = "COMPLETING"
-    COMPLETED = "COMPLETED"
-    CANCELLED = "CANCELLED"
-    FAILED = "FAILED"
-    TIMEOUT = "TIMEOUT"
-    PREEMPTED = "PREEMPTED"
-    NODE_FAIL = "NODE_FAIL"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    BOOT_FAIL = "BOOT_FAIL"
-    DEADLINE = "DEADLINE"
-    REVOKED = "REVOKED"
-
-    @classmethod
-    def read(cls, word: str) -> JobState:
-        """Parse Slurm's word; additions are ignored (`CANCELLED by 1000`). An unknown state counts as not ended."""
-        first = word.split()[0].rstrip("+") if word.split() else ""
-        return cls.__members__.get(_SYNONYMS.get(first, first), cls.RUNNING)
-
-    @property
-    def ended(self) -> bool:
-        return self not in (JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING)
-
-
-_SYNONYMS = {
-    "CONFIGURING": "PENDING",  # its nodes are being booted
-    "POWER_UP_NODE": "PENDING",
-    "REQUEUED": "PENDING",
-    "REQUEUE_FED": "PENDING",
-    "REQUEUE_HOLD": "PENDING",
-    "RESV_DEL_HOLD": "PENDING",
-    "SPECIAL_EXIT": "PENDING",
-    "STOPPED": "SUSPENDED",
-    "STAGE_OUT": "COMPLETING",
-    "LAUNCH_FAILED": "FAILED",
-    "RECONFIG_FAIL": "FAILED",
-}
-"""Flag or rarer state that squeue shows -> the state."""
 
 
 @dataclass(frozen=True, slots=True)

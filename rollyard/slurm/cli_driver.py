@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobIds, JobState, Site, Snapshot
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobIds, Site, Snapshot
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.scontrol_text import read_site
 from rollyard.slurm.user_names import known_user

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rollyard.core.errors import SubmitRefused
+from rollyard.kinds.values.job_state import JobState
 from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 from rollyard.slurm.batch_script import directive, directives
@@ -75,7 +76,7 @@ class HeldJobDriver:
 def _left(id: str, facts: Mapping[str, str]) -> int:
     """Return the seconds that the held job has left. Raises SubmitRefused if it is not running."""
     state = facts.get("JobState", "gone")
-    if state != "RUNNING":
+    if state != JobState.RUNNING:
         raise SubmitRefused(f"job {id} of spec.allocation.within is {state}; name a running job")
     try:
         end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # the driver asks for times in UTC

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm import local_step
-from rollyard.slurm.base import Job, JobState
+from rollyard.slurm.base import Job
 from rollyard.slurm.process_identity import ProcessIdentity, processes_with_variable
 
 START_SECONDS = 30.0

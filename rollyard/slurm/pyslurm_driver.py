@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollyard.core.errors import SlurmUnreachable
-from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Driver, Job, JobState, Node, Partition, Site, Snapshot
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Driver, Job, Node, Partition, Site, Snapshot
 from rollyard.slurm.batch_script import JOB_PREFIX
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.pyslurm_process import PyslurmProcess

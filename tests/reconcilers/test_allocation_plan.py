@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation_plan import MIN_MISSES, SUBMIT_MARGIN_SECONDS, plan_allocation
-from rollyard.reconcilers.failure_backoff import GONE
-from rollyard.slurm.base import Job, JobState, Snapshot
+from rollyard.slurm.base import Job, Snapshot
 from tests.support import make
 
 NOW = 1_700_000_000.0
@@ -110,9 +110,9 @@ def test_what_has_ended_is_left_alone() -> None:
 
 def test_a_copy_that_lives_on_after_its_end_was_concluded_is_ended_first() -> None:
     view = snapshot(job("7"), job("8", JobState.FAILED), job("9", comment="another"))
-    over = plan_allocation(allocation(**INTENT, job_id="7", job_state=GONE), COMMENT, view, 0)
+    over = plan_allocation(allocation(**INTENT, job_id="7", job_state=JobState.GONE), COMMENT, view, 0)
     assert (over.cancel, over.remove) == (("7",), False)
-    deleted = plan_allocation(allocation(deleted=True, **INTENT, job_id="7", job_state=GONE), COMMENT, view, 0)
+    deleted = plan_allocation(allocation(deleted=True, **INTENT, job_id="7", job_state=JobState.GONE), COMMENT, view, 0)
     assert (deleted.cancel, deleted.remove) == (("7",), False)
 
 

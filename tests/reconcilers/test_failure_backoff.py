@@ -11,10 +11,10 @@ import pytest
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolStatus
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.failure_backoff import (
     BACKOFF_CAP_SECONDS,
     FORGET_INTERRUPTIONS_SECONDS,
-    GONE,
     LAUNCH_SECONDS,
     STEADY_SECONDS,
     EndCounts,
@@ -65,7 +65,7 @@ class Pool:
         ("CANCELLED", 0, 1),
         ("NODE_FAIL", 0, 1),
         ("BOOT_FAIL", 0, 1),
-        (GONE, 0, 1),
+        (JobState.GONE, 0, 1),
         ("TIMEOUT", 0, 0),
         ("PREEMPTED", 0, 0),
     ],

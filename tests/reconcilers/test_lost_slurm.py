@@ -10,7 +10,8 @@ import pytest
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import evolve, get_condition
-from rollyard.slurm.base import Job, JobState
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import Job
 from rollyard.slurm.local_driver import LocalDriver
 from tests.support.reconciler_site import Site
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.missing_jobs import (
     ABSENT_SECONDS,
     DISPUTE_SECONDS,
@@ -15,7 +16,7 @@ from rollyard.reconcilers.missing_jobs import (
     judge_absence,
     why_doubted,
 )
-from rollyard.slurm.base import Job, JobState, Snapshot
+from rollyard.slurm.base import Job, Snapshot
 from tests.support.make import job, snapshot
 
 NOW = 1_000.0

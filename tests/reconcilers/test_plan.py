@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.reconcilers.failure_backoff import BACKOFF_CAP_SECONDS, GONE, IDLE_CAP_SECONDS
+from rollyard.kinds.values.job_state import JobState
+from rollyard.reconcilers.failure_backoff import BACKOFF_CAP_SECONDS, IDLE_CAP_SECONDS
 from rollyard.reconcilers.plan import (
     EMPTY_GRACE_SECONDS,
     KEPT_ENDED,
@@ -266,11 +267,11 @@ def _changed(obj: Allocation, part: str, **update: Any) -> Allocation:
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    states = st.sampled_from([None, "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", GONE])
+    states = st.sampled_from([None, "PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", JobState.GONE])
     members = []
     for index in range(draw(st.integers(0, 6))):
         state = draw(states)
-        over = state in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", GONE)
+        over = state in ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", JobState.GONE)
         members.append(
             member(
                 index,

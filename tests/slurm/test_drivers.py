@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import Job, JobState
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import Job
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.driver_cases import EVERYWHERE, ON_SLURM, Case, Clusters, Ground, ground_of, open_cli
 from tests.support.job_history import NAME, History

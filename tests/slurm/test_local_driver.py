@@ -17,8 +17,9 @@ import pytest
 
 from rollyard.core.errors import SlurmError, SubmitRefused
 from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm import local_job, local_step
-from rollyard.slurm.base import BatchScript, Job, JobState
+from rollyard.slurm.base import BatchScript, Job
 from rollyard.slurm.batch_script import FOLDER, batch_script, directives
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.local_job import LocalJob

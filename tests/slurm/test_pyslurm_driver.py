@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import Invalid, SlurmUnreachable
+from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm import pyslurm_child
-from rollyard.slurm.base import JobState
 from rollyard.slurm.choose_driver import choose_driver, slurm_driver
 from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, read_jobs, read_site, why_unfit
 from rollyard.slurm.pyslurm_process import PyslurmProcess

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.allocation import AllocationTemplate
-from rollyard.slurm.base import BatchScript, Driver, Job, JobState
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import BatchScript, Driver, Job
 from rollyard.slurm.batch_script import batch_script
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver

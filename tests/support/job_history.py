@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from rollyard.slurm.base import JobState
+from rollyard.kinds.values.job_state import JobState
 from tests.support.cluster import Cluster
 
 NAME = "rollyard-history-0"

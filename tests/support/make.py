@@ -14,8 +14,9 @@ from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.event import Event, InvolvedObject
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.server.store.base import RolloutRecord
-from rollyard.slurm.base import Job, JobState, Snapshot
+from rollyard.slurm.base import Job, Snapshot
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, WeightsReport

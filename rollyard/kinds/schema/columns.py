@@ -12,6 +12,7 @@ from rollyard.kinds.base import KindObject, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.values.job_state import JobState
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +136,12 @@ def _start(allocation: Allocation, now: datetime) -> str:
     start = allocation.status.start_time
     if start is None:
         return "<unknown>"
-    return f"in {age(now, start)}" if allocation.status.job_state == "PENDING" else f"{age(start, now)} ago"
+    return f"in {age(now, start)}" if allocation.status.job_state == JobState.PENDING else f"{age(start, now)} ago"
 
 
 def _end(allocation: Allocation, now: datetime) -> str:
     end = allocation.status.end_time
-    if end is None or allocation.status.job_state == "PENDING":
+    if end is None or allocation.status.job_state == JobState.PENDING:
         return "<unknown>"
     return f"{age(end, now)} ago" if end <= now else f"in {age(now, end)}"
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from rollyard.core.clock import Clock
 from rollyard.core.errors import SlurmUnreachable, SubmitRefused
+from rollyard.kinds.values.job_state import JobState
 from rollyard.server.job.job_folder import ServerJobFolder
-from rollyard.slurm.base import Driver, JobState, Snapshot
+from rollyard.slurm.base import Driver, Snapshot
 
 log = logging.getLogger(__name__)
 

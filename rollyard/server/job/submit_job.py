@@ -11,10 +11,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rollyard.core.errors import BadRequest, SlurmUnreachable, Unavailable
+from rollyard.kinds.values.job_state import JobState
 from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.job.job_script import JobOptions, server_script
 from rollyard.server.store.folder_lock import FolderLock
-from rollyard.slurm.base import Driver, Job, JobState
+from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.choose_driver import choose_driver
 from rollyard.wire.files import EndpointFile
 

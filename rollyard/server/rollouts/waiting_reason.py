@@ -17,6 +17,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import IN_QUEUE, PARKED, Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
+from rollyard.kinds.values.job_state import JobState
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import needed_seconds
 from rollyard.server.rollouts.step import is_suspect
@@ -25,8 +26,6 @@ from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 LOOK_AHEAD_RECORDS = 10_000
 """Number of positions of a queue that are counted. For rollouts further back the number before them is unknown."""
-PENDING, RUNNING, SUSPENDED = "PENDING", "RUNNING", "SUSPENDED"
-"""Slurm's states of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +216,7 @@ def _submit_unanswered(shortage: PoolShortage) -> WaitReason | None:
 
 def _pending(shortage: PoolShortage) -> WaitReason | None:
     for a in shortage.allocations:
-        if a.status.job_state == PENDING:
+        if a.status.job_state == JobState.PENDING:
             start = a.status.start_time
             expected = f"; Slurm expects it to start at {_time_text(start.timestamp())}" if start is not None else ""
             sentence = (
@@ -230,7 +229,7 @@ def _pending(shortage: PoolShortage) -> WaitReason | None:
 
 def _suspended_by_slurm(shortage: PoolShortage) -> WaitReason | None:
     for a in shortage.allocations:
-        if a.status.job_state == SUSPENDED:
+        if a.status.job_state == JobState.SUSPENDED:
             return WaitReason(
                 f"{shortage.name} waits for job {a.status.job_id} of allocation {a.metadata.name}: Slurm suspended it"
             )
@@ -246,7 +245,7 @@ def _failing(shortage: PoolShortage) -> WaitReason | None:
 
 def _starting(shortage: PoolShortage) -> WaitReason | None:
     for a in shortage.allocations:
-        if a.status.job_state == RUNNING:
+        if a.status.job_state == JobState.RUNNING:
             job = f"job {a.status.job_id} of allocation {a.metadata.name} runs on {a.status.node}"
             if not isinstance(shortage.pool, RolloutPool):
                 return WaitReason(f"{shortage.name} is starting: {job}, and {_engine_reason(a)}", a.status.start_time)

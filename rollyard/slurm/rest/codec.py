@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollyard.slurm.base import BatchScript, Job, JobState, Node, Partition, Site
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import BatchScript, Job, Node, Partition, Site
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
 from rollyard.slurm.rest.job_fields import job_fields
 from rollyard.slurm.scontrol_text import MIB, gpu_types_of_gres, gpus_of_gres

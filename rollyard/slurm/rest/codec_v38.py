@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rollyard.slurm.base import JobState, Partition
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import Partition
 from rollyard.slurm.rest.codec import Body, Codec, names
 
 

@@ -17,7 +17,8 @@ import pytest
 
 from deploy.slurm.throwaway import rest
 from rollyard.core.errors import Invalid, SlurmUnreachable, SubmitRefused
-from rollyard.slurm.base import BatchScript, JobState
+from rollyard.kinds.values.job_state import JobState
+from rollyard.slurm.base import BatchScript
 from rollyard.slurm.choose_driver import choose_driver
 from rollyard.slurm.rest.address import TOKEN_FILE_VARIABLE, URL_VARIABLE, SlurmCredentials, SlurmrestdAddress, claims
 from rollyard.slurm.rest.codec import array_tasks
