@@ -14,7 +14,8 @@ from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 MAX_NAME = 48
 """Longest name of a pool. Its allocations have this name with a suffix."""
 
-STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", "GpuHoursSpent", "ReconcileFailed"})
+GPU_HOURS_SPENT = "GpuHoursSpent"
+STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", GPU_HOURS_SPENT, "ReconcileFailed"})
 """Reasons of Ready and Updated that last until somebody changes something. Other reasons may pass by themselves."""
 
 

@@ -15,7 +15,7 @@ from rollyard.core.clock import as_datetime, as_text, time_of_day
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, ConditionUpdate, Reason, get_condition, set_conditions
 from rollyard.kinds.event import PoolEvent
-from rollyard.kinds.pool import PoolStatus, Replicas
+from rollyard.kinds.pool import GPU_HOURS_SPENT, PoolStatus, Replicas
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.kinds.values.job_state import JobState
@@ -25,7 +25,6 @@ from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, EndCou
 from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
 from rollyard.reconcilers.pool_observation import PoolObservation
-from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT
 from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3

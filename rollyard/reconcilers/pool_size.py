@@ -8,12 +8,11 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.autoscaling import GpuLedger, GpuUsage
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import GPU_HOURS_SPENT
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, autoscale
 
-GPU_HOURS_SPENT = "GpuHoursSpent"
-"""Reason of the conditions about a spent budget."""
 SHOWN_SECONDS = 600
 """Step of the time up to which `status.gpuHours` counts; finer steps would write it again and again."""
 

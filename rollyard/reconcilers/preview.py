@@ -9,13 +9,14 @@ from rollyard.core.errors import Cause
 from rollyard.kinds.allocation import Allocation, AllocationTemplate
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import GPU_HOURS_SPENT
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.plan import Member, plan_pool, pool_ends
 from rollyard.reconcilers.pool import new_allocation
-from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT, account_gpu_hours, decide_size
+from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.slurm.site_check import check, find_doubts
 

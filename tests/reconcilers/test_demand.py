@@ -12,10 +12,11 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.autoscaling import GpuLedger, InferenceAutoscaling
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import GPU_HOURS_SPENT
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPoolSpec
 from rollyard.reconcilers.demand import LoadReport, inference_metrics, max_workers, rollout_metrics, sessions
-from rollyard.reconcilers.pool_size import GPU_HOURS_SPENT, SHOWN_SECONDS, account_gpu_hours, decide_size, shown_hours
+from rollyard.reconcilers.pool_size import SHOWN_SECONDS, account_gpu_hours, decide_size, shown_hours
 from tests.support import make
 
 NOW = 1_700_000_000.0
