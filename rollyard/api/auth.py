@@ -18,7 +18,7 @@ _ROLE_OF_PREFIX = (("/v1/node/", Role.NODE), ("/v1/engine/", Role.ENGINE))
 
 
 def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
-    """Middleware: 401 without a valid token, 403 where its role has no access. The gateway checks its own keys."""
+    """Middleware: 401 without a valid token, 403 if its role has no access. The gateway checks its own keys."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -79,7 +79,7 @@ async def listen(
 
 
 class _ConnectionLimiter:
-    """Makes the handler of each new connection; closes the oldest of too many untrusted ones."""
+    """Makes the handler of each new connection. If too many connections are untrusted, it closes the oldest of these."""
 
     def __init__(self, server: web.Server, known: _TrustedConnections) -> None:
         self._server, self._trusted = server, known

@@ -122,7 +122,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
 
 
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
-    """Number of sandboxes that fit, by the sandbox in the node agent's first Welcome, whatever the pool's spec is now."""
+    """Number of sandboxes that fit, by the sandbox in the node agent's first Welcome and not by the pool's present spec."""
     if hello.places:
         return hello.places
     if hello.widths:  # an older node agent sends no capacity; only its present widths are sure to fit

@@ -76,7 +76,7 @@ def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
 
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
-    """All node agents of the pool; none unless they are certain to be all, with none starting, draining or being replaced."""
+    """All node agents of the pool. Empty if there may soon be others: one is starting, draining or being replaced."""
     status, agents = pool.status, services.agents.of_pool(pool.pool_key)
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
     sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}

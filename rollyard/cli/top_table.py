@@ -47,7 +47,7 @@ def lines(top: TopView, height: int | None = None, width: int | None = None) -> 
     """Return the lines for these pools; none if there are no pools.
 
     `height` and `width` are those of the terminal, in characters. Endpoints and columns that do not fit are left out. A
-    line names the columns that are left out, and the number of endpoints.
+    line gives the number of such endpoints, and the names of such columns.
     """
     serving, running = top.inference_pools, top.rollout_pools
     spaces = len({pool.namespace for pool in (*serving, *running)}) > 1

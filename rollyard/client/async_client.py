@@ -40,9 +40,9 @@ MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
+"""Short, because requests of agents wait meanwhile."""
 WAITS_AT_ONCE = 256
 """Greatest number of requests of one `as_completed` that wait at the server at the same time."""
-"""Short, because requests of agents wait meanwhile."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]

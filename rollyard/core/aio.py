@@ -51,7 +51,7 @@ class Waker:
 
 @contextlib.asynccontextmanager
 async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Run a coroutine beside the block; when the block is left it is cancelled, and has ended.
+    """Run a coroutine beside the block. When the block is left, the coroutine is cancelled and has ended.
 
     Its exception is not raised here: the block reads it from the task's result.
     """
@@ -71,7 +71,7 @@ class Signal(Generic[P]):
 
     def connect(self, listener: Callable[P, object]) -> None:
         """Add a listener for every later `emit`."""
-        self._listeners = (*self._listeners, listener)  # a new tuple, for an emit may be under way
+        self._listeners = (*self._listeners, listener)  # a new tuple, because an `emit` may be running
 
     @property
     def has_listeners(self) -> bool:
@@ -80,7 +80,7 @@ class Signal(Generic[P]):
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all listeners, in the order in which they were connected.
 
-        Raises a listener's exception once all have been called; of several the last, with the others as context.
+        If listeners raise, the last exception is raised once all have been called; the others are its context.
         """
         error: BaseException | None = None
         for listener in self._listeners:

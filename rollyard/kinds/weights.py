@@ -113,7 +113,7 @@ class WeightsOperation(StatusModel):
 
     @property
     def receivers(self) -> list[str]:
-        """Ids of the endpoints that wait for their trainer; empty while another one, whose turn it is, may still join them."""
+        """Ids of the endpoints that wait for their trainer. Empty while another endpoint may still join them in this turn."""
         at_it = {id: p for id, p in self.endpoints.items() if p.phase == "Ordered" and not p.reason}
         return sorted(at_it) if all(p.transferring for p in at_it.values()) else []
 

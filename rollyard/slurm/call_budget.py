@@ -36,7 +36,7 @@ class BudgetedDriver:
         self._why = ""
 
     async def snapshot(self) -> Snapshot:
-        """Take a snapshot. Only this call may try an open breaker, and it waits until it may."""
+        """Take a snapshot. Only this call may try an open breaker, and it first waits for the end of the pause."""
         if (pause := self._opened_at - time.monotonic()) > 0:
             await asyncio.sleep(pause)
         return await self._call("snapshot", lambda: self._driver.snapshot())

@@ -102,7 +102,7 @@ def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Seq
 
 
 def _ids_up_to_marker(template: ChatTemplate, ids: Sequence[int], marker: str, times: int) -> int:
-    """Return the smallest number of leading ids whose text contains the marker this many times."""
+    """Return the smallest number of leading ids whose text contains the marker `times` times."""
     low, high = 0, len(ids)
     while low < high:
         middle = (low + high) // 2

@@ -52,7 +52,7 @@ class SentRequest:
 
 
 class PromptTooLong(ContextExceeded):
-    """The endpoint reported that the prompt does not fit, perhaps with the number of tokens that do."""
+    """The endpoint reported that the prompt does not fit, perhaps with the number of tokens that fit."""
 
     def __init__(self, message: str) -> None:
         limit = LIMIT.search(message)

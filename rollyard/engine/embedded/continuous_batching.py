@@ -62,7 +62,7 @@ class Engine:
         self._model = model
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
-        # twice as many slots, for the turns of rollouts whose tools are running
+        # twice as many slots as sequences: they keep the turns of rollouts whose tools are running
         self._cache = KVCache(model.config, 2 * max_sequences, max_model_len)
         self._deliver = deliver
         self._failed = failed

@@ -40,7 +40,7 @@ class StopStringMatcher:
         """End of the text that may be the beginning of a stop string."""
 
     def add(self, token: int) -> str | None:
-        """Return the stop string that the token completes. Of several, the one that ends first counts, as in vLLM."""
+        """Return the stop string that the token completes. If there are several, the one that ends first counts, as in vLLM."""
         text = self._tail + self._text.add(token)
         self._tail = text[max(0, len(text) - self._longest + 1) :]
         found = [(text.find(stop) + len(stop), i) for i, stop in enumerate(self._stops) if stop in text]

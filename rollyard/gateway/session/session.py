@@ -53,7 +53,7 @@ T = TypeVar("T")
 SendText = Callable[[str], Awaitable[None]]
 """Function that is called with each piece of text as it arrives."""
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
-"""Limits for the requests of one session in memory: at least this many bytes, and this many of the longest request."""
+"""Limits for the requests of one session in memory: at least this many bytes, and at least this multiple of the longest one."""
 CHARACTERS_A_TOKEN = 4
 
 
@@ -302,7 +302,7 @@ class GatewaySession:
     async def _sampling(
         self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText | None
     ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
-        """Run the call inside the block. It is cancelled if the block ends before it."""
+        """Run the call inside the block. If the block ends first, the call is cancelled."""
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_ids(ids: Sequence[int]) -> None:
@@ -424,7 +424,7 @@ def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
 
 
 def _finish_reason(sampled: Sampled, stop: str | None) -> str:
-    """Return the finish reason. If a turn continued on another endpoint, a stop string may be found before its end."""
+    """Return the finish reason. If a turn continued on another endpoint, its text may go on after a stop string."""
     return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 

@@ -329,5 +329,5 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
 
 
 def _groups_for(informative: float, rate: float) -> int:
-    """Return the number of groups of which this many are expected to be informative."""
+    """Return how many groups are needed for this expected number of informative ones."""
     return max(0, math.ceil(informative / rate - 1e-9))

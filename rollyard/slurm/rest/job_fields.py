@@ -62,7 +62,7 @@ def _joined(first: object, second: object) -> object:
 
 
 def _count_tasks(fields: Fields) -> None:
-    """Count the tasks as sbatch does. Otherwise Slurm would assume one task for the whole job, and the CPUs of one."""
+    """Count the tasks as sbatch does. Otherwise Slurm would assume one task for the whole job, and the CPUs of one task."""
     fewest, _, most = str(fields.get("nodes", "")).partition("-")
     if "tasks" not in fields and fewest and ("tasks_per_node" in fields or not most):
         fields["tasks"] = int(fewest) * int(str(fields.get("tasks_per_node", 1)))
