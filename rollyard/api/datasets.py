@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 
 import pydantic
@@ -13,7 +14,7 @@ from rollyard.api import request_bodies
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, Cause, Invalid, NotFound
-from rollyard.kinds.batch import BatchName, DatasetView
+from rollyard.kinds.batch import BatchName, DatasetHistory, DatasetView
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.schema.validation import MAX_REPORTED, problems_of
 from rollyard.kinds.task_fields import check_task
@@ -104,12 +105,15 @@ async def _list(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _get(request: web.Request) -> web.Response:
-    """Read a dataset's digest and size."""
+    """Read a dataset's digest and size, and the history of its tasks."""
     namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
     found = await request.app[SERVICES].store.dataset(namespace, name)
     if found is None:
         raise NotFound(f"dataset {name!r} not found in namespace {namespace!r}")
-    return web.json_response(_view(found))
+    histories = await request.app[SERVICES].store.task_histories(namespace, name)
+    streaks = Counter(h.streak for h in histories)
+    known = DatasetHistory(tasks=len(histories), informative=streaks.pop(0, 0), streaks=dict(sorted(streaks.items())))
+    return web.json_response(_view(found, known))
 
 
 @accepts("namespace")
@@ -130,7 +134,7 @@ def _checked_name(name: str) -> str:
         ) from None
 
 
-def _view(record: DatasetRecord) -> dict[str, object]:
+def _view(record: DatasetRecord, history: DatasetHistory | None = None) -> dict[str, object]:
     return DatasetView(
         name=record.name,
         namespace=record.namespace,
@@ -138,4 +142,5 @@ def _view(record: DatasetRecord) -> dict[str, object]:
         tasks=record.tasks,
         kinds=list(record.kinds),
         created_at=record.created_at,
+        history=history,
     ).model_dump(mode="json")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from rollyard.api.batch_metrics import batch_metrics
+from rollyard.api.metrics_text import family, label
 from rollyard.api.services import SERVICES
 from rollyard.core.telemetry import REGISTRY
 from rollyard.kinds.inference_pool import EndpointStatus
@@ -74,7 +76,8 @@ async def _metrics(request: web.Request) -> web.Response:
     states, sessions = services.endpoints.all(), services.endpoints.sessions.counts()
     # In a thread: for a thousand endpoints this takes a while.
     endpoints = await asyncio.to_thread(endpoint_metrics, states, sessions)
-    return web.Response(body=generate_latest(REGISTRY) + endpoints.encode(), content_type="text/plain")
+    batches = batch_metrics(await services.store.running_batches())
+    return web.Response(body=generate_latest(REGISTRY) + (endpoints + batches).encode(), content_type="text/plain")
 
 
 def endpoint_metrics(states: Sequence[EndpointState], sessions: Mapping[str, int]) -> str:
@@ -85,30 +88,18 @@ def endpoint_metrics(states: Sequence[EndpointState], sessions: Mapping[str, int
 
 def _row(state: EndpointState, sessions: Mapping[str, int]) -> _EndpointRow:
     namespace, pool = state.pool
-    labels = f"{_label('namespace', namespace)},{_label('pool', pool)},{_label('endpoint', state.endpoint.id)}"
+    labels = f"{label('namespace', namespace)},{label('pool', pool)},{label('endpoint', state.endpoint.id)}"
     load = state.history[-1] if state.history else None
     return _EndpointRow(labels, endpoint_status(state, sessions, metrics_of(state)), load)
 
 
 def _families(rows: Sequence[_EndpointRow]) -> Iterator[str]:
-    versions = ((f"{row.labels},{_label('weights_version', row.shown.weights_version)}", 1) for row in rows)
-    yield from _family("weights_info", "gauge", "Served weights version, as a label.", versions)
+    versions = ((f"{row.labels},{label('weights_version', row.shown.weights_version)}", 1) for row in rows)
+    yield from family("rollyard_endpoint_weights_info", "gauge", "Served weights version, as a label.", versions)
     for name, (text, gauge) in GAUGES.items():
-        yield from _family(name, "gauge", text, ((row.labels, gauge(row.shown)) for row in rows))
+        yield from family(f"rollyard_endpoint_{name}", "gauge", text, ((row.labels, gauge(row.shown)) for row in rows))
     loads = [(row.labels, row.load) for row in rows if row.load is not None]
     for name, (text, counter) in COUNTERS.items():
-        yield from _family(f"{name}_total", "counter", text, ((labels, counter(load)) for labels, load in loads))
-
-
-def _family(name: str, type: str, text: str, samples: Iterator[tuple[str, float | None]]) -> Iterator[str]:
-    """Lines of one metric, without unknown values."""
-    full = f"rollyard_endpoint_{name}"
-    yield f"# HELP {full} {text}\n# TYPE {full} {type}\n"
-    for labels, value in samples:
-        if value is not None:
-            yield f"{full}{{{labels}}} {value}\n"
-
-
-def _label(name: str, value: str) -> str:
-    escaped = value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-    return f'{name}="{escaped}"'
+        yield from family(
+            f"rollyard_endpoint_{name}_total", "counter", text, ((labels, counter(load)) for labels, load in loads)
+        )

@@ -12,6 +12,8 @@ from rollyard.core.errors import RollyardError
 COMMANDS = {
     "api-resources": ("objects", "List the kinds."),
     "apply": ("objects", "Create or change objects as YAML files declare them."),
+    "batches": ("batches", "Show or cancel batches."),
+    "datasets": ("datasets", "Upload, list or delete datasets, which batches draw tasks from."),
     "delete": ("objects", "Delete objects."),
     "describe": ("describe", "Show an object, its conditions, allocations and events."),
     "diff": ("diff", "Show the changes that apply would make."),

@@ -28,9 +28,9 @@ class BatchProgress:
 
 
 def progress_line(view: BatchView, now: float) -> str:
-    """Return the state of a batch in one line. `now`: Unix seconds."""
-    settled = view.delivered + sum(view.filtered.model_dump().values())
-    share = f"{sum(view.filtered.model_dump().values()) / settled:.0%} filtered" if settled else "none filtered"
+    """State of a batch in one line. `now`: Unix seconds."""
+    settled = view.delivered + view.filtered.total
+    share = f"{view.filtered.total / settled:.0%} filtered" if settled else "none filtered"
     of = f" of {view.target}" if view.target is not None else ""
     words = [f"{view.id}: {view.delivered}{of} informative groups", share, f"{view.in_flight} in flight"]
     seconds = (view.ended_at or now) - view.created_at

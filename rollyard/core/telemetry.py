@@ -24,6 +24,13 @@ ROLLOUTS_OUTDATED = Counter(
     ["what"],
     registry=REGISTRY,
 )
+BATCH_GROUPS = Counter(
+    "rollyard_batch_groups", "Groups of batches: drawn, and by their verdict.", ["outcome"], registry=REGISTRY
+)
+BATCHES_ENDED = Counter("rollyard_batches_ended", "Batches by terminal status.", ["status"], registry=REGISTRY)
+TASKS_PASSED_OVER = Counter(
+    "rollyard_tasks_passed_over", "Tasks that were not drawn because of their own history.", registry=REGISTRY
+)
 RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", ["kind", "outcome"], registry=REGISTRY)
 SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)
 SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Seconds that calls to Slurm took.", ["call"], registry=REGISTRY)

@@ -215,6 +215,10 @@ class FilteredGroups(WireModel):
     """All rewards equal and above 0 (or at the upper end of `reward_range`), or the mean above `max_mean`."""
     other: int = 0
 
+    @property
+    def total(self) -> int:
+        return self.all_low + self.all_high + self.other
+
 
 class DeliveryBias(WireModel):
     """Mean of the delivered rollouts, divided by the mean of all rollouts in whole informative groups. 1.00: no bias."""
@@ -231,6 +235,8 @@ class BatchView(WireModel):
     namespace: str
     pool: str
     series: str
+    dataset: str | None
+    """Dataset that it draws from."""
     status: BatchStatus
     target: int | None
     n: int
@@ -275,6 +281,17 @@ class BatchView(WireModel):
         return self.status.terminal or (self.drained and self.in_flight == 0)
 
 
+class DatasetHistory(WireModel):
+    """Earlier groups of a dataset's tasks."""
+
+    tasks: int
+    """Tasks with a verdict."""
+    informative: int
+    """Tasks whose last group was informative."""
+    streaks: dict[int, int]
+    """Number of uninformative groups in a row -> tasks with such a streak now."""
+
+
 class DatasetView(WireModel):
     """Uploaded dataset."""
 
@@ -287,6 +304,8 @@ class DatasetView(WireModel):
     kinds: list[str]
     """Kinds of its tasks."""
     created_at: float
+    history: DatasetHistory | None = None
+    """History of its tasks, in the view of one dataset; null in lists."""
 
 
 class Group(WireModel):

@@ -16,6 +16,7 @@ def view(batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest)
         namespace=batch.namespace,
         pool=batch.pool,
         series=batch.series,
+        dataset=request.dataset.name if request.dataset is not None else None,
         status=batch.status,
         target=request.target,
         n=request.n,

@@ -7,7 +7,7 @@ tasks with the position of their source, and the insert of their rollouts.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from rollyard.kinds.batch import BatchKey, BatchRequest
 from rollyard.kinds.rollout import Task
@@ -24,11 +24,13 @@ from rollyard.server.batches.advance import (
     RolloutEnded,
     SourceDrained,
     advance,
+    informative_rate,
     settle_rate,
     take_end,
     training_step,
     wanted,
 )
+from rollyard.server.batches.discarded_lengths import discarded_lengths
 from rollyard.server.batches.draw import DrawnTask, draw, longest_first, put_back
 from rollyard.server.batches.judge import Verdict
 from rollyard.server.batches.task_history import with_group
@@ -157,6 +159,7 @@ class Settlement:
     def _settle(self, group: GroupRecord, verdict: Verdict) -> None:
         """Enter a final verdict into the series and the task's history."""
         series = self._series_of(group.namespace, group.series)
+        self._changes.outcomes[verdict.value] += 1
         if verdict is Verdict.FAULTY:
             self._put_series(put_back(series, group))
             return
@@ -167,7 +170,8 @@ class Settlement:
         self._put_series(series)
         if series.dataset is not None:
             place = (group.namespace, series.dataset, group.task_index)
-            self._tables.put_history(*place, with_group(self._tables.history(*place), group, informative=informative))
+            known = self._history(series, group.task_index)
+            self._tables.put_history(*place, with_group(known, group, informative=informative))
 
     def _draw(self, key: BatchKey, request: BatchRequest, groups: int) -> None:
         batch = self._batches[key]
@@ -175,15 +179,13 @@ class Settlement:
         if count <= 0:
             return
         series = self._series_of(batch.namespace, batch.series)
-        dataset = series.dataset
-
-        def history(index: int) -> TaskHistory | None:
-            return None if dataset is None else self._tables.history(batch.namespace, dataset, index)
-
+        history = partial(self._history, series)
         stored = self._tables.stored_tasks(series.digest) if series.tasks is None else series.tasks
-        epochs = request.epochs or (None if dataset is not None else 1)
+        epochs = request.epochs or (None if series.dataset is not None else 1)
         drawing = draw(series, count, history, stored=stored, epochs=epochs, pass_over=request.pass_over)
         self._put_series(drawing.series)
+        self._changes.passed_over += drawing.passed_over
+        self._changes.outcomes["drawn"] += len(drawing.tasks)
         self._batches[key] = replace(batch, passed_over=batch.passed_over + drawing.passed_over)
         tasks = longest_first(drawing.tasks, history) if request.longest_first else drawing.tasks
         for task in tasks:
@@ -234,6 +236,7 @@ class Settlement:
     def _release(self, key: BatchKey, *, keep: bool) -> None:
         """Leave the live groups to the next batch of the series, or cancel them."""
         batch = self._batches[key]
+        self._changes.ended_batches.append(batch.status)
         series = self._series_of(batch.namespace, batch.series)
         steps = training_step(parsed_request(batch.request), batch, max(1, batch.delivered)) + 1
         self._put_series(replace(series, step=max(series.step, steps)))
@@ -243,10 +246,31 @@ class Settlement:
             if keep:
                 self._groups[place] = replace(group, batch=None)
                 continue
-            self._groups[place] = replace(group, state=GroupState.CANCELLED)
-            now = self._batches[key]
-            self._batches[key] = replace(now, wasted_tokens=now.wasted_tokens + group.tokens)
-            self._cancel_rollouts(group, "BatchEnded", f"its batch {key.id} ended {batch.status}")
+            self._discard(key, group)
+
+    def _discard(self, key: BatchKey, group: GroupRecord) -> None:
+        """Cancel a live group whose batch has ended; its expected length counts in the bias."""
+        batch, series = self._batches[key], self._series_of(group.namespace, group.series)
+        request = parsed_request(batch.request)
+        share = 1.0 if group.state is GroupState.INFORMATIVE else informative_rate(request, batch)
+        history = self._history(series, group.task_index)
+        records = [self._tx.get(group.namespace, id) for id in self._tables.unended(group.namespace, group.id)]
+        running = [active_seconds(record, self._now) for record in records if record is not None]
+        lengths = discarded_lengths(group, running, history, series.whole_lengths, share)
+        self._put_series(replace(series, whole_lengths=series.whole_lengths + lengths))
+        self._batches[key] = replace(
+            batch,
+            wasted_tokens=batch.wasted_tokens + group.tokens,
+            whole_lengths=batch.whole_lengths + lengths,
+        )
+        self._groups[group.namespace, group.id] = replace(group, state=GroupState.CANCELLED)
+        self._changes.outcomes["cancelled"] += 1
+        self._cancel_rollouts(group, "BatchEnded", f"its batch {key.id} ended {batch.status}")
+
+    def _history(self, series: SeriesRecord, index: int) -> TaskHistory | None:
+        if series.dataset is None:
+            return None
+        return self._tables.history(series.namespace, series.dataset, index)
 
     def _series_of(self, namespace: str, name: str) -> SeriesRecord:
         found = self._series.get((namespace, name)) or self._tables.series(namespace, name)
@@ -270,3 +294,9 @@ def ended_rollout(record: RolloutRecord) -> EndedRollout:
         int(summary.get("turns") or 0),
         round(seconds, 3),
     )
+
+
+def active_seconds(record: RolloutRecord, now: float) -> float:
+    """Seconds for which node agents have worked on a rollout that has not ended."""
+    until = now if record.leased else record.queued_at
+    return max(0.0, until - record.created_at - record.queued_seconds)

@@ -17,7 +17,7 @@ def with_group(history: TaskHistory | None, group: GroupRecord, *, informative: 
         groups=before.groups + 1,
         informative=before.informative + informative,
         streak=0 if informative else before.streak + 1,
-        rollouts=before.rollouts + new.rollouts,
+        rollouts=before.rollouts + int(new.rollouts),
         seconds=(before.seconds * weight + new.seconds) / total if total else 0.0,
         tokens=(before.tokens * weight + new.tokens) / total if total else 0.0,
     )

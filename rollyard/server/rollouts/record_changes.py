@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from rollyard.kinds.batch import BatchKey
+from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.server.rollouts.step import Effect, Event, step
 from rollyard.server.store.base import RolloutRecord, Transaction
 
@@ -22,6 +22,10 @@ class RecordChanges:
     """Rollouts of groups that became terminal and that no batch has counted yet."""
     batches: set[BatchKey] = field(default_factory=set)
     """Batches that changed."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Numbers of groups that were drawn, or settled, for the metrics."""
+    ended_batches: list[BatchStatus] = field(default_factory=list)
+    passed_over: int = 0
 
     def step(self, tx: Transaction, record: RolloutRecord, event: Event) -> RolloutRecord:
         """Step one record and write it. Raises Fenced."""

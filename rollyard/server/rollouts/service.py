@@ -10,7 +10,15 @@ from typing import TypeVar
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock
 from rollyard.core.errors import Fenced, NotFound, Unavailable
-from rollyard.core.telemetry import LEASES_LOST, ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED, ROLLOUTS_OUTDATED
+from rollyard.core.telemetry import (
+    BATCH_GROUPS,
+    BATCHES_ENDED,
+    LEASES_LOST,
+    ROLLOUT_STAGE_SECONDS,
+    ROLLOUTS_FINISHED,
+    ROLLOUTS_OUTDATED,
+    TASKS_PASSED_OVER,
+)
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
@@ -300,6 +308,11 @@ class RolloutService:
             self.rollout_queued.emit(pool, now)
         for key in changes.batches:
             self.batch_changed.emit(key)
+        for outcome, groups in changes.outcomes.items():
+            BATCH_GROUPS.labels(outcome).inc(groups)
+        for status in changes.ended_batches:
+            BATCHES_ENDED.labels(status.value).inc()
+        TASKS_PASSED_OVER.inc(changes.passed_over)
         return found
 
     def _carry_out_effects(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:

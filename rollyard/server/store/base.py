@@ -14,7 +14,14 @@ from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, Stage, Status, WeightsConstraint
-from rollyard.server.store.batch_records import BatchRecord, BatchTables, DatasetRecord, GroupRecord, SeriesRecord
+from rollyard.server.store.batch_records import (
+    BatchRecord,
+    BatchTables,
+    DatasetRecord,
+    GroupRecord,
+    SeriesRecord,
+    TaskHistory,
+)
 
 T = TypeVar("T")
 K = TypeVar("K", bound=KindObject)
@@ -315,6 +322,10 @@ class Store(Protocol):
     async def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...
 
     async def list_datasets(self, namespace: str) -> list[DatasetRecord]: ...
+
+    async def task_histories(self, namespace: str, dataset: str) -> list[TaskHistory]:
+        """Histories of all tasks of a dataset that have one."""
+        ...
 
     async def read_blob(self, ref: BlobRef) -> bytes:
         """Read a blob and check its digest. Raises Unavailable when the blob is missing or damaged."""

@@ -6,7 +6,7 @@ import sqlite3
 
 from rollyard.kinds.batch import BatchKey
 from rollyard.server.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, parse
-from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
+from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 
 _BATCHES = f"SELECT {', '.join(BATCH_COLUMNS)}, body FROM batches"
 _GROUPS = f"SELECT {', '.join(GROUP_COLUMNS)}, body FROM batch_groups"
@@ -96,3 +96,9 @@ def series_of_dataset(db: sqlite3.Connection, namespace: str, dataset: str) -> l
         name
         for (name,) in db.execute("SELECT name FROM series WHERE namespace = ? AND dataset = ?", (namespace, dataset))
     ]
+
+
+def histories(db: sqlite3.Connection, namespace: str, dataset: str) -> list[TaskHistory]:
+    """Histories of all tasks of a dataset that have one."""
+    rows = db.execute("SELECT body FROM task_history WHERE namespace = ? AND dataset = ?", (namespace, dataset))
+    return [parse(TaskHistory, (), row) for row in rows]

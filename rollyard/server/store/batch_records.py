@@ -74,11 +74,11 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Sums over rollouts with a reward."""
+    """Sums over scored rollouts, and over shares of rollouts that were discarded."""
 
-    rollouts: int = 0
-    tokens: int = 0
-    turns: int = 0
+    rollouts: float = 0.0
+    tokens: float = 0.0
+    turns: float = 0.0
     seconds: float = 0.0
 
     def plus(self, ended: Sequence[EndedRollout]) -> LengthSums:
@@ -88,6 +88,14 @@ class LengthSums:
             self.tokens + sum(r.tokens for r in scored),
             self.turns + sum(r.turns for r in scored),
             self.seconds + sum(r.seconds for r in scored),
+        )
+
+    def __add__(self, other: LengthSums) -> LengthSums:
+        return LengthSums(
+            self.rollouts + other.rollouts,
+            self.tokens + other.tokens,
+            self.turns + other.turns,
+            self.seconds + other.seconds,
         )
 
 

@@ -19,7 +19,7 @@ from rollyard.kinds.event import Event
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.server.store import batch_queries, objects, rollout_queries, tables
 from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction, WatchEvent
-from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
+from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 from rollyard.server.store.blobs import read_blob
 from rollyard.server.store.database import Database, open_database
 from rollyard.server.store.folder_lock import JobRun
@@ -170,6 +170,9 @@ class SqliteStore:
 
     async def list_datasets(self, namespace: str) -> list[DatasetRecord]:
         return await self._readers.call(lambda db: batch_queries.list_datasets(db, namespace))
+
+    async def task_histories(self, namespace: str, dataset: str) -> list[TaskHistory]:
+        return await self._readers.call(lambda db: batch_queries.histories(db, namespace, dataset))
 
     async def read_blob(self, ref: BlobRef) -> bytes:
         return await self._readers.call(lambda _: read_blob(self._blobs, ref))

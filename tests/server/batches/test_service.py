@@ -227,3 +227,32 @@ async def test_position_neither_repeats_nor_skips_over_batches(site: Site) -> No
         found = await site.store.delivered_groups(key(f"b{number}"), 0, 100)
         seen += [group.task_index for group in found]
     assert sorted(seen) == sorted([*range(12), *range(12)])
+
+
+@pytest.mark.parametrize("carry", ["keep", "cancel"])
+async def test_discarding_slow_groups_shows_as_bias_and_carrying_them_over_shows_none(site: Site, carry: str) -> None:
+    """Every third task takes ten times as long; the clock turns with the work of 16 slots."""
+    await site.dataset("d", 40)
+
+    def seconds(record: RolloutRecord) -> float:
+        return 10.0 if int(RolloutRequest.model_validate_json(record.request).task.fields["answer"]) % 3 == 0 else 1.0
+
+    running: dict[str, tuple[float, RolloutRecord]] = {}
+    for number in range(30):
+        id = f"b{number}"
+        await site.create(id=id, dataset={"name": "d"}, target=3, carry_over=carry)
+        await site.batches.tick(key(id), 16)
+        while not (await site.view(id)).status.terminal:
+            for record in await site.pool.lease(16 - len(running)):
+                running[record.id] = (site.clock.time() + seconds(record), record)
+            at, record = min(running.values(), key=lambda entry: entry[0])
+            site.clock.turn(max(0.0, at - site.clock.time()))
+            del running[record.id]
+            if not (await site.rollouts.get("default", record.id)).status.terminal:
+                await site.pool.finish(record, Played(float(record.sample_index % 2), seconds=seconds(record)))
+    bias = (await site.view("b29")).series_bias
+    assert bias.seconds is not None
+    if carry == "keep":
+        assert bias.seconds == pytest.approx(1.0, abs=0.02)
+    else:
+        assert bias.seconds < 0.8

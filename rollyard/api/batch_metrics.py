@@ -1,0 +1,30 @@
+"""Metrics of running batches, summed over each pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rollyard.api.metrics_text import family, label
+from rollyard.server.store.batch_records import BatchRecord
+
+GAUGES: dict[str, tuple[str, Callable[[BatchRecord], int]]] = {
+    "running": ("Batches that have not ended.", lambda batch: 1),
+    "groups_in_flight": ("Groups that are not whole.", lambda batch: batch.in_flight),
+    "groups_unacknowledged": (
+        "Delivered groups that are not acknowledged.",
+        lambda batch: batch.delivered - batch.acknowledged,
+    ),
+    "rollouts_unfinished": ("Rollouts of these groups that have not ended.", lambda batch: batch.unfinished),
+}
+
+
+def batch_metrics(running: Sequence[BatchRecord]) -> str:
+    """Metrics in Prometheus's text format, by pool."""
+    pools: dict[str, list[BatchRecord]] = {}
+    for batch in running:
+        pools.setdefault(f"{label('namespace', batch.namespace)},{label('pool', batch.pool)}", []).append(batch)
+    lines: list[str] = []
+    for name, (text, gauge) in GAUGES.items():
+        samples = [(labels, float(sum(map(gauge, batches)))) for labels, batches in pools.items()]
+        lines += family(f"rollyard_batches_{name}", "gauge", text, samples)
+    return "".join(lines)
