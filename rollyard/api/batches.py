@@ -10,16 +10,16 @@ import pydantic
 from aiohttp import web
 
 from rollyard.api import request_bodies
-from rollyard.api.datasets import canonical
 from rollyard.api.error_status import validation_error
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, integer, seconds
 from rollyard.api.request_checks import check_kinds, check_pools, check_tasks
 from rollyard.api.rollouts import read_trajectory
 from rollyard.api.services import SERVICES, Services
-from rollyard.core.errors import BadRequest, Expired, TooLarge
+from rollyard.core.errors import BadRequest, Expired, Invalid, TooLarge
 from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
+from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 from rollyard.server.store.batch_records import GroupRecord
 
 MAX_BODY_BYTES = 64 << 20
@@ -58,6 +58,10 @@ async def _create(request: web.Request) -> web.Response:
     wanted = await _read_request(request)
     await _check(services, namespace, wanted)
     tasks = await request_bodies.run_in_parser_thread(lambda: [canonical(task) for task in wanted.tasks or ()])
+    if (large := max(map(len, tasks), default=0)) > MAX_TASK_LINE_BYTES:
+        raise Invalid(
+            f"a task may have at most {MAX_TASK_LINE_BYTES} bytes, but one has {large}; put large data into the image"
+        )
     view, new = await services.batches.create(namespace, wanted, tasks)
     return _view_response(view, status=201 if new else 200)
 
@@ -88,8 +92,7 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> No
         samples = {kind: Task(kind=kind) for kind in there.kinds}
     requests = [wanted.rollouts("check", task) for task in samples.values()]
     pools = await check_pools(services, namespace, requests or [wanted.rollouts("check", Task(kind="math"))])
-    place = "dataset" if wanted.dataset is not None else "tasks"
-    check_kinds(services, requests, pools, place)
+    check_kinds(services, requests, pools, "tasks" if wanted.tasks is not None else "dataset")
     await request_bodies.run_in_parser_thread(check_tasks, tasks, "tasks[{}]")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable
 
@@ -18,10 +17,10 @@ from rollyard.kinds.batch import BatchName, DatasetHistory, DatasetView
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.schema.validation import MAX_REPORTED, problems_of
 from rollyard.kinds.task_fields import check_task
+from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 from rollyard.server.store.batch_records import DatasetRecord
 
 MAX_BYTES = 1 << 30
-MAX_LINE_BYTES = 512 << 10
 LINES_A_TURN = 200
 """Number of lines that the parser thread reads before it lets other work run."""
 _NAME = pydantic.TypeAdapter(BatchName)
@@ -77,8 +76,8 @@ def read_lines(numbered: Iterable[tuple[int, bytes | bytearray]]) -> list[Task]:
 
 
 def _read_line(line: bytes | bytearray) -> Task:
-    if len(line) > MAX_LINE_BYTES:
-        raise Invalid(f"a task may have at most {MAX_LINE_BYTES} bytes; put large data into the image")
+    if len(line) > MAX_TASK_LINE_BYTES:
+        raise Invalid(f"a task may have at most {MAX_TASK_LINE_BYTES} bytes; put large data into the image")
     if not request_bodies.has_few_values(line):
         raise Invalid(f"a task may have at most {request_bodies.MAX_VALUES} values; put large data into the image")
     try:
@@ -89,11 +88,6 @@ def _read_line(line: bytes | bytearray) -> Task:
         raise Invalid(f"this is not valid JSON: {error}") from None
     check_task(task)
     return task
-
-
-def canonical(task: Task) -> str:
-    """Return the text of a task, over which digests are computed."""
-    return json.dumps(task.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
 
 
 @accepts("namespace")

@@ -10,7 +10,10 @@ MANY_FAULTY = 5
 """Number of faulty groups in a row after which a batch reports them as the reason."""
 
 
-def view(batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest) -> BatchView:
+def view(
+    batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest, source_error: str | None = None
+) -> BatchView:
+    """`source_error`: the error of its task source, where that fails now."""
     return BatchView(
         id=batch.id,
         namespace=batch.namespace,
@@ -37,7 +40,7 @@ def view(batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest)
         staleness_mean=round(batch.staleness / batch.delivered, 4) if batch.delivered else None,
         bias=bias(batch.delivered_lengths, batch.whole_lengths),
         series_bias=bias(series.delivered_lengths, series.whole_lengths) if series is not None else DeliveryBias(),
-        waiting=why_waiting(batch, request),
+        waiting=why_waiting(batch, request, source_error),
         created_at=batch.created_at,
         ended_at=batch.ended_at,
     )
@@ -58,7 +61,7 @@ def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
     )
 
 
-def why_waiting(batch: BatchRecord, request: BatchRequest) -> str | None:
+def why_waiting(batch: BatchRecord, request: BatchRequest, source_error: str | None = None) -> str | None:
     """Return why there is no progress, as a sentence; None while there is progress."""
     if batch.status.terminal:
         return None
@@ -78,7 +81,7 @@ def why_waiting(batch: BatchRecord, request: BatchRequest) -> str | None:
             f"{batch.delivered - batch.acknowledged} delivered groups are not acknowledged; acknowledge those that were "
             "used, and the next are drawn"
         )
-    return "its source has no task at present"
+    return source_error or "its source has no task at present"
 
 
 def _seconds_to_target(batch: BatchRecord, request: BatchRequest) -> float | None:

@@ -78,6 +78,12 @@ def draw(
     return Drawing(series, tuple(drawn), passed, _is_drained(series, epochs) and not series.put_back)
 
 
+def with_end(series: SeriesRecord, tasks: int) -> SeriesRecord:
+    """The series once its plug-in has said how many tasks there are."""
+    series = replace(series, tasks=tasks)
+    return replace(series, epoch=series.epoch + 1, position=0) if series.position >= tasks else series
+
+
 def put_back(series: SeriesRecord, group: GroupRecord) -> SeriesRecord:
     """Return the series with the task of a faulty group put back, if `may_return` allows it."""
     if not may_return(group):

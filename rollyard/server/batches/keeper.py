@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rollyard.core.aio import Waker
 from rollyard.core.clock import Clock
-from rollyard.core.errors import NotFound, Unavailable
-from rollyard.kinds.batch import BatchRequest
+from rollyard.core.errors import Invalid, NotFound, Unavailable
+from rollyard.kinds.batch import BatchKey, BatchRequest
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.batches.advance import wanted
@@ -68,10 +68,24 @@ class BatchKeeper:
             try:
                 if pool not in pools:
                     await self._batches.cancel(batch.key, keep=False)
-                elif needs_tick(parsed_request(batch.request), batch, self._clock.time(), slots):
+                    continue
+                request = parsed_request(batch.request)
+                if request.source is not None:
+                    await self._feed(batch.key)
+                if needs_tick(request, batch, self._clock.time(), slots):
                     await self._batches.tick(batch.key, slots)
             except NotFound:
                 continue
+
+    async def _feed(self, key: BatchKey) -> None:
+        errors = self._batches.source_errors
+        try:
+            await self._batches.feed(key)
+            errors.pop(key, None)
+        except Invalid as error:
+            if errors.get(key) != str(error):  # once, not every second
+                log.error("batch %s/%s: %s", *key, error)
+            errors[key] = str(error)
 
 
 def needs_tick(request: BatchRequest, batch: BatchRecord, at: float, slots: int) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.clock import Clock
@@ -16,13 +15,20 @@ from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView, SourceRef
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.batches.advance import Acknowledged, BatchCancelled, BatchEvent, Ticked
 from rollyard.server.batches.batch_view import view
+from rollyard.server.batches.draw import with_end
 from rollyard.server.batches.settlement import Settlement, parsed_request
+from rollyard.server.batches.task_lines import digest_of, source_digest
+from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.store.base import RolloutFilter, RolloutRecord, Store, Transaction
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
 
 TASKS_A_WRITE = 2000
+READ_AHEAD = 256
+"""Tasks of a plug-in that are stored before they are drawn."""
+READ_AHEAD_GROUPS = 4
+"""The same, as a multiple of the groups in flight."""
 MAX_REQUEST_BYTES = 256 << 10
 """Greatest size of a request without its tasks. With one of its tasks it must fit into a rollout's request."""
 
@@ -30,12 +36,22 @@ MAX_REQUEST_BYTES = 256 << 10
 class BatchService:
     """All batches of one server."""
 
-    def __init__(self, store: Store, clock: Clock, rollouts: RolloutService, slots: Callable[[PoolKey], int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        rollouts: RolloutService,
+        slots: Callable[[PoolKey], int],
+        sources: TaskSources,
+    ) -> None:
         """`slots`: number of rollouts that the node agents of a pool can work on at once."""
         self._store = store
         self._clock = clock
         self._rollouts = rollouts
         self._slots = slots
+        self._sources = sources
+        self.source_errors: dict[BatchKey, str] = {}
+        """Errors of plug-ins, for batches whose source fails now."""
         self._changed: dict[BatchKey, asyncio.Event] = {}
 
     # batches
@@ -47,9 +63,11 @@ class BatchService:
         """
         id = request.id or f"b-{secrets.token_hex(6)}"
         record = self._record(namespace, id, request, tasks)
-        source = digest_of(tasks) if request.tasks is not None else None
-        if source is not None and await self._store.batch(record.key) is None:
-            await self._store_tasks(source, tasks)
+        digest, count = digest_of(tasks), len(tasks) or None
+        if request.tasks is not None and await self._store.batch(record.key) is None:
+            await self._store_tasks(digest, tasks)
+        if request.source is not None:
+            digest, count = source_digest(request.source), await self.read_ahead(request.source, 0, READ_AHEAD)
         now, slots = self._clock.time(), self._slots(PoolKey(namespace, request.pool))
 
         def change(tx: Transaction, changes: RecordChanges) -> bool:
@@ -60,7 +78,7 @@ class BatchService:
                     )
                 return False
             settlement = Settlement(tx, changes, now)
-            key = settlement.begin(record, _series(tx, namespace, record.series, request, source, len(tasks)))
+            key = settlement.begin(record, _series(tx, namespace, record.series, request, digest, count))
             settlement.advance(key, None, Ticked(now, slots))
             settlement.write()
             return True
@@ -91,12 +109,15 @@ class BatchService:
         found = await self._store.batch(key)
         if found is None:
             raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
-        return view(*found, parsed_request(found[0].request))
+        return self._view(*found)
 
     async def views(self, namespace: str, limit: int) -> list[BatchView]:
         """Return the newest batches, newest first."""
         found = await self._store.list_batches(namespace, limit)
-        return [view(batch, series, parsed_request(batch.request)) for batch, series in found]
+        return [self._view(batch, series) for batch, series in found]
+
+    def _view(self, batch: BatchRecord, series: SeriesRecord | None) -> BatchView:
+        return view(batch, series, parsed_request(batch.request), self.source_errors.get(batch.key))
 
     async def acknowledge(self, key: BatchKey, upto: int) -> BatchView:
         """Record that the trainer has used all groups up to this delivery. Raises NotFound, Invalid."""
@@ -132,6 +153,32 @@ class BatchService:
 
         await self._rollouts.transact(change)
         return await self.view(key)
+
+    async def feed(self, key: BatchKey) -> None:
+        """Read tasks of a batch's plug-in ahead of its draws. Raises Invalid when the plug-in fails."""
+        batch, series = await self._store.batch(key) or (None, None)
+        if batch is None or series is None:
+            return
+        source = parsed_request(batch.request).source
+        if source is None or series.tasks is not None:
+            return
+        least = series.position + max(READ_AHEAD, READ_AHEAD_GROUPS * batch.in_flight)
+        count = await self.read_ahead(source, series.position, least)
+        if count is not None:
+            await self._rollouts.transact(lambda tx, changes: _end_source(tx, series, count))
+
+    async def read_ahead(self, source: SourceRef, position: int, least: int) -> int | None:
+        """Store tasks of a plug-in up to `least`; return their number once it has said that there are no more."""
+        digest = source_digest(source)
+        stored = await self._store.transact(lambda tx: tx.batches.stored_tasks(digest))
+        if stored - position >= (least - position) // 2:
+            return None
+        tasks, ended = await self._sources.read(source, stored, least - stored)
+        await self._store.transact(lambda tx: tx.batches.add_tasks(digest, stored, tasks))
+        if ended and stored + len(tasks) == 0:
+            message = f"task source {source.name!r} has no task; change its options"
+            raise Invalid(message, causes=[Cause("source", message)])
+        return stored + len(tasks) if ended else None
 
     # groups
 
@@ -219,24 +266,17 @@ class BatchService:
             )
 
 
-def digest_of(tasks: Sequence[str]) -> str:
-    """Return the sha256 over canonical lines."""
-    found = hashlib.sha256()
-    for text in tasks:
-        found.update(text.encode() + b"\n")
-    return found.hexdigest()
-
-
-def source_digest(source: SourceRef) -> str:
-    """Return the digest under which the tasks of a plug-in are stored."""
-    return "source-" + hashlib.sha256(source.model_dump_json().encode()).hexdigest()
+def _end_source(tx: Transaction, series: SeriesRecord, tasks: int) -> None:
+    now = tx.batches.series(series.namespace, series.name)
+    if now is not None and now.tasks is None:
+        tx.batches.put_series(with_end(now, tasks))
 
 
 def _series(
-    tx: Transaction, namespace: str, name: str, request: BatchRequest, digest: str | None, count: int
+    tx: Transaction, namespace: str, name: str, request: BatchRequest, digest: str, tasks: int | None
 ) -> SeriesRecord:
     """Return the series of a new batch, which is made with its first batch. Raises Invalid, Conflict."""
-    dataset, seed, tasks = None, None, count
+    dataset, seed = None, None
     if request.dataset is not None:
         found = tx.batches.dataset(namespace, request.dataset.name)
         if found is None:
@@ -246,7 +286,6 @@ def _series(
             )
             raise Invalid(message, causes=[Cause("dataset.name", message)])
         digest, dataset, seed, tasks = found.digest, found.name, request.dataset.seed, found.tasks
-    assert digest is not None
     new = SeriesRecord(namespace, name, digest, dataset, seed, tasks)
     there = tx.batches.series(namespace, name)
     if there is None:
@@ -257,4 +296,4 @@ def _series(
             "or send the source and seed of the series to go on"
         )
         raise Conflict(message, causes=[Cause("series", message)])
-    return replace(there, tasks=tasks)
+    return there

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest_asyncio
 
-from rollyard.api.datasets import canonical
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.server.batches.task_lines import canonical
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
@@ -27,6 +28,10 @@ class Site:
         self.parts, self.clock = parts, clock
         self.batches, self.rollouts, self.store = parts.batches, parts.rollouts, parts.store
         self.pool = PlayedPool(parts)
+
+    async def declare_pool(self) -> None:
+        """Store the pool, which a batch without one ends with."""
+        await self.store.create(RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 1}}))
 
     async def dataset(self, name: str, tasks: int) -> None:
         lines = [canonical(task(number)) for number in range(tasks)]

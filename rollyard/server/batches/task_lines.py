@@ -1,0 +1,30 @@
+"""Tasks as canonical text, which a dataset's digest covers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from rollyard.kinds.batch import SourceRef
+from rollyard.kinds.rollout import Task
+
+MAX_TASK_LINE_BYTES = 512 << 10
+"""Size of one task; with the rest of its batch it has to fit into a rollout's request."""
+
+
+def canonical(task: Task) -> str:
+    return json.dumps(task.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def digest_of(tasks: Iterable[str]) -> str:
+    """sha256 over canonical lines."""
+    found = hashlib.sha256()
+    for text in tasks:
+        found.update(text.encode() + b"\n")
+    return found.hexdigest()
+
+
+def source_digest(source: SourceRef) -> str:
+    """Digest under which the tasks of a plug-in are stored: of its name and options."""
+    return "source-" + hashlib.sha256(source.model_dump_json().encode()).hexdigest()
