@@ -1,9 +1,11 @@
-"""Speed of the server: null rollouts a second from submit to result, durable, and MB/s of long trajectories.
+"""Speed of the server: null rollouts a second from submit to result, durable, and long trajectories to their client.
 
 The server is real, in a process of its own, with TLS and synchronous=FULL. The node agent is simulated here: it takes leases
 and answers at once. The baseline is a service of the common kind, a queue and a dictionary in memory behind the same
-HTTP library and the same TLS, that loses everything when it stops. The baseline of the second rate is a plain file with an
-fsync for each trajectory.
+HTTP library and the same TLS, that loses everything when it stops.
+
+Long trajectories go from the node agent, which makes and compresses each anew, over the server's disk to a client, in this
+process too. They travel as columns; the baseline is JSON, with everything else the same.
 
     python -m bench.control_plane [--rollouts 3000] [--trajectories 60]
 """
@@ -21,30 +23,35 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 from aiohttp import web
 
 from rollyard.client import AsyncClient
 from rollyard.client.node_connection import NodeConnection
+from rollyard.client.server_connection import lines
 from rollyard.client.server_link import ServerLink
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status
+from rollyard.kinds.rollout import Outcome, RolloutRequest, Segment, Stage, Status, Trajectory
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.trust.ca import Authority
 from rollyard.trust.tls_contexts import server_ssl_context
+from rollyard.wire.columns import decode, encode
 from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, LeaseRef, ToNode, Welcome
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 100
 ROOM = 64
 LONG_TOKENS = 32_768
+DECODED = 256
 MODEL = "policy"
 TASK = {"kind": "math", "problem": "1+1", "answer": "2"}
 
@@ -60,17 +67,23 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as folder:
         with _process(["-m", "rollyard.cli.main", "serve", "--data", f"{folder}/data"], folder) as (pid, line):
-            ours, mb = asyncio.run(_ours(Path(json.loads(line)["kubeconfig"]), pid, given.rollouts, given.trajectories))
+            ours, arrays, texts = asyncio.run(
+                _ours(Path(json.loads(line)["kubeconfig"]), pid, given.rollouts, given.trajectories)
+            )
         with _process(["-m", "bench.control_plane", "--baseline-server", folder], folder) as (pid, line):
             theirs = asyncio.run(_baseline(Path(folder), json.loads(line)["url"], pid, given.rollouts))
-        plain = _plain_files(Path(folder), given.trajectories)
-    print(f"{'':34}{'ours':>10}{'baseline':>10}{'ratio':>8}")
+    print(f"{'':42}{'ours':>10}{'baseline':>10}{'ratio':>8}")
+    made = _outcome()
+    columns_mb, json_mb = len(encode([made])) / 1e6, len(made.model_dump_json()) / 1e6
     for name, a, b in (
         ("null rollouts a second", ours[0], theirs[0]),
         ("server CPU ms a rollout", ours[1], theirs[1]),
-        (f"MB/s of {LONG_TOKENS}-token trajectories", mb, plain),
+        (f"{LONG_TOKENS}-token trajectories a second", arrays, texts),
+        ("MB a second of them", arrays * columns_mb, texts * json_mb),
+        (f"decoding {DECODED} of them, s: arrays", *_decoding(made, lambda data: decode(data))),
+        (f"decoding {DECODED} of them, s: lists", *_decoding(made, lambda data: decode(data).trajectories())),
     ):
-        print(f"{name:34}{a:10.2f}{b:10.2f}{a / b:8.2f}")
+        print(f"{name:42}{a:10.2f}{b:10.2f}{a / b:8.2f}")
 
 
 @contextmanager
@@ -94,7 +107,9 @@ def _cpu_seconds(pid: int) -> float:
 # ours
 
 
-async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) -> tuple[tuple[float, float], float]:
+async def _ours(
+    kubeconfig: Path, pid: int, rollouts: int, trajectories: int
+) -> tuple[tuple[float, float], float, float]:
     async with AsyncClient(kubeconfig=kubeconfig) as client, _model_server() as url:
         # The allocation's job only sleeps; this process plays its node agent.
         allocation = {"setup": "exec sleep 3600", "timeLimit": "01:00:00"}
@@ -113,17 +128,16 @@ async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) ->
             try:
                 null = await _measure(client, pid, rollouts)
                 node.outcome = _outcome()
-                size = len(node.outcome.model_dump_json())
-                before = time.perf_counter()
-                await _run(client, trajectories, "long")
-                mb = trajectories * size / (time.perf_counter() - before) / 1e6
+                arrays = await _deliver(client, client.stream_columns, trajectories, "columns")
+                node.uploads.as_columns = False
+                texts = await _deliver(client, partial(_json_stream, client), trajectories, "json")
             finally:
                 task.cancel()
                 await asyncio.gather(task, *node.tasks, return_exceptions=True)
         await client.delete(pool.key)
         while (await client.list_objects("Allocation"))[0]:
             await asyncio.sleep(0.1)
-    return null, mb
+    return null, arrays, texts
 
 
 async def _bound(client: AsyncClient, data: Path) -> tuple[Path, str]:
@@ -157,6 +171,44 @@ async def _run(client: AsyncClient, n: int, prefix: str) -> None:
         await asyncio.sleep(0.01)
 
 
+async def _deliver(
+    client: AsyncClient, stream: Callable[..., AsyncIterator[tuple[int, object]]], n: int, prefix: str
+) -> float:
+    """Submit n rollouts and read the trajectory of each as it ends; return how many a second."""
+    after = max([view.cursor or 0 async for view in client.rollouts(pool="null")])
+    before = time.perf_counter()
+    task = asyncio.create_task(_run(client, n, prefix))
+    missing = n
+    async for _ in stream(pool="null", after=after):
+        missing -= 1
+        if not missing:
+            break
+    seconds = time.perf_counter() - before
+    await task
+    return n / seconds
+
+
+async def _json_stream(client: AsyncClient, pool: str, after: int) -> AsyncIterator[tuple[int, Trajectory]]:
+    query = {"pool": pool, "after": str(after), "trajectories": "1"}
+    async with client._http.stream("/v1/rollouts/stream", query) as answer:
+        async for line in lines(answer):
+            if line.startswith(b"data: "):
+                yield 0, Trajectory.model_validate_json(line[6:])
+
+
+def _decoding(outcome: Outcome, read: Callable[[bytes], object]) -> tuple[float, float]:
+    """Seconds to decode DECODED trajectories: columns in one file, and JSON."""
+    known = {"id": "r", "group": None, "sample_index": 0, "attempt": 1, "task": TASK}
+    one = Trajectory.model_validate(outcome.model_dump() | known)
+    data, text = encode([one] * DECODED), one.model_dump_json()
+    before = time.perf_counter()
+    read(data)
+    between = time.perf_counter()
+    for _ in range(DECODED):
+        Trajectory.model_validate_json(text)
+    return between - before, time.perf_counter() - between
+
+
 class _NullNode:
     """A node agent that answers at once."""
 
@@ -165,7 +217,7 @@ class _NullNode:
         self.tasks: set[asyncio.Task[None]] = set()
         self._held: dict[str, LeaseRef] = {}
         self._identity = link.identity()
-        self._uploads = ResultUploads(link, http)
+        self.uploads = ResultUploads(link, http)
         self.line = NodeConnection(link, http, self._hello, self._hear)
 
     def _hello(self) -> Hello:
@@ -173,6 +225,7 @@ class _NullNode:
 
     async def _hear(self, message: ToNode) -> None:
         if isinstance(message, Welcome):
+            self.uploads.as_columns = message.columns > 0
             asyncio.get_running_loop().call_soon(self._start, self._want())
         if isinstance(message, Grant):
             for lease in message.leases:
@@ -189,7 +242,7 @@ class _NullNode:
     async def _answer(self, lease: Lease) -> None:
         ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=Stage.INIT)
         self._held[lease.id] = ref
-        await self._uploads.result(ref, self.outcome)
+        await self.uploads.result(ref, self.outcome)
         del self._held[lease.id]
         if len(self._held) % 16 == 0:
             await self.line.send(Heartbeat(held=list(self._held.values())))
@@ -221,7 +274,7 @@ def _outcome(tokens: int = LONG_TOKENS, prompt: int = 501) -> Outcome:
     rng = random.Random(0)
     ids = [rng.randrange(150_000) for _ in range(tokens)]
     mask = [int(i >= prompt) for i in range(tokens)]
-    logprobs = [-rng.random() * 3 if m else None for m in mask]
+    logprobs = [float(np.float32(-rng.random() * 3)) if m else None for m in mask]  # as engines compute them
     versions = ["3f2a90cd11e0" if m else None for m in mask]
     segment = Segment(token_ids=ids, loss_mask=mask, logprobs=logprobs, weights_version=versions, prompt_length=prompt)
     return Outcome(status=Status.COMPLETED, reward=1.0, node="bench", segments=[segment])
@@ -294,17 +347,6 @@ async def _baseline(folder: Path, url: str, pid: int, n: int) -> tuple[float, fl
         seconds = time.perf_counter() - before
         task.cancel()
     return n / seconds, (_cpu_seconds(pid) - cpu) / n * 1000
-
-
-def _plain_files(folder: Path, n: int) -> float:
-    body = _outcome().model_dump_json().encode()
-    before = time.perf_counter()
-    for i in range(n):
-        with (folder / f"plain-{i}").open("wb") as file:
-            file.write(body)
-            file.flush()
-            os.fsync(file.fileno())
-    return n * len(body) / (time.perf_counter() - before) / 1e6
 
 
 if __name__ == "__main__":

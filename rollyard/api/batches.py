@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pydantic
@@ -14,12 +15,13 @@ from rollyard.api.error_status import validation_error
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, integer, seconds
 from rollyard.api.request_checks import check_kinds, check_pools, check_tasks
-from rollyard.api.rollouts import read_trajectory
 from rollyard.api.services import SERVICES, Services
+from rollyard.api.trajectories import columns_response, read_trajectory, wants_columns
 from rollyard.core.errors import BadRequest, Expired, Invalid, TooLarge
 from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
+from rollyard.server.store.base import RolloutRecord
 from rollyard.server.store.batch_records import GroupRecord
 
 MAX_BODY_BYTES = 64 << 20
@@ -138,17 +140,22 @@ async def _groups(request: web.Request) -> web.Response:
     if wait:
         mark_long_lived(request)
     found, batch = await _next_groups(services, _key(request), after, limit, wait)
-    bodies: list[dict[str, Any]] = []
+    chosen: list[tuple[GroupRecord, list[RolloutRecord]]] = []
     size = 0
     for group in found:
-        body, length = await _group_body(services, group)
-        if bodies and size + length > MAX_PAGE_BYTES:
+        records = await services.batches.rollouts_of(group)
+        size += sum(record.result.length for record in records if record.result is not None)
+        if chosen and size > MAX_PAGE_BYTES:
             break
-        bodies.append(body)
-        size += length
-    following = bodies[-1]["delivery"] if bodies else after
-    page = {"groups": bodies, "next": following, "batch": batch.model_dump(mode="json")}
-    return web.Response(text=await asyncio.to_thread(json.dumps, page), content_type="application/json")
+        chosen.append((group, records))
+    page = {"next": chosen[-1][0].delivery if chosen else after, "batch": batch.model_dump(mode="json")}
+    if wants_columns(request):
+        about = [{**_group_fields(group), "rollouts": len(records)} for group, records in chosen]
+        every = [record for _, records in chosen for record in records]
+        return await columns_response(services, every, {"groups": about, **page})
+    bodies = [await _group_body(services, group, records) for group, records in chosen]
+    text = await asyncio.to_thread(json.dumps, {"groups": bodies, **page})
+    return web.Response(text=text, content_type="application/json")
 
 
 @accepts("namespace", "after")
@@ -166,7 +173,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         if not found:
             await response.write(b": nothing yet\n\n")
         for group in found:
-            body, _ = await _group_body(services, group)
+            body = await _group_body(services, group, await services.batches.rollouts_of(group))
             text = await asyncio.to_thread(json.dumps, body)
             await response.write(f"id: {group.delivery}\nevent: group\ndata: {text}\n\n".encode())
             after = body["delivery"]
@@ -187,18 +194,18 @@ async def _next_groups(
     return await services.batches.groups(key, after, limit, wait)
 
 
-async def _group_body(services: Services, group: GroupRecord) -> tuple[dict[str, Any], int]:
-    """Return a group as JSON with its trajectories, and the compressed size of these."""
-    records = await services.batches.rollouts_of(group)
-    rollouts = [await read_trajectory(services, record) for record in records]
-    body = {
+async def _group_body(services: Services, group: GroupRecord, records: Sequence[RolloutRecord]) -> dict[str, Any]:
+    """Return a group as JSON with its trajectories."""
+    return {**_group_fields(group), "rollouts": [await read_trajectory(services, record) for record in records]}
+
+
+def _group_fields(group: GroupRecord) -> dict[str, Any]:
+    return {
         "delivery": group.delivery,
         "id": group.id,
         "task_index": group.task_index,
         "drawn_at": group.drawn_at,
-        "rollouts": rollouts,
     }
-    return body, sum(record.result.length for record in records if record.result is not None)
 
 
 def _view_response(view: BatchView, status: int = 200) -> web.Response:

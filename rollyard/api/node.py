@@ -15,15 +15,17 @@ from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts
 from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
+from rollyard.api.trajectories import wants_columns
 from rollyard.core.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool, sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
-from rollyard.server.rollouts.results import split_upload
+from rollyard.server.rollouts.results import run_as_json, split_upload
 from rollyard.server.routing.staleness import allow_under_way
 from rollyard.wire.base import protocol_refusal
+from rollyard.wire.columns import VERSION
 from rollyard.wire.node import (
     CLOSE_FENCED,
     CLOSE_HELLO_EXPECTED,
@@ -104,6 +106,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             sandbox=pool.spec.sandbox,
             stages=pool.spec.stages,
             places=agent.capacity,
+            columns=VERSION,
             lost=lost,
         )
     )
@@ -206,7 +209,10 @@ async def _get_run(request: web.Request) -> web.Response:
         raise Fenced(f"lease {query.get('fence')} of rollout {id} is void; drop its work")
     if record.run is None or record.stage is not Stage.EVAL:
         raise Invalid(f"rollout {id} has no stored run; it is in {record.stage}")
-    return web.Response(body=await services.store.read_blob(record.run), content_type="application/zstd")
+    frame = await services.store.read_blob(record.run)
+    if not wants_columns(request):
+        frame = await asyncio.to_thread(run_as_json, frame)
+    return web.Response(body=frame, content_type="application/zstd")
 
 
 async def _new_endpoint(request: web.Request) -> web.Response:

@@ -16,12 +16,14 @@ from rollyard.api.queue_view import queue_view
 from rollyard.api.request_checks import check_kinds, check_pools, check_tasks
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
+from rollyard.api.trajectories import columns_response, read_trajectory, trajectories_file, wants_columns
 from rollyard.core.errors import BadRequest, Expired
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.rollouts.results import decompress, trajectory, view
+from rollyard.server.rollouts.results import view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
+from rollyard.wire.columns import CONTENT_TYPE, framed
 
 MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
@@ -93,6 +95,8 @@ async def _get(request: web.Request) -> web.Response:
         mark_long_lived(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
     (rollout,) = await _queued_views(services, [record])
+    if wants_columns(request):
+        return await columns_response(services, [record] if record.status.terminal else [], {"rollout": rollout})
     body = {"rollout": rollout, "trajectory": None}
     if record.status.terminal:
         body["trajectory"] = await read_trajectory(services, record)
@@ -130,7 +134,10 @@ async def _counts(request: web.Request) -> web.Response:
 
 @accepts("namespace", "pool", "group", "after", "trajectories")
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Server-sent events, one for each terminal record. They continue after the cursor in `after` or Last-Event-ID."""
+    """Server-sent events, one for each terminal record. They continue after the cursor in `after` or Last-Event-ID.
+
+    As columns: one file for each terminal record, after its length.
+    """
     services, query = request.app[SERVICES], request.query
     after = integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
@@ -141,20 +148,24 @@ async def _stream(request: web.Request) -> web.StreamResponse:
             "from 0, and skip the ids that you already have"
         )
     trajectories = flag(request, "trajectories")
+    columns = trajectories and wants_columns(request)
     mark_long_lived(request)
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    kind = CONTENT_TYPE if columns else "text/event-stream"
+    response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
     await response.prepare(request)
-    await response.write(b": rollouts\n\n")
+    await response.write(framed(b"") if columns else b": rollouts\n\n")
     found = services.rollouts.stream(
         after, _namespace(request), query.get("group"), query.get("pool"), KEEP_ALIVE_SECONDS
     )
     async for record in found:
         if record is None:
-            await response.write(b": nothing yet\n\n")
-            continue
-        data = await read_trajectory(services, record) if trajectories else _view(services, record)
-        text = await asyncio.to_thread(json.dumps, data)
-        await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {text}\n\n".encode())
+            await response.write(framed(b"") if columns else b": nothing yet\n\n")
+        elif columns:
+            await response.write(framed(await trajectories_file(services, [record], {"cursor": record.cursor})))
+        else:
+            data = await read_trajectory(services, record) if trajectories else _view(services, record)
+            text = await asyncio.to_thread(json.dumps, data)
+            await response.write(f"id: {record.cursor}\nevent: rollout\ndata: {text}\n\n".encode())
     return response
 
 
@@ -187,14 +198,6 @@ def _view(services: Services, record: RolloutRecord, waiting: str | None = None)
     lease = services.rollouts.leases.get(record.key)
     stage = lease.stage if lease is not None and lease.fence == record.fence else None
     return view(record, stage, waiting).model_dump(mode="json")
-
-
-async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
-    """Return the trajectory of a terminal record. Raises Unavailable if its blob cannot be read."""
-    if record.result is None:
-        return trajectory(record, None)
-    frame = await services.store.read_blob(record.result)
-    return await asyncio.to_thread(lambda: trajectory(record, decompress(frame)))
 
 
 async def pool_of(services: Services, namespace: str, name: str) -> RolloutPool:

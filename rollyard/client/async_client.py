@@ -10,13 +10,13 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import aiohttp
 
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.kubeconfig import Context, load_context
-from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection
+from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection, lines
 from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.backoff import Backoff
@@ -32,6 +32,9 @@ from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
+
+if TYPE_CHECKING:
+    from rollyard.wire.columns import Columns
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +157,7 @@ class AsyncClient:
                 query["fieldSelector"] = fields
             try:
                 async with self._http.stream(_path(kind, namespace), query) as answer:
-                    async for line in _lines(answer):
+                    async for line in lines(answer):
                         event = json.loads(line)
                         if event["type"] == "ERROR":
                             raise Expired(event["object"]["message"])
@@ -295,13 +298,18 @@ class AsyncClient:
         self, id: str, namespace: str | None = None, *, wait: float = 0
     ) -> tuple[RolloutView, Trajectory | None]:
         """Return the rollout, and its trajectory once it has ended. Raises NotFound."""
+        view, columns = await self.rollout_columns(id, namespace, wait=wait)
+        return view, await _trajectory(columns) if columns is not None else None
+
+    async def rollout_columns(
+        self, id: str, namespace: str | None = None, *, wait: float = 0
+    ) -> tuple[RolloutView, Columns | None]:
+        """Do the same as `rollout`, with the trajectory as arrays. Raises NotFound."""
+        from rollyard.client import rollout_answers  # numpy: most commands do without it
+
         query = {**self._query(namespace), "wait": str(wait)}
-        body = await self._http.json("GET", f"/v1/rollouts/{id}", query=query)
-        trajectory = body["trajectory"]
-        return (
-            RolloutView.model_validate(body["rollout"]),
-            Trajectory.model_validate(trajectory) if trajectory is not None else None,
-        )
+        kind, data = await self._http.get_bytes(f"/v1/rollouts/{id}", query, rollout_answers.ACCEPT)
+        return rollout_answers.read_rollout(kind, data)
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         """Wait until the rollout has ended, however long, also while the server cannot be reached. Raises NotFound.
@@ -379,18 +387,26 @@ class AsyncClient:
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Trajectory]]:
         """Yield (cursor, trajectory) of each rollout as it ends, for ever; reconnect after a broken connection."""
+        async for cursor, columns in self.stream_columns(namespace, pool=pool, group=group, after=after):
+            yield cursor, await _trajectory(columns)
+
+    async def stream_columns(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
+    ) -> AsyncIterator[tuple[int, Columns]]:
+        """Do the same as `stream`, with each trajectory as arrays. `wire.columns.join` puts several together."""
+        from rollyard.client import rollout_answers
+
         backoff = Backoff()
         while True:
             query = self._query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
             try:
-                async with self._http.stream("/v1/rollouts/stream", query, silence=SILENCE_SECONDS) as answer:
-                    cursor = after
-                    async for line in _lines(answer):
+                async with self._http.stream(
+                    "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=rollout_answers.ACCEPT
+                ) as answer:
+                    async for cursor, columns in rollout_answers.read_stream(answer):
                         backoff.reset()
-                        if line.startswith(b"id: "):
-                            cursor = int(line[4:])
-                        elif line.startswith(b"data: "):
-                            yield cursor, Trajectory.model_validate_json(line[6:])
+                        if columns is not None:
+                            yield cursor, columns
                             after = cursor
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
                 pass
@@ -449,8 +465,24 @@ class AsyncClient:
         self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
     ) -> GroupPage:
         """Return delivered groups after this delivery. `wait`: seconds to wait for the next one. Raises NotFound."""
+        from rollyard.client import rollout_answers
+
+        columns = await self.groups_columns(id, namespace, after=after, wait=wait, limit=limit)
+        return await asyncio.to_thread(rollout_answers.group_page, columns)
+
+    async def groups_columns(
+        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
+    ) -> Columns:
+        """Do the same as `groups`, with the trajectories as arrays, group after group.
+
+        `about["groups"]` has the fields of each group, and the number of its trajectories as `rollouts`. `about["next"]`
+        is the value of `after` for the next page. Raises NotFound.
+        """
+        from rollyard.client import rollout_answers
+
         query = self._query(namespace, after=str(after), wait=str(wait), limit=str(limit))
-        return GroupPage.model_validate(await self._http.json("GET", f"/v1/batches/{id}/groups", query=query))
+        kind, data = await self._http.get_bytes(f"/v1/batches/{id}/groups", query, rollout_answers.ACCEPT)
+        return await asyncio.to_thread(rollout_answers.read_groups, kind, data)
 
     async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
         """Tell the server that all groups of a batch up to this delivery were used. Raises NotFound, Invalid."""
@@ -518,14 +550,10 @@ def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:
     return "\n".join(json.dumps(task) for task in found).encode()
 
 
-async def _lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield lines of any length: a trajectory is longer than aiohttp's own line reader allows."""
-    rest = b""
-    async for chunk in answer.content.iter_any():
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            if line:
-                yield line
+async def _trajectory(columns: Columns) -> Trajectory:
+    """In a thread: a trainer's loop has other work."""
+    (found,) = await asyncio.to_thread(columns.trajectories)
+    return found
 
 
 def _weights_path(namespace: str, pool: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -18,6 +18,7 @@ from rollyard.core.aio import running
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import Unavailable, connection_failure_text
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
@@ -64,13 +65,40 @@ class ServerConnection:
 
         Raises ApiError; Unavailable when the server stays away or overloaded.
         """
+
+        def read(answer: aiohttp.ClientResponse) -> Awaitable[Any]:
+            return answer.json()
+
+        return await self._request(read, method, path, query, body, content_type, repeat, seconds)
+
+    async def get_bytes(self, path: str, query: Mapping[str, str], accept: str) -> tuple[str, bytes]:
+        """Return the content type and the bytes of an answer. Raises as `json`."""
+
+        async def read(answer: aiohttp.ClientResponse) -> tuple[str, bytes]:
+            return answer.content_type, await answer.read()
+
+        return await self._request(read, "GET", path, query, headers={"Accept": accept})
+
+    async def _request(
+        self,
+        read: Callable[[aiohttp.ClientResponse], Awaitable[T]],
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: Any = None,
+        content_type: str = "application/json",
+        repeat: bool = True,
+        seconds: float = REQUEST_SECONDS,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
         backoff, loop = Backoff(), asyncio.get_running_loop()
         deadline, reported = loop.time() + self._retry_seconds, False
         while True:
             asked = 0
             try:
-                async with self._open(method, path, query, _payload(body, content_type), seconds) as answer:
-                    return await answer.json()
+                payload = _payload(body, content_type)
+                async with self._open(method, path, query, payload, seconds, headers) as answer:
+                    return await read(answer)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 unsent = isinstance(error, aiohttp.ClientConnectorError)
                 words = f"no answer from {await self._url()} ({connection_failure_text(error)})"
@@ -87,7 +115,7 @@ class ServerConnection:
 
     @asynccontextmanager
     async def stream(
-        self, path: str, query: Mapping[str, str], *, silence: float | None = None
+        self, path: str, query: Mapping[str, str], *, silence: float | None = None, accept: str = "*/*"
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Return a long answer as a stream. It ends when the server moves, or sends nothing for `silence` seconds.
 
@@ -96,7 +124,8 @@ class ServerConnection:
         at = await self._url()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
         async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
-            answer = await self._session.get(at + path, params=query, timeout=timeout)
+            headers = {"Accept": accept}
+            answer = await self._session.get(at + path, params=query, timeout=timeout, headers=headers)
         # No time limit here: a limit would also cancel the work of the reader between two reads.
         async with answer, running(self._cut_when_moved(at, answer.close)):
             await self._check(answer)
@@ -110,10 +139,13 @@ class ServerConnection:
         query: Mapping[str, str] | None,
         data: aiohttp.payload.Payload | None,
         seconds: float,
+        headers: Mapping[str, str] | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
         url = await self._url() + path
-        async with self._session.request(method, url, params=query, data=data, timeout=timeout) as answer:
+        async with self._session.request(
+            method, url, params=query, data=data, timeout=timeout, headers=headers
+        ) as answer:
             await self._check(answer)
             yield answer
 
@@ -129,6 +161,16 @@ class ServerConnection:
     async def _url(self) -> str:
         """Read the URL in a thread: shared storage may stall, and a trainer's loop has other work."""
         return await asyncio.to_thread(self.context.current_url)
+
+
+async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Yield lines of any length: a trajectory is longer than aiohttp's own line reader allows."""
+    rest = b""
+    async for chunk in answer.content.iter_any():
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            if line:
+                yield line
 
 
 def _payload(body: Any, content_type: str) -> aiohttp.payload.Payload | None:

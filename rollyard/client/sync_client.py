@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 from rollyard.client.async_batch import AsyncBatch
 from rollyard.client.async_client import AsyncClient
@@ -18,6 +18,9 @@ from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, Group, Gr
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
+
+if TYPE_CHECKING:
+    from rollyard.wire.columns import Columns
 
 T = TypeVar("T")
 
@@ -139,6 +142,12 @@ class Client:
     ) -> tuple[RolloutView, Trajectory | None]:
         return self._run(self._client.rollout(id, namespace, wait=wait))
 
+    def rollout_columns(
+        self, id: str, namespace: str | None = None, *, wait: float = 0
+    ) -> tuple[RolloutView, Columns | None]:
+        """Do the same as `rollout`, with the trajectory as arrays."""
+        return self._run(self._client.rollout_columns(id, namespace, wait=wait))
+
     def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         return self._run(self._client.wait(id, namespace))
 
@@ -190,6 +199,12 @@ class Client:
         self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
     ) -> GroupPage:
         return self._run(self._client.groups(id, namespace, after=after, wait=wait, limit=limit))
+
+    def groups_columns(
+        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
+    ) -> Columns:
+        """Do the same as `groups`, with the trajectories as arrays."""
+        return self._run(self._client.groups_columns(id, namespace, after=after, wait=wait, limit=limit))
 
     def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
         return self._run(self._client.acknowledge(id, upto, namespace))

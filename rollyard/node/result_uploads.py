@@ -12,35 +12,39 @@ from rollyard.client.server_link import ServerLink, raise_for_status
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
 from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status, sampled_tokens
+from rollyard.wire.columns import CONTENT_TYPE, decode, encode, is_columns
 from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader
 
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 120.0
+COMPRESSION_LEVEL = 1
+"""Higher levels make columns no smaller; the numbers are hardly compressible."""
 
 
 class ResultUploads:
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self._link = link
         self._http = http
+        self.as_columns = False
+        """Whether the server reads columns; its `Welcome` says so."""
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the
         result."""
         if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
-        await self._put("/v1/node/run", _header(ref, result.outcome), result.model_dump_json())
+        await self._put("/v1/node/run", ref, result)
 
     async def result(self, ref: LeaseRef, outcome: Outcome) -> None:
         """Upload the outcome. When the server refuses it, a failure is uploaded instead, so that the rollout does not
         wait for ever."""
         try:
-            await self._put("/v1/node/result", _header(ref, outcome), outcome.model_dump_json())
+            await self._put("/v1/node/result", ref, outcome)
         except (Invalid, TooLarge) as error:
             log.error("the result of %s was refused: %s", ref.id, error)
-            refusal = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
-            small = Outcome(status=Status.FAILED, node=outcome.node, error=refusal)
-            await self._put("/v1/node/result", _header(ref, small), small.model_dump_json())
+            told = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
+            await self._put("/v1/node/result", ref, Outcome(status=Status.FAILED, node=outcome.node, error=told))
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the RUN result of another node agent, as soon as the server can be reached. Raises Fenced."""
@@ -49,18 +53,17 @@ class ResultUploads:
         while True:
             try:
                 url = await self._link.url() + "/v1/node/run"
-                async with self._http.get(url, params=query) as answer:
+                headers = {"Accept": f"{CONTENT_TYPE}, application/zstd"}
+                async with self._http.get(url, params=query, headers=headers) as answer:
                     await raise_for_status(answer)
                     frame = await answer.read()
-                found = await asyncio.to_thread(zstandard.decompress, frame)
-                return RunResult.model_validate_json(found, extra="ignore")  # written by a node agent that may be newer
+                return await asyncio.to_thread(_read_run, frame)
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
                 log.warning("the stored run of %s could not be fetched yet: %s", ref.id, error)
             await backoff.wait()
 
-    async def _put(self, path: str, header: ResultHeader, body: str) -> None:
-        frame = await asyncio.to_thread(zstandard.compress, body.encode(), 3)
-        data = header.model_dump_json().encode() + b"\n" + frame
+    async def _put(self, path: str, ref: LeaseRef, result: RunResult | Outcome) -> None:
+        data = await asyncio.to_thread(_upload, ref, result, self.as_columns)
         backoff = Backoff()
         while True:
             try:
@@ -69,7 +72,7 @@ class ResultUploads:
             except (Fenced, Invalid, TooLarge):
                 raise
             except ApiError as error:
-                log.warning("%s of %s is not acknowledged yet: %s", path, header.lease.id, error)
+                log.warning("%s of %s is not acknowledged yet: %s", path, ref.id, error)
             await backoff.wait()
 
     async def _put_once(self, path: str, data: bytes) -> None:
@@ -82,7 +85,29 @@ class ResultUploads:
             raise Unavailable(connection_failure_text(error)) from None
 
 
+def _upload(ref: LeaseRef, result: RunResult | Outcome, as_columns: bool) -> bytes:
+    """The body of an upload: a header line, then the compressed result."""
+    outcome = result.outcome if isinstance(result, RunResult) else result
+    if as_columns:
+        body = encode([outcome], {"artifact": result.artifact} if isinstance(result, RunResult) else None)
+    else:
+        body = result.model_dump_json().encode()
+    frame = zstandard.compress(body, COMPRESSION_LEVEL)
+    return _header(ref, outcome).model_dump_json().encode() + b"\n" + frame
+
+
+def _read_run(frame: bytes) -> RunResult:
+    """Read the result of another node agent, which may be older or newer."""
+    data = zstandard.decompress(frame)
+    if not is_columns(data):
+        return RunResult.model_validate_json(data, extra="ignore")
+    found = decode(data)
+    (outcome,) = found.read(Outcome, extra="ignore")
+    return RunResult(outcome=outcome, artifact=found.about["artifact"])
+
+
 def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:
+    versions: list[list[str | None]] = [segment.weights_version for segment in outcome.segments]
     timings = {s.lower(): t for s in Stage if (t := getattr(outcome.timings, s.lower())) is not None}
     return ResultHeader(
         lease=ref,
@@ -96,5 +121,5 @@ def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:
         sampled=sampled_tokens(outcome.segments),
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,
-        weights_versions=sorted({v for s in outcome.segments for v in s.weights_version if v is not None}),
+        weights_versions=sorted(v for v in set().union(*versions) if v is not None),
     )

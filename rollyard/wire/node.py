@@ -134,6 +134,8 @@ class Welcome(WireMessage):
     stages: Stages
     places: int = 0
     """Sandboxes of this kind that fit into the allocation. As with `sandbox` and `stages`, the first welcome counts."""
+    columns: int = 0
+    """Newest version of `wire/columns.py` that the server reads; 0 from a server that reads results as JSON only."""
     lost: list[LeaseRef] = []
     """Leases of `hello` that are void. Their work must stop."""
 
@@ -222,7 +224,7 @@ class NewEndpoint(WireMessage):
 
 
 class ResultHeader(WireMessage):
-    """First line of an uploaded result. The compressed JSON body follows."""
+    """First line of an uploaded result. The compressed body follows: columns, or JSON from an older node agent."""
 
     lease: LeaseRef
     status: str

@@ -10,9 +10,10 @@ import pytest
 
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import Context
+from rollyard.client.rollout_answers import group_page, read_groups
 from rollyard.core.aio import running
 from rollyard.core.errors import Conflict, Invalid, NotFound
-from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef
+from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, GroupPage
 from rollyard.kinds.rollout import Status, Task
 from tests.api.test_rollouts_waiting import pool
 from tests.support.outside_api import Api, Serve
@@ -73,6 +74,23 @@ async def test_groups_stream_as_events_that_resume(serving: Serve) -> None:
         assert await events({"Last-Event-ID": "2"}) == ["id: 3", group, "event: end"]
         status, answer = await api.ask("GET", "/v1/batches/b/groups?after=7")
         assert (status, answer["reason"]) == (410, "Expired")
+
+
+async def test_groups_are_the_same_as_columns_and_as_json(serving: Serve) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        given: Any = tasks(3)
+        await client.create_batch(BatchRequest(id="b", pool="swe", n=2, tasks=given, filter=BatchFilter(kind="none")))
+        await played(api)
+        page = await client.groups("b", limit=2)
+        assert [len(group.rollouts) for group in page.groups] == [2, 2]
+        _, told = await api.ask("GET", "/v1/batches/b/groups?limit=2")
+        assert page == GroupPage.model_validate(told)
+        columns = await client.groups_columns("b", after=page.next)
+        assert columns.rewards.tolist() == [0.0, 1.0]
+        assert [group["rollouts"] for group in columns.about["groups"]] == [2]
+        assert group_page(read_groups("application/json", json.dumps(told).encode())) == page, "of an older server"
+        assert (await client.groups("b", after=3)).last
 
 
 async def test_a_refusal_says_what_one_can_do(serving: Serve) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+import zstandard
 
 from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unauthorized, error_from_reason
@@ -27,7 +29,10 @@ from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.server.store.base import BlobRef
+from rollyard.server.store.blobs import read_blob
 from rollyard.trust.bearer_tokens import Role, TokenSigner
+from rollyard.wire.columns import is_columns
 from tests.support.yard import MODEL, ROOT, Yard, requests
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(50)]
@@ -58,6 +63,15 @@ async def test_every_rollout_is_scored_and_says_where_its_time_went(ended: list[
         assert None not in (t.timings.queued, t.timings.init, t.timings.run, t.timings.eval)
         assert t.turns
         assert all(turn.tool_results for turn in t.turns[:-1])
+
+
+async def test_node_agents_upload_columns(served: tuple[Yard, AsyncClient], ended: list[Trajectory]) -> None:
+    store = served[0].data
+    with contextlib.closing(sqlite3.connect(f"file:{store / 'rollyard.db'}?mode=ro", uri=True)) as db:
+        stored = [json.loads(text) for (text,) in db.execute("SELECT result FROM rollouts WHERE result IS NOT NULL")]
+    frames = [read_blob(store / "blobs", BlobRef(*one)) for one in stored]
+    assert len(frames) >= len(ended)
+    assert all(is_columns(zstandard.decompress(frame)) for frame in frames)
 
 
 async def test_recomputed_logprobs_agree_and_the_ids_are_the_engines_own(ended: list[Trajectory]) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from rollyard.wire.columns import VERSION, encode
 from tests.support.recorded import lost_fields
-from tests.wire.samples import SAMPLES
+from tests.wire.samples import OUTCOME, SAMPLES
 
 FOLDER = Path(__file__).with_name("recorded")
+COLUMNS = FOLDER / f"columns.{VERSION}.safetensors"
+"""The result of a node agent as columns of today's version."""
 
 
 def recorded(name: str) -> list[tuple[Path, Any]]:
@@ -40,6 +43,9 @@ def main() -> None:
             path = FOLDER / f"{name}.{len(recorded(name)) + 1}.json"
             path.write_text(json.dumps(dump(sample), indent=1) + "\n")
             print(path.name)
+    if not COLUMNS.exists():
+        COLUMNS.write_bytes(encode([OUTCOME], {"artifact": {"answer": "2"}}))
+        print(COLUMNS.name)
 
 
 if __name__ == "__main__":

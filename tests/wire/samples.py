@@ -161,6 +161,7 @@ SAMPLES = (
         sandbox=SandboxTemplate(),
         stages=Stages(),
         places=8,
+        columns=1,
         lost=[REF],
     ),
     Grant(leases=[LEASE]),

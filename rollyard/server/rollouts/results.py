@@ -1,8 +1,12 @@
-"""Trajectories for trainers, made from a record and its stored outcome."""
+"""Trajectories for trainers, made from a record and its stored outcome.
+
+An outcome is stored as its node agent uploaded it: as columns, or as JSON by an older one.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import zstandard
@@ -10,6 +14,7 @@ import zstandard
 from rollyard.core.errors import Invalid, TooLarge
 from rollyard.kinds.rollout import Outcome, RolloutRequest, RolloutView, Stage, Status, Timings
 from rollyard.server.store.base import RolloutRecord
+from rollyard.wire.columns import Columns, columns_of, decode, is_columns
 from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
 
 MAX_HEADER_BYTES = 64 << 10
@@ -75,12 +80,31 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None 
 
 
 def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
-    """Return the trajectory as JSON. The node agent that wrote the stored outcome has validated it.
+    """Return the trajectory as JSON. The node agent that wrote the stored outcome has validated it."""
+    found = EMPTY_OUTCOME
+    if outcome is not None:
+        found = decode(outcome).documents()[0] if is_columns(outcome) else json.loads(outcome)
+    return _fields(record, found) | {"segments": found["segments"], "turns": found["turns"]}
+
+
+def trajectory_columns(record: RolloutRecord, outcome: bytes | None) -> Columns:
+    """Return the trajectory as columns. No number is parsed, unless the outcome is stored as JSON. Raises ValueError."""
+    if outcome is not None and is_columns(outcome):
+        found = decode(outcome)
+    else:
+        text = outcome if outcome is not None else json.dumps(EMPTY_OUTCOME)
+        found = columns_of([Outcome.model_validate_json(text, extra="ignore")])
+    fields = _fields(record, found.samples[0])
+    del fields["segments"], fields["turns"]
+    return found.with_samples([fields])
+
+
+def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of the trajectory, with empty segments and turns.
 
     Identity, status, reward and error come from the record, which alone decides how the rollout ended.
     """
-    found = json.loads(outcome) if outcome is not None else EMPTY_OUTCOME
-    timings = {**Timings().model_dump(), **found["timings"], "queued": round(record.queued_seconds, 6)}
+    timings = {**Timings().model_dump(), **outcome["timings"], "queued": round(record.queued_seconds, 6)}
     return {
         "id": record.id,
         "namespace": record.namespace,
@@ -90,13 +114,22 @@ def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
         "mode": record.mode,
         "status": record.status.value,
         "reward": record.reward,
-        "metrics": found["metrics"] if record.status.scored else {},
+        "metrics": outcome["metrics"] if record.status.scored else {},
         "task": RolloutRequest.model_validate_json(record.request).task.model_dump(),
-        "segments": found["segments"],
-        "turns": found["turns"],
+        "segments": [],
+        "turns": [],
         "timings": timings,
-        "breaks": found["breaks"],
-        "endpoint": found["endpoint"],
-        "node": found["node"] or record.node,
+        "breaks": outcome["breaks"],
+        "endpoint": outcome["endpoint"],
+        "node": outcome["node"] or record.node,
         "error": record.error.model_dump(mode="json") if record.error else None,
     }
+
+
+def run_as_json(frame: bytes) -> bytes:
+    """Return a stored RUN result as JSON, for a node agent that reads no columns; both are zstd frames."""
+    run = decompress(frame)
+    if not is_columns(run):
+        return frame
+    found = decode(run)
+    return zstandard.compress(json.dumps({"outcome": found.documents()[0], **found.about}).encode())

@@ -94,9 +94,14 @@ CREATE INDEX groups_carried ON batch_groups (namespace, series, number)
     WHERE batch IS NULL AND state IN ('Open', 'Informative');
 """
 
+_VERSION_5 = """
+-- Results may be columns (wire/columns.py); those of older servers are JSON.
+CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
+"""
+
 FIRST_SCHEMA = 3
 """Number of the first script. Data folders with a lower number are from before the promise that an old folder opens."""
-MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4)
+MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5)
 """Scripts in order. The first one makes schema FIRST_SCHEMA in an empty database; each later one adds 1."""
 
 

@@ -39,6 +39,7 @@ from rollyard.server.store.batch_records import (
 )
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.store.tables import FIRST_SCHEMA, MIGRATIONS
+from rollyard.wire.columns import encode
 from tests.support.filled import filled
 from tests.support.make import event, rollout
 from tests.wire.samples import ERROR, LEASE, OUTCOME
@@ -203,7 +204,7 @@ async def write(folder: Path) -> Any:
     """A store with one of each kind of record; answers what is in it."""
     store = await SqliteStore.open(folder, ManualClock())
     kept = [await store.create(obj) for obj in objects()]
-    frame = zstandard.compress(OUTCOME.model_dump_json().encode(), 3)
+    frame = zstandard.compress(encode([OUTCOME]), 1)
 
     def put(tx: Transaction) -> list[RolloutRecord]:
         blob = tx.add_blob(frame)
@@ -217,6 +218,7 @@ async def write(folder: Path) -> Any:
         "objects": [obj.dump() for obj in kept],
         "rollouts": [as_json(r) for r in records],
         "batches": batches,
+        "outcome": json.loads(OUTCOME.model_dump_json()),
     }
 
 

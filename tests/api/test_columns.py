@@ -1,0 +1,173 @@
+"""Results over the real API: however a node agent uploads one and however a client reads it, it is the same."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.kubeconfig import Context
+from rollyard.client.server_link import ServerLink
+from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout import RunResult, Stage, Status, Trajectory
+from rollyard.node.result_uploads import ResultUploads
+from rollyard.trust.bearer_tokens import Role
+from rollyard.wire.columns import CONTENT_TYPE, decode, join
+from rollyard.wire.files import AllocationFile
+from rollyard.wire.node import LeaseRef
+from tests.support.make import rollout
+from tests.support.outside_api import Api, Serve
+from tests.wire.samples import OUTCOME
+
+RUN = RunResult(outcome=evolve(OUTCOME, error=None), artifact={"answer": "2"})
+TRAJECTORIES = "/v1/rollouts/stream?trajectories=1"
+
+
+@asynccontextmanager
+async def node_agent(api: Api, folder: Path, *, as_columns: bool) -> AsyncIterator[ResultUploads]:
+    """The uploads of the allocation `u`."""
+    endpoint = folder / "endpoint.json"
+    endpoint.write_text(json.dumps({"url": api.url, "epoch": 1}))
+    allocation = AllocationFile(
+        allocation="a", namespace="default", uid="u", pool_kind="RolloutPool", pool="swe", endpoint_file=str(endpoint),
+        ca_file="", scratch="",
+    )  # fmt: skip
+    token = api.parts.signer.issue(Role.NODE, "u")
+    link = ServerLink(allocation, folder, token, ssl.create_default_context())
+    async with link.session() as http:
+        uploads = ResultUploads(link, http)
+        uploads.as_columns = as_columns
+        yield uploads
+
+
+async def leased(api: Api, id: str) -> LeaseRef:
+    request = '{"pool":"swe","task":{"kind":"math"}}'
+    running = rollout(
+        id,
+        request=request,
+        pool="swe",
+        status=Status.RUNNING,
+        stage=Stage.INIT,
+        holder="u/i",
+        fence=1,
+        group="g",
+        queued_seconds=0.5,
+    )
+    await api.store.transact(lambda tx: tx.put(running))
+    return LeaseRef(namespace="default", id=id, fence=1)
+
+
+def a_client(api: Api) -> AsyncClient:
+    return AsyncClient(Context(api.url, None, api.admin, "default", None))
+
+
+async def read(api: Api, path: str, accept: str | None = None) -> tuple[str, bytes]:
+    async with api.http.get(api.url + path, headers={"Accept": accept} if accept else {}) as answer:
+        assert answer.status == 200, await answer.text()
+        return answer.content_type, await answer.read()
+
+
+@pytest.mark.parametrize("as_columns", [True, False], ids=["columns", "json"])
+async def test_a_result_is_the_same_however_it_travels(serving: Serve, tmp_path: Path, as_columns: bool) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=as_columns) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        await uploads.run(ref, RUN)
+        assert await uploads.stored_run(ref) == RUN
+        await uploads.result(ref, RUN.outcome)
+        kind, data = await read(api, "/v1/rollouts/r")
+        told = json.loads(data)["trajectory"]
+        assert kind == "application/json"
+        assert told == {
+            **json.loads(RUN.outcome.model_dump_json()),
+            **{"id": "r", "namespace": "default", "group": "g", "sample_index": 0, "attempt": 1, "mode": "train"},
+            "task": {"kind": "math"},
+            "timings": {"queued": 0.5, "init": 1.0, "run": 2.0, "eval": 0.25},
+        }
+        expected = Trajectory.model_validate(told)
+        assert (await client.rollout("r"))[1] == expected
+        view, columns = await client.rollout_columns("r")
+        assert columns is not None
+        assert (view.status, columns.trajectories()) == (Status.COMPLETED, [expected])
+        async for cursor, found in client.stream():
+            assert (cursor, found) == (1, expected)
+            break
+
+
+async def test_an_older_node_agent_reads_the_stored_run_of_a_newer_one(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads:
+        ref = await leased(api, "r")
+        await uploads.run(ref, RUN)
+        headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
+        async with api.http.get(api.url + "/v1/node/run?id=r&fence=1", headers=headers) as answer:
+            frame = await answer.read()
+        assert RunResult.model_validate_json(zstandard.decompress(frame)) == RUN
+
+
+async def test_a_rollout_under_way_has_no_sample(serving: Serve) -> None:
+    async with serving() as api, a_client(api) as client:
+        await leased(api, "r")
+        _, data = await read(api, "/v1/rollouts/r", CONTENT_TYPE)
+        assert (len(decode(data)), decode(data).about["rollout"]["status"]) == (0, "Running")
+        assert (await client.rollout("r"))[1] is None
+
+
+async def test_a_rollout_without_a_result_is_a_sample_without_tokens(serving: Serve) -> None:
+    async with serving() as api, a_client(api) as client:
+        await leased(api, "r")
+        await client.cancel("r")
+        view, columns = await client.rollout_columns("r")
+        assert (view.status, columns is not None and len(columns.token_ids)) == (Status.CANCELLED, 0)
+        assert (await client.wait("r")).error is not None
+
+
+async def test_the_stream_has_one_file_for_each_end(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        for id in ("a", "b", "c"):
+            await uploads.result(await leased(api, id), evolve(RUN.outcome, reward=0.5))
+        found = {}
+        async for cursor, columns in client.stream_columns(group="g", after=1):
+            found[cursor] = columns
+            if len(found) == 2:
+                break
+        assert list(found) == [2, 3]
+        assert [sample["id"] for sample in join(list(found.values())).samples] == ["b", "c"]
+        async with api.http.get(api.url + TRAJECTORIES) as answer:
+            assert answer.content_type == "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        (None, "application/json"),
+        ("*/*", "application/json"),
+        ("application/json", "application/json"),
+        (f"text/html, {CONTENT_TYPE.upper()};q=0.9", CONTENT_TYPE),
+    ],
+)
+async def test_json_is_the_default(serving: Serve, accept: str | None, kind: str) -> None:
+    async with serving() as api:
+        await leased(api, "r")
+        assert (await read(api, "/v1/rollouts/r", accept))[0] == kind
+
+
+async def test_a_refused_upload_becomes_a_failure(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        await uploads.result(ref, evolve(RUN.outcome, metrics={f"metric {i}": 1.0 for i in range(10_000)}))
+        view, trajectory = await client.rollout("r")
+        assert trajectory is not None
+        assert trajectory.error is not None
+        assert (view.status, trajectory.error.reason, trajectory.segments) == (Status.FAILED, "ResultRefused", [])
+
+
+async def test_an_error_is_json_for_everybody(serving: Serve) -> None:
+    async with serving() as api:
+        headers = {"Accept": CONTENT_TYPE}
+        async with api.http.get(api.url + "/v1/rollouts/none", headers=headers) as answer:
+            assert (answer.status, (await answer.json())["reason"]) == (404, "NotFound")
