@@ -1,4 +1,4 @@
-"""The policy as one rollout sees it: sampling for a lease, at endpoints that the server chooses and records."""
+"""The policy for one rollout: sampling for a lease, at endpoints that the server chooses and records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 ROLE = "policy"
 PARKED_SECONDS, POLL_SECONDS = 300.0, 2.0
-"""A rollout keeps its sandbox for at most this long while there is no endpoint, and asks this often for one."""
+"""Longest time for which a rollout keeps its sandbox without an endpoint, and time between two requests for an endpoint."""
 
 
 class LeaseSampler:
@@ -45,7 +45,7 @@ class LeaseSampler:
         self._ref = ref
         self._context = context_tokens
         self.request_sent_at = 0
-        """Number of turns requested."""
+        """Number of turns that were requested."""
         self.answered_at = 0
         """Number of tokens that have arrived, including those of turns that were cut off."""
         self._rechoose_requested = False
@@ -59,10 +59,10 @@ class LeaseSampler:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """Sample one turn, even when endpoints fail meanwhile.
+        """Sample one turn, also if endpoints fail meanwhile.
 
-        Raises ContextExceeded, EndpointLost, EndpointRefused, Fenced, and NoEndpoint after PARKED_SECONDS without one:
-        the rollout is handed back.
+        Raises ContextExceeded, EndpointLost, EndpointRefused, Fenced, and NoEndpoint after PARKED_SECONDS without an
+        endpoint: then the rollout is handed back.
         """
         self.request_sent_at += 1
         limit = sampling.max_tokens
@@ -81,7 +81,7 @@ class LeaseSampler:
         return await self.failover.sample(prompt_ids, sampling, limit, hear)
 
     async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
-        """Ask the server, if an endpoint failed or a better one was announced. Raises Unavailable, Fenced."""
+        """Ask the server if an endpoint failed, or if a better one was announced. Raises Unavailable, Fenced."""
         if not failed and not self._rechoose_requested:
             return current
         if failed and not again:

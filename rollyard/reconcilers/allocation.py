@@ -32,11 +32,11 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 NAME_SECONDS, NAME_POLL_SECONDS = 3.0, 0.5
-"""Seconds for accounting to name who cancelled a job, and between two queries for it."""
+"""Seconds for accounting to name who cancelled a job, and seconds between two queries for it."""
 
 
 class AllocationReconciler:
-    """One job for each Allocation, and no other."""
+    """Makes sure that each Allocation has one job, and no other."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class AllocationReconciler:
         self._clock = clock
         self._submitter = submitter
         self._lose_allocation = lost
-        """Callback with the uid of an allocation whose job has ended; it takes its leases back and fences a surviving copy."""
+        """Callback with the uid of an allocation whose job has ended. It takes the leases back and fences a surviving copy."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, complete snapshots in a row without its job)."""
         self._awaiting_user_name: dict[str, float] = {}
-        """uid -> Unix seconds since which accounting has not named who cancelled its job."""
+        """uid -> Unix seconds since which accounting is awaited to name who cancelled the job."""
 
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
@@ -87,7 +87,7 @@ class AllocationReconciler:
             self._submitter.add(allocation)
             return RequeueAfter(WAIT_SECONDS)
         allocation = await self._observe(allocation, plan)
-        if plan.cancel:  # after the reason has been written down
+        if plan.cancel:  # the reason has been written before
             await self._cancel(plan.cancel)
         if allocation.status.is_ended and not plan.cancel:
             return RequeueAfter(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
@@ -107,21 +107,22 @@ class AllocationReconciler:
         await self._submitter.refuse(allocation, str(error))
 
     async def _has_owner(self, allocation: Allocation) -> bool:
-        """Whether its pool still exists, with the same uid. A pool may be gone if its finalizer was removed by hand."""
+        """Whether the allocation's pool still exists, with the same uid. It may be gone because a user removed its
+        finalizer."""
         try:
             return (await self._store.get(_pool_key(allocation))).metadata.uid == allocation.spec.pool.uid
         except NotFound:
             return False
 
     def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
-        """Latest snapshot that counts for this allocation: one begun before its submit answered may lack the job."""
+        """Latest snapshot that counts for this allocation. A snapshot begun before its submit was answered may lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
         return latest
 
     def _count_misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
-        """Complete snapshots in a row that could have shown its job, and did not."""
+        """Number of complete snapshots in a row that could have shown the job, and did not."""
         uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0
@@ -143,7 +144,7 @@ class AllocationReconciler:
         self._feed.refresh()
 
     async def _drain(self, allocation: Allocation) -> None:
-        """Repeat the order to drain, and end the job when draining takes too long."""
+        """Repeat the order to drain, and end the job if draining takes too long."""
         uid, status = allocation.metadata.uid, allocation.status
         self._agents.drain(uid)
         self._endpoints.drain(uid)
@@ -164,7 +165,7 @@ class AllocationReconciler:
             await self._cancel((status.job_id,))
 
     async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
-        """Write the status from the snapshot; unknown fields stay as they were."""
+        """Write the status from the snapshot. Unknown fields stay as they were."""
         before, uid = allocation.status, allocation.metadata.uid
         update: dict[str, Any] = {}
         if plan.adopt is not None:
@@ -207,7 +208,7 @@ class AllocationReconciler:
         return allocation
 
     async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> JobEnd | None:
-        """Return what is certain about its end; None while accounting has yet to name who cancelled it."""
+        """Return the certain facts about the job's end; None while accounting has yet to name who cancelled it."""
         by_us = await self._why_ended(allocation)
         job = plan.adopt
         if job is not None and job.state is JobState.CANCELLED and not by_us and not _is_requeued(status):
@@ -235,12 +236,12 @@ class AllocationReconciler:
         return None
 
     def _waits_for_name(self, uid: str) -> bool:
-        """Whether to wait for accounting's user name: slurmctld reports an end to slurmdbd a moment later than to us."""
+        """Whether to wait for accounting's user name. slurmctld reports an end to slurmdbd a moment later than to us."""
         now = self._clock.time()
         return now - self._awaiting_user_name.setdefault(uid, now) < NAME_SECONDS
 
     async def _why_ended(self, allocation: Allocation) -> str:
-        """Our reason for ending it; empty where we did not."""
+        """Our reason for ending the job; empty if we did not end it."""
         if (ending := get_condition(allocation.status.conditions, ENDING)) is not None:
             return ending.message
         if (draining := get_condition(allocation.status.conditions, DRAINING)) is not None:
@@ -259,7 +260,7 @@ class AllocationReconciler:
         return why_ended(allocation, pool if isinstance(pool, Pool) else None, ours)
 
     async def _status_without_job(self, allocation: Allocation) -> dict[str, Any]:
-        """Status of an allocation whose job slurmctld has forgotten; accounting may know how it ended."""
+        """Status of an allocation whose job slurmctld has forgotten. Accounting may know how it ended."""
         status, now = allocation.status, self._clock.time()
         assert status.job_id is not None
         absence = self._feed.missing[status.job_id]
@@ -329,7 +330,7 @@ def _pool_key(allocation: Allocation) -> ObjectKey:
 
 
 def _is_requeued(status: AllocationStatus) -> bool:
-    """Whether its job was requeued after a process had been bound to it."""
+    """Whether the job was requeued after a process had been bound to it."""
     return status.binding is not None and status.restart_count > status.binding.restart_count
 
 

@@ -12,7 +12,7 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, Absence, why_not_gone
 
 DRAINING, ENDING = "Draining", "Ending"
-"""Types of the conditions with the reason why we let a job end, and why we end it before it is done."""
+"""Types of the conditions with the reason why we drain a job, and why we end it before it is done."""
 IN_QUEUE = "InQueue"
 """Type of the condition about a job that Slurm's queue has not shown."""
 
@@ -23,15 +23,15 @@ class AllocationView:
 
     allocation: Allocation
     status: AllocationStatus
-    """The new status, still with the conditions of before."""
+    """The new status, which still has the earlier conditions."""
     ended: str
-    """Text about its end; it is written once and never changed."""
+    """Text about the job's end, written once and never changed."""
     engine: Reason | None
-    """Reason why its model server is not ready; None where it has connected none."""
+    """Reason why the allocation's model server is not ready; None if none is connected."""
     why_drained: Reason | None
-    """Reason of a drain that no condition tells yet."""
+    """Reason of a drain that is not in a condition yet."""
     absence: Absence | None
-    """Its job, where Slurm's queue does not show it."""
+    """Absence of the job, if Slurm's queue does not show it."""
     now: float
 
 
@@ -54,7 +54,7 @@ def _updates(view: AllocationView) -> Iterator[ConditionUpdate]:
         else:
             yield ConditionUpdate(IN_QUEUE, True, "Listed")
     draining = get_condition(status.conditions, DRAINING)
-    if spec.drain and draining is not None:  # the reason of its drain does not change with later events
+    if spec.drain and draining is not None:  # the reason of a drain does not change with later events
         yield ConditionUpdate(DRAINING, True, *draining.why)
     elif view.why_drained is not None:
         word, why = view.why_drained

@@ -25,14 +25,14 @@ from rollyard.trust.secret_files import write_secret
 from rollyard.wire.files import AllocationFile
 
 TAIL_BYTES, TAIL_LINES = 16 << 10, 20
-"""Part of a log's end that is read."""
+"""Size of the part of a log's end that is read."""
 SLURM_LOG_PREFIXES = ("slurmstepd: ", "srun: ")
-"""Prefixes of lines in a job's log that Slurm wrote, not the job."""
+"""Beginnings of lines in a job's log that Slurm wrote, and not the job."""
 GANG_WAIT_SECONDS = 60
 
 
 class AllocationFolders:
-    """Folders below `<data>/allocations`, 0700, one an allocation."""
+    """Folders below `<data>/allocations`, 0700, one for each allocation."""
 
     def __init__(self, data: Path, server_id: str, issue: Callable[[Role, str], str]) -> None:
         self._data = data
@@ -41,7 +41,7 @@ class AllocationFolders:
         self._runtime = PythonArchive(data / "runtime")
 
     def comment(self, id: str) -> str:
-        """Comment that marks a job as ours; `id` is the uid of an allocation, or the id of a burst."""
+        """Comment that marks a job as ours. `id` is the uid of an allocation, or the id of a burst."""
         return f"rollyard:{self._server_id}:{id}"
 
     def owner(self, allocation: Allocation) -> str:
@@ -55,7 +55,7 @@ class AllocationFolders:
         return job.comment.startswith(self.comment(""))
 
     def folder(self, namespace: str, name: str) -> Path:
-        """Path of an allocation's folder; no other function makes a path of names. Raises NotFound for an impossible name."""
+        """Path of an allocation's folder. No other function makes a path of names. Raises NotFound for an impossible name."""
         for text in (namespace, name):
             if next(name_problems(text), None) is not None:
                 raise NotFound(f"allocation {text[:80]!r} does not exist")
@@ -77,7 +77,7 @@ class AllocationFolders:
         return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
 
     def burst(self, id: str) -> Path:
-        """Folder of a burst's manifest, with a link to each allocation's folder, called after its index."""
+        """Folder of a burst's manifest. It has a link to each allocation's folder, named by the allocation's index."""
         return self._data / "bursts" / id
 
     def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
@@ -104,7 +104,7 @@ class AllocationFolders:
             (folder / str(task)).symlink_to(self.folder(meta.namespace, meta.name))
 
     def prepare(self, allocation: Allocation, pool: Pool) -> None:
-        """Write the folder; a second call is no error. Blocks."""
+        """Write the folder. A second call is no error. Blocks."""
         self._runtime.pack(allocation.spec.template)
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
@@ -129,7 +129,7 @@ class AllocationFolders:
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
     def last_output(self, allocation: Allocation, end: float) -> LastOutput | None:
-        """Last output of its job in the seconds before this end (Unix seconds), where its time is certain. Blocks."""
+        """Last output of the job in the seconds before this end (Unix seconds), if its time is certain. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
             with path.open("rb") as file:
@@ -145,7 +145,7 @@ class AllocationFolders:
         status = allocation.status
         shutil.rmtree(self.folder(allocation.metadata.namespace, allocation.metadata.name), ignore_errors=True)
         if status.burst is not None:
-            with contextlib.suppress(OSError):  # others of its burst are still there, or it was never linked
+            with contextlib.suppress(OSError):  # folders of its burst are still there, or it was never linked
                 burst = self.burst(status.burst)
                 (burst / str(status.task)).unlink()
                 if next(burst.glob("[0-9]*"), None) is None:
@@ -153,16 +153,16 @@ class AllocationFolders:
 
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
-    """The last line, or one of our processes' reason for its exit; None where it is older or its age unknown.
+    """Return the last line, or our process's reason for its exit; None if it is older, or its age is unknown.
 
-    `written_at`: time of the last line (Unix seconds). Lines of our own logs carry their own time. Pure.
+    `written_at`: time of the last line (Unix seconds). Lines of our own logs have their own time. Pure.
     """
     said = [line for line in lines if line.strip()]
     for line in reversed(said[-TAIL_LINES:]):
         at, level, message = _parse_log_line(line)
         if at is not None and level == "critical" and end - at < RECENT_SECONDS:
             return LastOutput(message, end - at, is_exit_reason=True)
-    if not said or said[-1].startswith(SLURM_LOG_PREFIXES):  # a line of Slurm's changes the file's time
+    if not said or said[-1].startswith(SLURM_LOG_PREFIXES):  # Slurm's lines change the file's time
         return None
     at, _, message = _parse_log_line(said[-1])
     before = end - (written_at if at is None else at)
@@ -170,7 +170,7 @@ def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutp
 
 
 def _parse_log_line(line: str) -> tuple[float | None, str, str]:
-    """(Unix seconds, level, message) of a line of our logs; (None, "", line) of any other."""
+    """Return (Unix seconds, level, message) for a line of our logs, and (None, "", line) for any other line."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         logged = json.loads(line)
         at = datetime.fromisoformat(logged["time"].replace("Z", "+00:00")).timestamp()
@@ -179,7 +179,7 @@ def _parse_log_line(line: str) -> tuple[float | None, str, str]:
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:
-    """Command that starts a gang: one process on each node. The first end ends all, and none waits long for the others."""
+    """Command that starts a gang: one process on each node. The first end ends all, without waiting for the others."""
     if template.nodes == 1:
         return []
     # srun does not inherit the cores from sbatch (Slurm 22.05, release notes).

@@ -1,6 +1,6 @@
 """Plan for one allocation, from the recorded state and a snapshot of Slurm's queue. Pure.
 
-One rule protects against a second job: without a complete snapshot nothing is submitted.
+One rule prevents a second job: without a complete snapshot nothing is submitted.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 SUBMIT_MARGIN_SECONDS = 2.0
-"""A snapshot begun so long after a submit was decided shows the job, if there is one."""
+"""Time after the decision to submit. A snapshot that begins later shows the job, if there is one."""
 MIN_MISSES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
     adopt: Job | None = None
-    """The job found for it, or the recorded one, as last seen."""
+    """The job that was found for the allocation, or the recorded job as last seen."""
     submit: bool = False
     """Write the intent, then submit."""
     cancel: tuple[str, ...] = ()
     gone: bool = False
-    """Its job is in no complete snapshot any more."""
+    """True: complete snapshots no longer show the job."""
     remove: bool = False
-    """Nothing of it is left: its finalizer may go."""
+    """True: nothing of the allocation is left, so its finalizer may be removed."""
     wait: bool = False
-    """Undecided until a later snapshot."""
+    """True: a later snapshot decides."""
 
 
 def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
-    """Plan for one allocation; `missed` counts complete snapshots in a row without its job."""
+    """Plan for one allocation. `missed`: number of complete snapshots in a row without its job."""
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
     if status.is_ended:
-        # A copy found after the end was concluded: no process will ever use it.
+        # Copies found after the end was concluded. No process will ever use them.
         left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
         return AllocationPlan(remove=deleting and not left, cancel=left)
     if status.intents == 0 and deleting:
@@ -56,7 +56,7 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
 
 
 def _is_second_run(allocation: Allocation, job: Job) -> bool:
-    """Whether this is another run of a job whose earlier run was bound: that run's work has been given to others."""
+    """Whether this is another run of a job whose earlier run was bound. The work of that run has been given to others."""
     binding = allocation.status.binding
     return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
 
@@ -66,7 +66,7 @@ def _job_number(id: str) -> tuple[int, ...]:
 
 
 def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleting: bool) -> AllocationPlan:
-    """Plan after a complete snapshot without our job. One may be wrong: two in a row are believed."""
+    """Plan after a complete snapshot without our job. One such snapshot may be wrong, two in a row count."""
     status = allocation.status
     assert status.intended_at is not None
     early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS

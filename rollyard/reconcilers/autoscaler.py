@@ -3,17 +3,17 @@
 Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with the treatment of bursts and of zero from Knative's
 autoscaler:
 
-- each metric asks for ceil(total / capacity of one replica), which is ceil(current x metric / target); within a
-  tolerance of 0.1 it asks for no change; the highest request wins. Submitted replicas that are not ready count as
-  current, so that nothing is requested twice;
-- up to the size that was requested all through one window, down to the highest that was requested within another;
-  policies limit the pace of both;
-- from zero at the first demand; from one to zero only when there was nothing to do for `idleTimeoutSeconds`;
-- a burst that asks for twice the size is a panic: it does not wait for the window, and the pool does not shrink until
-  the burst has been over for a minute;
-- no shrinking while a metric is unknown nor, after a restart, until the window is full again;
-- at most FLAP_BUDGET changes of direction within FLAP_WINDOW_SECONDS. Growth cannot wait and shrinking can, so a turn
-  towards fewer must leave room for the turn back that may follow it.
+- Each metric requests ceil(total / capacity of one replica), which is ceil(current x metric / target); within a
+  tolerance of 0.1 it requests no change. The highest request counts. Submitted replicas that are not ready count as
+  current, so that nothing is requested twice.
+- The size grows to the lowest request of one window, and shrinks to the highest request of another. Policies limit the
+  speed of both.
+- The size leaves zero at the first demand, and goes from one to zero only after `idleTimeoutSeconds` without work.
+- A burst that requests twice the size is a panic: growth does not wait for the window, and the pool does not shrink
+  until a minute after the burst.
+- The pool does not shrink while a metric is unknown, and, after a restart, until the window is full again.
+- The direction changes at most FLAP_BUDGET times within FLAP_WINDOW_SECONDS. Growth cannot wait but shrinking can, so
+  the pool shrinks only if the budget also has room for the growth that may follow.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ FLAP_BUDGET, FLAP_WINDOW_SECONDS = 6, 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One measure of a pool's demand."""
+    """One metric of a pool's demand."""
 
     name: str
     total: float | None
-    """Sum over the whole pool, waiting work included; None while it is unknown."""
+    """Sum over the whole pool, including waiting work; None while it is unknown."""
     target: float
     """Capacity of one replica."""
     complete: bool = True
-    """False where `total` may be more, because a replica has not reported."""
+    """False if the real total may be higher, because a replica has not reported."""
 
     @property
     def missing(self) -> bool:
         return self.total is None or not self.complete
 
     def needs(self, current: int) -> int | None:
-        """Number of replicas for this metric alone."""
+        """Return the number of replicas that this metric alone requests."""
         if self.total is None:
             return None
         if current > 0 and abs(self.total / (current * self.target) - 1) <= TOLERANCE + 1e-9:
             return current
-        return math.ceil(self.total / self.target - 1e-9)  # 0.3 / 0.1 is a little over 3
+        return math.ceil(self.total / self.target - 1e-9)  # 0.3 / 0.1 is slightly more than 3
 
     def describe(self) -> str:
         if self.total is None:
@@ -73,23 +73,23 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class ScalerMemory:
-    """State from call to call. It may be lost; then no shrinking until the windows are full again."""
+    """State from call to call. It may be lost; then the pool does not shrink until the windows are full again."""
 
     since: float
-    """Unix seconds from which on the state is complete."""
+    """Unix seconds since which the state is complete."""
     requested: SlidingMax = field(default_factory=SlidingMax)
     """Sizes that were requested."""
     requested_negated: SlidingMax = field(default_factory=SlidingMax)
-    """The same sizes negated: the highest is minus the lowest request."""
+    """The same sizes negated, so that their maximum gives the lowest request."""
     changes: tuple[tuple[float, int], ...] = ()
-    """(Unix seconds at which it was noticed, difference of the size)."""
+    """(Unix seconds at which a change was noticed, difference of the size)."""
     size: int | None = None
     """Size at the last call."""
     panic_until: float = -math.inf
 
     @classmethod
     def begin(cls, now: float, *, new: bool) -> ScalerMemory:
-        """Empty state. `new`: the pool was never scaled, so no request can have been forgotten."""
+        """Return an empty state. `new`: the pool was never scaled, so no request can have been forgotten."""
         return cls(since=-math.inf if new else now)
 
     def observe(self, now: float, size: int, wanted: int) -> ScalerMemory:
@@ -107,7 +107,7 @@ class ScalerMemory:
         )
 
     def changed(self, since: float) -> int:
-        """Difference of the size since that time."""
+        """Return the difference of the size since that time."""
         return sum(by for at, by in self.changes if at > since)
 
 
@@ -115,9 +115,9 @@ class ScalerMemory:
 class ScaleDecision:
     desired: int
     message: str
-    """Numbers that the message was made from."""
+    """Numbers that led to the decision."""
     record: ScalingRecord = field(default_factory=ScalingRecord)
-    """Record for the pool's status, written together with the decision."""
+    """Record for the pool's status, which is written together with the decision."""
     memory: ScalerMemory | None = None
     """State for the next call."""
     limit: Reason | None = None
@@ -125,7 +125,7 @@ class ScaleDecision:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """One decision in the making."""
+    """State while one decision is made."""
 
     bounds: Autoscaling
     memory: ScalerMemory
@@ -146,7 +146,7 @@ def autoscale(
     current: int,
     now: float,
 ) -> ScaleDecision:
-    """Decide a pool's next size. `current` is the last decided one, whether or not all of it has started."""
+    """Decide a pool's next size. `current` is the last decided size, whether or not all of it has started."""
     low, high = bounds.min_replicas, bounds.max_replicas
     size = min(max(current, low), high)
     asked = max((need for m in metrics if (need := m.needs(size)) is not None), default=0)
@@ -168,7 +168,7 @@ def autoscale(
 
 
 def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) -> datetime | None:
-    """Time since which no known work is left."""
+    """Time since which there is no known work."""
     totals = [m.total for m in metrics if m.total is not None]
     return (record.idle_since or as_datetime(now)) if totals and not any(totals) else None
 
@@ -193,7 +193,7 @@ def _up(case: _Decision) -> tuple[int, Reason | None]:
     window = 0 if now < case.memory.panic_until else rules.stabilization_window_seconds
     least = -case.memory.requested_negated.max_since(now - window, -wanted)
     if now - case.memory.since < window:
-        least = size  # earlier requests are forgotten
+        least = size  # earlier requests are unknown
     steady = max(size or 1, min(least, wanted))
     most = max(size, _bounded_by_policies(rules, case, _highest_by_policy, (max, min), steady))
     if most < steady:
@@ -275,7 +275,7 @@ def _bounded_by_policies(
     pick: tuple[Callable[[list[int]], int], Callable[[list[int]], int]],
     unlimited: int,
 ) -> int:
-    """Size that the policies allow; `pick` takes the furthest and the nearest of sizes. Each counts from its period's start."""
+    """Size that the policies allow, each from its period's start. `pick`: functions for the furthest and the nearest size."""
     if rules.select_policy == "Disabled":
         return case.size
     if not rules.policies:
@@ -291,7 +291,7 @@ def _recent(record: ScalingRecord, now: float) -> list[datetime]:
 
 
 def _with_direction(record: ScalingRecord, size: int, desired: int, now: float) -> ScalingRecord:
-    """The record with the direction of this decision, where the direction changed."""
+    """Return the record with the direction of this decision, if the size changes."""
     if desired == size:
         return record
     direction: Literal["Up", "Down"] = "Up" if desired > size else "Down"

@@ -1,8 +1,8 @@
 """Conditions of a pool, from its spec, its observation and its plan, and the events about their changes. Pure.
 
 As for a Deployment, Ready is about serving allocations, whatever their template, and Updated about the change to the
-present template. The present state comes before earlier failures. Messages hold times of day and no remaining seconds,
-so that a message stays the same for as long as nothing changes.
+present template. The present state comes before earlier failures. Messages have times of day and no remaining seconds,
+so a message stays the same while nothing changes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3
-"""Failures in a row that are no accident any more."""
+"""Number of failures in a row from which on they are no accident."""
 SUBMIT_ANSWER_SECONDS = 5.0
-"""A submit that takes longer is reported."""
+"""Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
-"""A job that waits so long for a usually short wait is reported before other causes."""
+"""Seconds after which a wait that is usually short is reported before other causes."""
 _LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
-"""Words of Slurm's in refusals that may pass by themselves."""
+"""Words in Slurm's refusals that may pass by themselves."""
 NO_WARNING = {
     "AllReady",
     "Deleting",
@@ -74,7 +74,7 @@ class PoolView:
 
 
 def replicas(view: PoolView) -> Replicas:
-    """Counts of replicas. Ready and updated never exceed the desired number: what is above it is about to go."""
+    """Numbers of replicas. Ready and updated never exceed the desired number, because what is above it will soon go."""
     desired, serving = view.scale.desired, [m for m in view.members if m.serves]
     return Replicas(
         desired=desired,
@@ -86,7 +86,7 @@ def replicas(view: PoolView) -> Replicas:
 
 
 def pool_conditions(view: PoolView) -> list[Condition]:
-    """All conditions of the pool; one without an update stays as it was."""
+    """Return all conditions of the pool. A condition without an update stays as it was."""
     meta, status = view.pool.metadata, view.pool.status
     found = (
         ready(view),
@@ -103,7 +103,7 @@ def pool_conditions(view: PoolView) -> list[Condition]:
 
 
 def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
-    """One event for each change; a reason that Ready and Updated share gives one event."""
+    """Yield one event for each change. A reason that Ready and Updated share gives one event."""
     told: set[str] = set()
     for type in ("Ready", "Updated"):
         old, new = (get_condition(s.conditions, type) for s in (before, after))
@@ -116,7 +116,7 @@ def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
 
 
 def ready(view: PoolView) -> ConditionUpdate:
-    """Whether the desired number serves now, whatever its template."""
+    """Whether the desired number serves now, with any template."""
     pool, look, count = view.pool, view.observation, replicas(view)
     counted = f"{count.ready} of {count.desired} allocations ready"
     if pool.metadata.deletion_timestamp is not None:
@@ -136,7 +136,7 @@ def ready(view: PoolView) -> ConditionUpdate:
 
 
 def updated(view: PoolView) -> ConditionUpdate:
-    """Whether the pool has reached its present spec; like a Deployment's Progressing, it stays true from then on."""
+    """Whether the pool has reached its present spec. Like a Deployment's Progressing, it stays true from then on."""
     pool, count = view.pool, replicas(view)
     counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
     if pool.metadata.deletion_timestamp is not None:
@@ -155,7 +155,7 @@ def updated(view: PoolView) -> ConditionUpdate:
 
 
 def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
-    """Whether a successor cannot be ready in time, why, and how long the gap will be; None before the first time."""
+    """Whether a successor cannot be ready in time, why, and how long the gap will be. None until this happens first."""
     if (found := _renewal_blocked_reason(view)) is not None:
         return ConditionUpdate("RenewalBlocked", True, *found)
     known = get_condition(view.pool.status.conditions, "RenewalBlocked")
@@ -175,7 +175,7 @@ def slurm_reachable(queue: QueueAccess) -> ConditionUpdate | None:
 
 
 def scaling_limited(view: PoolView) -> ConditionUpdate | None:
-    """Whether something keeps the size from the requested one; None for a fixed size that was never limited."""
+    """Whether something keeps the size from following the demand. None for a fixed size that was never limited."""
     if view.scale.limit is not None:
         return ConditionUpdate("ScalingLimited", True, *view.scale.limit)
     pool = view.pool
@@ -185,7 +185,7 @@ def scaling_limited(view: PoolView) -> ConditionUpdate | None:
 
 
 def admitting(view: PoolView) -> ConditionUpdate | None:
-    """Whether some model server takes one more rollout; None before the first time that none did."""
+    """Whether some model server takes one more rollout. None until none does for the first time."""
     if view.observation.why_full:
         return ConditionUpdate("Admitting", False, "EndpointsFull", view.observation.why_full)
     known = get_condition(view.pool.status.conditions, "Admitting")
@@ -204,7 +204,7 @@ def _renewal_blocked_reason(view: PoolView) -> Reason | None:
 
 
 def _why_too_few(view: PoolView) -> Reason:
-    """Reason why fewer serve than desired: present obstacles first, then failures, then allocations on their way."""
+    """Reason why fewer serve than desired: first present obstacles, then failures, then allocations that are starting."""
     suspended = [m.allocation for m in view.members if m.active and m.suspended]
     if suspended:
         jobs = ", ".join(f"job {a.status.job_id} of {a.metadata.name}" for a in suspended)
@@ -224,7 +224,7 @@ def _why_too_few(view: PoolView) -> Reason:
 
 
 def _failure_reason(view: PoolView) -> Reason | None:
-    """Reason where the present template failed and no allocation of it has become ready since."""
+    """Reason if the present template failed, and no allocation of it has become ready since."""
     ends = view.ends
     if not ends.failing:
         return None
@@ -240,7 +240,7 @@ def _failure_reason(view: PoolView) -> Reason | None:
 
 
 def _interruption_text(view: PoolView) -> str:
-    """Text about an end from outside, as long as no allocation has become ready since."""
+    """Text about an end from outside, while no allocation has become ready since."""
     last = last_ended((m.allocation for m in view.members), INTERRUPTIONS)
     if last is None or last.status.end_time is None:
         return ""
@@ -275,7 +275,7 @@ def _end_text(allocation: Allocation) -> str:
 
 
 def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
-    """Text about submits that have taken too long; empty where there are none."""
+    """Text about submits that have taken too long; empty if there are none."""
     late: list[tuple[float, str, str]] = []
     for a in allocations:
         asked, told = _submitted_at(a), get_condition(a.status.conditions, SUBMITTED)
@@ -298,7 +298,7 @@ def _submitted_at(allocation: Allocation) -> float | None:
 
 
 def _is_notable_wait(view: PoolView, reason: str) -> bool:
-    """Whether a job's wait comes before an earlier failure in the message, because it will not pass in a moment."""
+    """Whether a job's wait comes before an earlier failure in the message, because it will not pass soon."""
     if not is_transient(reason):
         return True
     pending = [
@@ -309,7 +309,7 @@ def _is_notable_wait(view: PoolView, reason: str) -> bool:
 
 
 def _why_nothing_placed(view: PoolView) -> str:
-    """Reason why no rollout can be placed though allocations are ready; empty where one can be."""
+    """Reason why no rollout can be placed although allocations are ready; empty if one can be placed."""
     pool, serving = view.pool, [m for m in view.members if m.serves]
     if not isinstance(pool, RolloutPool):
         return ""

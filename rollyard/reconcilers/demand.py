@@ -15,17 +15,17 @@ Counts = Mapping[Stage, int]
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Last load that a model server reported; None where it reported none."""
+    """Last load that a model server reported. A value that it did not report is None."""
 
     waiting: int | None = None
     kv_usage: float | None = None
 
 
 def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> list[Metric]:
-    """One metric for each stage that takes time: rollouts in it or on their way to it, by its greatest width.
+    """One metric for each stage that takes time: rollouts in it or on their way to it, divided by its greatest width.
 
-    Rollouts that wait for INIT are on their way to RUN: node agents take in some ahead of it. A count by the width of
-    INIT would ask for allocations whose RUN workers stand idle.
+    Rollouts that wait for INIT are on their way to RUN: node agents begin rollouts before RUN has room for them. If
+    they were divided by the width of INIT, allocations would be requested whose RUN workers are idle.
     """
     total = {stage: queued.get(stage, 0) + in_flight.get(stage, 0) for stage in Stage}
     return [
@@ -35,7 +35,7 @@ def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) ->
 
 
 def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
-    """Most workers of these stages together in one allocation, beside the fewest of the others."""
+    """Greatest number of workers of these stages together in one allocation, while the other stages have their minimum."""
     workers = {stage: getattr(spec.stages, stage.value.lower()).workers for stage in Stage}
     others = sum(w.min for stage, w in workers.items() if stage not in stages)
     room = sandbox_capacity(spec.sandbox, spec.allocation) - others
@@ -43,7 +43,7 @@ def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
 
 
 def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
-    """Model sessions that a RolloutPool's rollouts hold or could begin: no more than its largest size has workers for."""
+    """Sessions that a RolloutPool's rollouts have or could begin, up to the number of workers in the pool's largest size."""
     live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
     largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
     most = 0 if spec.suspend else largest * max_workers(spec, Stage.INIT, Stage.RUN)
@@ -53,7 +53,7 @@ def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
 def inference_metrics(targets: InferenceAutoscaling, live: int, reports: Sequence[LoadReport]) -> list[Metric]:
     """Metrics of an InferencePool.
 
-    `live`: held and requested sessions; `reports`: one for each allocation that has been ready.
+    `live`: present and requested sessions. `reports`: one for each allocation that has ever been ready.
     """
     return [
         Metric("sessions", live, targets.target_sessions_per_replica),

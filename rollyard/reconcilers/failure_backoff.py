@@ -1,8 +1,8 @@
 """Failures and interruptions in a row of a pool's allocations, and the back-off after both. Pure.
 
-A failure is an end that the template is to blame for. A failure of an allocation made after an earlier failure adds
-one; failures side by side count once. An allocation that was ready for a while in between, or another template, resets
-the count.
+A failure is an end that the template has caused. It adds one if its allocation was made after the last counted failure;
+failures side by side count once. The count restarts after an allocation was ready for a while, and with another
+template.
 """
 
 from __future__ import annotations
@@ -25,60 +25,59 @@ INTERRUPTIONS = {
     JobState.REVOKED,
     JobState.GONE,
 }
-"""Ends from outside: a node, an administrator, a person. Ends by walltime and by preemption are ordinary and not listed."""
+"""Ends from outside: a node, an administrator, a user. Ends by walltime and by preemption are normal and not in the list."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
-"""Cap of the back-off while no allocation of the pool serves: the missing thing may be there again."""
+"""Limit of the back-off while no allocation of the pool serves, because the cause may have passed."""
 LAUNCH_SECONDS = 15.0
-"""First back-off after a job that got a node and never ran there: Slurm drains a node whose prolog fails, and a pool
-that submits again at once would drain them all.
-"""
+"""First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails; a pool that
+submits again at once would drain all nodes."""
 STEADY_SECONDS = 10.0
-"""Seconds of being ready that count as a success; an allocation that ends sooner still fails in a row."""
+"""Seconds of being ready that count as a success. An allocation that ends sooner counts as one more failure in a row."""
 FORGET_INTERRUPTIONS_SECONDS = 60.0
 """Seconds with all allocations ready after which earlier interruptions are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndCounts:
-    """Counts of allocations that ended though they should not have."""
+    """Numbers of allocations that ended too early."""
 
     template: str = ""
-    """Hash of the template that `failures` belong to."""
+    """Hash of the template to which `failures` belongs."""
     failures: int = 0
-    """Failures in a row, of this template."""
+    """Number of failures of this template in a row."""
     last_failure: float | None = None
     """Unix seconds of the last failure of any template."""
     interruptions: int = 0
-    """Interruptions in a row, of any template."""
+    """Number of interruptions in a row, of any template."""
     last_interruption: float | None = None
     failing: bool = False
-    """The template failed, and no allocation of it has become ready since."""
+    """True: the template failed, and no allocation of it has become ready since."""
     backoff_cap: float = BACKOFF_CAP_SECONDS
     first_backoff: bool = False
-    """The last interrupted allocation got a node and never ran there."""
+    """True: the last interrupted allocation got a node and never ran there."""
 
     @property
     def next_at(self) -> float:
-        """End of the back-off (Unix seconds); 0.0 when there is none."""
+        """End of the back-off (Unix seconds); 0.0 if there is none."""
         failed = _backoff_until(self.last_failure, self.failures, self.backoff_cap)
         if self.first_backoff:
             return max(
                 failed, _backoff_until(self.last_interruption, self.interruptions, BACKOFF_CAP_SECONDS, LAUNCH_SECONDS)
             )
-        # The first interruption has no back-off: most have no cause here.
+        # The first interruption has no back-off, because its cause usually does not last.
         return max(failed, _backoff_until(self.last_interruption, self.interruptions - 1, self.backoff_cap))
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the back-off is for interruptions, and not for failures."""
+        """Whether the back-off is because of interruptions, and not because of failures."""
         return self.next_at > _backoff_until(self.last_failure, self.failures, self.backoff_cap)
 
 
 def count_ends(
     status: PoolStatus, template: str, allocations: Sequence[Allocation], now: float, *, serves: bool, all_ready: bool
 ) -> EndCounts:
-    """Add the ends since the last count. `serves`: any allocation does; `all_ready`: every active one is."""
+    """Add the ends since the last count. `serves`: some allocation serves. `all_ready`: every active allocation is ready."""
     own = [a for a in allocations if a.spec.template_hash == template]
     last, last_outside = _unix(status.last_failure_time), _unix(status.last_interruption_time)
     failures = status.failures if status.template_hash == template and not _had_steady_run(own, last, now) else 0
@@ -101,7 +100,7 @@ def count_ends(
 def last_ended(
     allocations: Iterable[Allocation], states: Collection[str], template: str | None = None
 ) -> Allocation | None:
-    """The last allocation that ended in one of these states without our order."""
+    """Return the last allocation that ended in one of these states without our order."""
     found = [
         a
         for a in allocations
@@ -122,7 +121,7 @@ def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> t
 
 
 def _had_steady_run(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
-    """Whether an allocation has become ready since then, and stayed so for a while."""
+    """Whether an allocation has become ready since then, and has stayed ready for a while."""
     for a in allocations:
         ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.is_ended else now
         if ready is not None and end is not None and ready > (since or 0.0) and end - ready >= STEADY_SECONDS:

@@ -1,7 +1,7 @@
-"""Text about how a job ended: certain facts first, then the job's last output, named as such. Pure.
+"""Text about how a job ended: first the certain facts, then the job's last output, named as such. Pure.
 
 The cause is never guessed. Certain are the signal or exit code, our own action and its reason, and Slurm's state with
-the user it names; where no user is known, the text includes that. A line of a log is no cause: it may be hours old and
+the user that it names. If no user is known, the text says so. A line of a log is not a cause: it may be hours old and
 about something else.
 """
 
@@ -18,10 +18,10 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.plan import template_hash
 
 SHORT_CHARS = 120
-"""Length for tables and conditions of pools: one line."""
+"""Length of one line, for tables and for conditions of pools."""
 LONG_CHARS = 1_000
 RECENT_SECONDS = 5.0
-"""Seconds; output older than this at the end is not shown."""
+"""Age in seconds above which output is not shown."""
 _SHORT_STATES = {"", "None", "NonZeroExitCode"}
 """Slurm's reasons that add nothing to the exit code."""
 _STATES: dict[str, str] = {
@@ -56,16 +56,16 @@ class JobEnd:
     slurm_reason: str = ""
     node: str = ""
     by_us: str = ""
-    """Our reason for ending it; empty where we did not."""
+    """Our reason for ending the job; empty if we did not end it."""
     requeued: int = 0
-    """Number of times that Slurm requeued it after its work had gone to others; we end such a run."""
+    """Number of times that Slurm requeued the job after its work had gone to others. We end such a run."""
     cancelled_by: str = ""
     """User that Slurm names, such as `uid 0 (root)`."""
     output: LastOutput | None = None
 
 
 def short_text(end: JobEnd) -> str:
-    """One line; with the output only where no other fact explains the end."""
+    """One line. It has the output only if no other fact explains the end."""
     found = _certain_text(end)
     if end.output is not None and _is_unexplained(end):
         found = f"{found}{_output_text(end.output)}"
@@ -75,7 +75,8 @@ def short_text(end: JobEnd) -> str:
 def long_text(end: JobEnd) -> str:
     """All known facts about the end."""
     found = _certain_text(end)
-    # A job cancelled while it waits keeps its reason for waiting; and Slurm's word for a kill is JobLaunchFailure.
+    # A job that is cancelled while it waits keeps its reason for waiting. Slurm's reason after a kill is
+    # JobLaunchFailure.
     if end.slurm_reason not in _SHORT_STATES and end.state != JobState.CANCELLED and (end.exit_code or 0) <= 128:
         found = f"{found}; Slurm's reason: {end.slurm_reason}"
     tail = (

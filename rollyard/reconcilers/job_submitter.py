@@ -1,7 +1,7 @@
-"""Submits: intent first, then one call to Slurm for all that wait together, a job array where they are equal.
+"""Submits: first the intent, then one call to Slurm for all that wait together, as a job array if they are equal.
 
 An intent is written under optimistic concurrency, so nothing is decided twice. After a crash between intent, submit and
-record, the next complete snapshot decides: the job is found again by its owner, or there is none.
+record, the next complete snapshot decides: the job is found by its owner, or there is none.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from rollyard.slurm.base import BatchScript, Driver, JobIds
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.03
-"""Seconds to wait for allocations of the same plan."""
+"""Seconds to wait for other allocations of the same plan."""
 MAX_TASKS = 500
-"""Tasks in one array; sites allow 1,000 by default (MaxArraySize)."""
+"""Greatest number of tasks in one array. By default sites allow 1,000 (MaxArraySize)."""
 INTENT_MARGIN_SECONDS = 1.0
 OVERDUE_SECONDS = 3.0
 """Seconds after which a running submit is reported in the allocation's condition."""
 
 
 _TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
-"""Words of Slurm's in refusals that a smaller submit may avoid."""
+"""Words in Slurm's refusals that a smaller submit may avoid."""
 
 
 class Submitter:
-    """One background task. It holds a set of names; all other state is in the store."""
+    """One background task. It has a set of names; all other state is in the store."""
 
     def __init__(
         self,
@@ -56,7 +56,8 @@ class Submitter:
         answered: dict[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid -> Unix seconds of its last submit's answer, kept here; an older snapshot may lack its job."""
+        """`answered`: uid -> Unix seconds of its last submit's answer, which is written here. An older snapshot may
+        lack its job."""
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -70,7 +71,7 @@ class Submitter:
         self.answered = answered
 
     def add(self, allocation: Allocation) -> None:
-        """Submit it soon; a second call while it is being submitted has no effect."""
+        """Submit an allocation soon. A second call during its submit has no effect."""
         uid = allocation.metadata.uid
         if uid not in self.submitting:
             self._waiting[uid] = allocation.key
@@ -102,10 +103,10 @@ class Submitter:
                 allocation = await self._store.get(key, Allocation)
                 meta, owner = allocation.metadata, allocation.spec.pool
                 if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.is_ended:
-                    continue  # decided on an older copy
+                    continue  # decided from an older copy
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
-                step = meta.uid if allocation.spec.template.within is not None else None  # no task of an array
+                step = meta.uid if allocation.spec.template.within is not None else None  # a step is never in an array
                 kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():
@@ -122,7 +123,7 @@ class Submitter:
         """Submit these; return whether Slurm accepted any. A refused burst is tried in halves. Raises SlurmUnreachable."""
         try:
             script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
-        except Invalid as error:  # a value of the template that cannot stand in a script
+        except Invalid as error:  # a value of the template that a script cannot contain
             for allocation in allocations:
                 await self.refuse(allocation, str(error))
             return False
@@ -141,7 +142,7 @@ class Submitter:
                 if await self._submit(pool, ours[:half]):
                     await self._submit(pool, ours[half:])
                     return True
-                ours = ours[half:]  # where not one has room, the others have none
+                ours = ours[half:]  # if there is no room for one, there is none for the others
             for allocation in ours:
                 await self._recorder.record_event(allocation, SUBMIT_REFUSED, str(error), "Warning")
                 await self.refuse(allocation, str(Reason(SUBMIT_REFUSED, str(error))))
@@ -157,7 +158,7 @@ class Submitter:
             self.answered.update({a.metadata.uid: self._clock.time() for a in ours})
         failpoint("after-submit")
         submitted = list(zip(ours, ids, strict=True))
-        # A job that could not be recorded is adopted from the next snapshot, by its owner.
+        # A job that could not be recorded is adopted from the next snapshot by its owner.
         await _gather(self._record(allocation, id) for allocation, id in submitted)
         failpoint("after-record")
         self._feed.refresh()
@@ -178,7 +179,7 @@ class Submitter:
         return True
 
     async def _call(self, script: BatchScript, ours: list[Allocation]) -> list[str]:
-        """Submit once. A slow submit is written into the conditions of `ours`, which is updated in place."""
+        """Submit once. If the submit is slow, this is written into the conditions of `ours`, which is updated in place."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.submit(script))
         try:
             await asyncio.wait({call}, timeout=OVERDUE_SECONDS)
@@ -192,7 +193,7 @@ class Submitter:
     async def _write_condition(
         self, allocation: Allocation, status: bool | None, reason: str, message: str
     ) -> Allocation:
-        """Write a condition about its submit; an allocation that was changed meanwhile stays as it is."""
+        """Write a condition about a submit. An allocation that has changed meanwhile stays as it is."""
         try:
             return await self._write(
                 allocation, {"conditions": self._with_submitted_condition(allocation, status, reason, message)}
@@ -216,7 +217,7 @@ class Submitter:
         return set_conditions(allocation.status.conditions, updates, generation=generation, now=now)
 
     def _prepare(self, pool: Pool, allocations: Sequence[Allocation]) -> tuple[BatchScript, str | None]:
-        """Write folders and script; return the script, and the burst's id where there is more than one. Blocks."""
+        """Write folders and script. Return the script, and the burst's id if there are several allocations. Blocks."""
         burst = secrets.token_hex(8) if len(allocations) > 1 else None
         alone = self._workspace.script
         script = alone(allocations[0]) if burst is None else self._workspace.burst_script(burst, allocations)
@@ -262,7 +263,7 @@ def _bursts(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]
 
 
 async def _gather(work: Iterable[Awaitable[Any]]) -> None:
-    """Run all at once, so that the store writes them together; raise the first error when all have ended."""
+    """Run all at once, so that the store writes them together. Raise the first error once all have ended."""
     for done in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(done, BaseException):
             raise done

@@ -1,4 +1,4 @@
-"""Live jobs by all sources but squeue: allocations, the processes bound to them, and answered submits."""
+"""Live jobs by all sources except squeue: allocations, the processes bound to them, and answered submits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollyard.server.routing.endpoint_registry import EndpointRegistry
 
 
 class KnownJobs:
-    """Second source beside squeue; `SnapshotFeed` compares each snapshot with it."""
+    """Second source beside squeue. `SnapshotFeed` compares each snapshot with it."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class KnownJobs:
         answered: Mapping[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid -> Unix seconds of its last submit's answer."""
+        """`answered`: uid -> Unix seconds at which its last submit was answered."""
         self._allocations = allocations
         self._agents = agents
         self._endpoints = endpoints
@@ -32,7 +32,7 @@ class KnownJobs:
         self._clock = clock
 
     def list(self) -> list[KnownJob]:
-        """One for each allocation that has a job and has not ended."""
+        """Return one job for each allocation that has a job and has not ended."""
         return [
             self._known(a, a.status.job_id)
             for a in self._allocations.list()
@@ -40,7 +40,7 @@ class KnownJobs:
         ]
 
     def _known(self, allocation: Allocation, job_id: str) -> KnownJob:
-        """Its job, and the last heartbeat of the process that is bound to it."""
+        """Return the allocation's job, with the last heartbeat of the process that is bound to it."""
         status, uid = allocation.status, allocation.metadata.uid
         endpoint, agent = self._endpoints.of_allocation(uid), self._agents.of_allocation(uid)
         heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None

@@ -1,18 +1,18 @@
 """Known jobs that Slurm's queue does not show: whether they are gone, or the table is wrong. Pure.
 
 squeue can answer with its header alone, with a table that is cut at a row's end, or with an older answer, all with exit
-code 0. It is one source. The heartbeat of the process that is bound to the job is another, accounting a third.
+code 0. It is one source. The second is the heartbeat of the process that is bound to the job, the third accounting.
 
-| heartbeat since it is missing | accounting | verdict |
+| heartbeat since the job is missing | accounting | verdict |
 |---|---|---|
 | yes or no | it has ended | gone |
 | yes | anything else | lives, for as long as heartbeats come |
-| no | it lives | lives, for DISPUTE_SECONDS at most: slurmdbd lags where slurmctld did not report to it |
+| no | it lives | lives, for DISPUTE_SECONDS at most: slurmctld may not have reported its end to slurmdbd |
 | no | no answer | nothing is concluded for DISPUTE_SECONDS |
-| no | no record of it | nothing is concluded for ABSENT_SECONDS; for a job that we are ending, not even so long |
+| no | no record of it | nothing is concluded for ABSENT_SECONDS; a job that we are ending is gone |
 
-A job that ran and is shown as waiting again, without a restart, is judged in the same way: the table is an older one,
-or slurmctld has lost its state.
+A job that ran, and that the table shows as waiting again without a restart, is judged in the same way: the table is an
+older one, or slurmctld has lost its state.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 MIN_LOOKUPS = 2
-"""Least number of queries without the job; one may be wrong by itself."""
+"""Least number of queries without the job. A single query may be wrong."""
 ABSENT_SECONDS = 20.0
-"""Several heartbeats of a node agent, and time to reconnect after a restart of the server."""
+"""Time for several heartbeats of a node agent, and for its reconnect after a restart of the server."""
 DISPUTE_SECONDS = 180.0
 MANY_JOBS = 3
-"""Number of expected jobs from which on a loss of more than half is judged as a whole."""
+"""Number of expected jobs from which on a table that lacks more than half of them is doubted as a whole."""
 
 
 class AbsenceVerdict(Enum):
     WAIT = auto()
     """Nothing may be concluded yet."""
     LIVES = auto()
-    """The job lives: another source contradicts the table."""
+    """The job lives, because another source contradicts the table."""
     BELIEVED = auto()
     """The table is right."""
 
@@ -50,11 +50,11 @@ class KnownJob:
     is_running: bool = True
     restart_count: int = 0
     heard_at: float | None = None
-    """Unix seconds of the last heartbeat of its bound process."""
+    """Unix seconds of the last heartbeat of the process bound to the job."""
     since: float = 0.0
-    """Unix seconds; a query begun before may lack the job."""
+    """Unix seconds. A query that began before may lack the job."""
     leaving: bool = False
-    """We are ending it."""
+    """True: we are ending the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class Absence:
     """Unix seconds at which the first query without it began."""
     lookups: int = 1
     rewound: bool = False
-    """The table shows it in an earlier state."""
+    """True: the table shows the job in an earlier state."""
     asked_at: float | None = None
     """Unix seconds of the last query to accounting."""
     accounting_state: Job | None = None
-    """Accounting's record of the job; None where there is none."""
+    """Accounting's record of the job; None if there is none."""
     accounting_error: str = ""
-    """Reason why accounting gave no answer; empty where it did."""
+    """Reason why accounting gave no answer; empty if it did."""
 
     def with_accounting(self, at: float, account: Job | None, silence: str = "") -> Absence:
         return replace(self, asked_at=at, accounting_state=account, accounting_error=silence)
 
     def quiet_seconds(self, now: float) -> float:
-        """Seconds since its last heartbeat, at most since it is missing."""
+        """Seconds since the last heartbeat, or since the job is missing if this is shorter."""
         return now - max(self.since, self.job.heard_at or 0.0)
 
     def is_heard(self, now: float) -> bool:
@@ -94,7 +94,7 @@ class Absence:
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
-    """Jobs that this table misses, with count and start; `before` is the result for the table before."""
+    """Jobs that this table lacks, with number of queries and start. `before` is the result for the previous table."""
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)
@@ -136,14 +136,15 @@ def disputed_absences(missing: Iterable[Absence], now: float) -> list[Absence]:
 
 
 def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
-    """Whether jobs that the table does not show may exist. One job alone cannot cast doubt on all others for ever."""
+    """Whether jobs may exist that the table does not show. One job alone cannot cast doubt on all others for ever."""
     return any(now - a.since < DISPUTE_SECONDS for a in disputed_absences(missing, now))
 
 
 def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
-    """Reason to conclude nothing at all from a table; empty where it is good, or lacks a few jobs only.
+    """Reason to conclude nothing at all from a table; empty if it is good, or lacks only a few jobs.
 
-    It lacks all of the jobs, or more than half of several, beyond those whose end is known; or it is an older one.
+    It is doubted if it lacks all jobs, or more than half of at least MANY_JOBS, besides those whose end is known; or if
+    it is an older one.
     """
     doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
     settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}
@@ -159,7 +160,7 @@ def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now
 
 
 def why_not_gone(absence: Absence, now: float) -> str:
-    """One sentence about a job whose absence alone is not believed."""
+    """Sentence about a job whose absence alone is not believed."""
     since = "appears as pending again" if absence.rewound else "is missing from squeue"
     return f"job {absence.job.id} {since}; {_witnesses([absence], now)}"
 

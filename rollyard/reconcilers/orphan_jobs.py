@@ -1,4 +1,4 @@
-"""Jobs of ours without an Allocation: proven by their owner, and by a list read after the snapshot."""
+"""Jobs of ours without an Allocation, proven by their owner and by a list that is read after the snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SWEEP_SECONDS = 10.0
 
 
 class OrphanSweep:
-    """Cancels orphans; a job of another user, or of another server, is never touched."""
+    """Cancels orphans. A job of another user, or of another server, is never touched."""
 
     def __init__(self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: AllocationFolders) -> None:
         self._store = store

@@ -12,7 +12,7 @@ from rollyard.kinds.values.slurm_reasons import reason_with_text, reason_word
 
 
 def pending_reason(allocations: Sequence[Allocation]) -> Reason | None:
-    """Reason that most waiting jobs of a pool have, by Slurm's word; None when no job waits.
+    """Reason that most of a pool's waiting jobs have, by Slurm's word; None if no job waits.
 
     A message is `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`.
     """

@@ -1,7 +1,7 @@
 """Plan for a pool, from its spec and the observed state of its allocations. Pure.
 
-Nothing here acts, waits, or reads a clock. The same view gives the same plan; a plan carried out in part gives a view
-from which the rest is planned again.
+Nothing here acts, waits, or reads a clock. The same view gives the same plan. If only a part of a plan was carried out,
+the next view gives a plan with the rest.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
 from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
 
 EMPTY_GRACE_SECONDS = 3.0
-"""Seconds after the order to drain; times in conditions are cut to whole seconds."""
+"""Seconds after the order to drain. Times in conditions are cut to whole seconds."""
 KEPT_ENDED = 3
-"""Ended allocations kept for people to look at."""
+"""Number of ended allocations that are kept for people to look at."""
 STAND_IN_SECONDS = 60.0
-"""Seconds for which a member that served has been suspended or silent until another stands in for it, within the surge."""
+"""Seconds of being suspended or silent after which another allocation stands in for a member that served."""
 STUCK_SECONDS = 30.0
-"""Seconds without a start time from Slurm after which a successor is not counted on."""
+"""Seconds after which a successor without a start time from Slurm counts as late."""
 
 
 def template_hash(pool: Pool) -> str:
-    """Hash of everything an allocation is made from; another hash means out of date.
+    """Hash of everything from which an allocation is made. An allocation with another hash is out of date.
 
-    Defaults are left out: a release that adds a field replaces nobody's allocations.
+    Defaults are left out, so that a release with a new field replaces nobody's allocations.
     """
     if isinstance(pool, InferencePool):
         parts = [pool.spec.allocation, pool.spec.model, pool.spec.engine]
@@ -54,7 +54,7 @@ class Member:
     load: int = 0
     """Leases, or live sessions."""
     silent: bool = False
-    """Its process connected once, and sends no heartbeats any more."""
+    """True: its process connected once, but no longer sends heartbeats."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class Member:
 
     @property
     def live(self) -> bool:
-        """Whether its job waits or runs; one in Slurm's clean-up can do nothing more."""
+        """Whether its job waits or runs. A job in Slurm's clean-up can do nothing more."""
         status = self.allocation.status
         return not (status.is_ended or status.job_state == JobState.COMPLETING or self.deleting)
 
@@ -89,11 +89,11 @@ class Member:
 
     @property
     def serves(self) -> bool:
-        """Whether it is ready, running, and not about to go."""
+        """Whether it is ready and running, and is not about to go."""
         return self.active and self.ready and not self.suspended
 
     def missing(self, now: float) -> bool:
-        """Whether it served once, and has been suspended or silent for so long that another stands in for it."""
+        """Whether it served once, and has been suspended or silent so long that another allocation stands in for it."""
         status = self.allocation.status
         known = get_condition(status.conditions, "Ready")
         if status.ready_at is None or known is None or known.status == "True" or not (self.suspended or self.silent):
@@ -102,7 +102,7 @@ class Member:
 
     @property
     def ends(self) -> float | None:
-        """End of its walltime (Unix seconds), as far as that is known."""
+        """End of its walltime (Unix seconds), if known."""
         status = self.allocation.status
         return status.end_time.timestamp() if status.end_time is not None and self.started and self.live else None
 
@@ -114,7 +114,7 @@ class Successor:
     index: int
     of: str
     after_job: str | None = None
-    """Job that must have ended before it starts."""
+    """Job that must have ended before the successor starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class PoolPlan:
     again_after: float | None = None
     """Seconds until the back-off is over."""
     removable: bool = False
-    """The pool is deleted, and nothing of it is left: the finalizer may go."""
+    """True: the pool is deleted and nothing of it is left, so its finalizer may be removed."""
 
 
 def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *, slurm_known: bool) -> PoolPlan:
@@ -186,9 +186,9 @@ class _PoolMembers:
     counted: list[Member]
     """Members that make up the size of the pool."""
     missing: list[Member]
-    """Members that were suspended or silent for long: they count again when they are back."""
+    """Members that were suspended or silent for long. They count again when they are back."""
     pairs: list[tuple[Member, Member]]
-    """(old, successor): the old one counts no more, though it serves until the successor is ready."""
+    """(old, successor). The old one no longer counts, although it serves until the successor is ready."""
 
     @classmethod
     def of(cls, pool: Pool, members: Sequence[Member], now: float) -> _PoolMembers:
@@ -205,11 +205,11 @@ class _PoolMembers:
 
 
 def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[Successor, ...]:
-    """Successors to submit now: for outdated members, and for members that end soon, the first to end first."""
+    """Successors to submit now: for outdated members, and for members that end soon, in the order of their ends."""
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
-    held = view.pool.spec.allocation.within is not None  # all its steps end with the held job: a successor has no place
+    held = view.pool.spec.allocation.within is not None  # its steps all end with the held job, so it has no successors
     counted = {m.name: m for m in view.counted}
     due = [name for name, turn in _renewal_times(view).items() if turn.submit_at <= view.now]
     soon = [] if held else [counted[name] for name in due if name in counted]
@@ -222,9 +222,9 @@ def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[
 
 
 def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
-    """Renewal times of members whose end is known, the first to end first.
+    """Renewal times of members whose end is known, in the order of their ends.
 
-    A member that has a successor already still holds a place of the surge.
+    A member that already has a successor still uses a place of the surge.
     """
     waiting = [old for old, _ in view.pairs if not view.outdated(old)]
     ends = sorted((m.ends, m.name) for m in [*view.counted, *waiting] if m.ends is not None)
@@ -232,9 +232,9 @@ def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
 
 
 def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
-    """Victims: out of date, then not started, then idle, then the least loaded, then the first whose walltime ends.
+    """Members to end: first outdated ones, then not started, idle, least loaded ones, then the first to end.
 
-    Missing members go with the first of them: there are enough without them.
+    Missing members go with them, because there are enough allocations without them.
     """
 
     def order(m: Member) -> tuple[bool, bool, int, float, int]:
@@ -265,16 +265,16 @@ def _blocks_successor(successor: Member) -> bool:
 
 
 def _useless(view: _PoolMembers, old: Member) -> bool:
-    """Whether it has no work and can take no more; a model server stays useful to the last."""
+    """Whether it has no work and can take no more. A model server stays useful until its end."""
     if isinstance(view.pool, RolloutPool) and old.load > 0:
         return False
     return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))
 
 
 def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> Reason | None:
-    """Reason where a successor cannot be ready before the end of the member that it replaces.
+    """Reason if a successor cannot be ready before the end of the member that it replaces.
 
-    `failed`: how successors have failed so far, where none of them has become ready.
+    `failed`: how successors have failed so far, if none of them has become ready.
     """
     if not any(m.active and m.ends is not None for m in members):
         return None
@@ -300,7 +300,7 @@ def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> t
     after, limit = successor.allocation.spec.after_job is not None, is_limit(status.reason)
     expected = status.start_time.timestamp() if status.start_time is not None else None
     asked = status.intended_at.timestamp() if status.intended_at is not None else now
-    # Without a start time: Slurm gives none to this job, has had time to give one, or no time is left to start in.
+    # Without a start time it is late if Slurm has had time to give one, or if no time is left for the start.
     late = now - asked > STUCK_SECONDS or old.ends - now < startup_seconds(pool)
     stuck = expected is None and (late or not is_transient(status.reason))
     if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
@@ -319,26 +319,26 @@ def _gap(old: Member, why: str, gap: float) -> str:
 
 
 def _outdated_before_use(view: _PoolMembers) -> list[Member]:
-    """Outdated members that have never served: nothing is lost when they make room.
+    """Outdated members that have never served. Nothing is lost when they make room.
 
-    A started one may still become ready, unless the member it should replace still serves: a bad template would stay
-    for as long as its jobs hang.
+    A started one may still become ready. But if the member that it should replace still serves, it goes too: otherwise
+    a bad template would stay for as long as its jobs hang.
     """
     hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]
 
 
 def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int) -> int:
-    """Number of new allocations that the pool's size allows beside all that live, draining ones included."""
+    """Number of new allocations that the pool's size allows beside all live ones, including draining ones."""
     spec = view.pool.spec
     most = spec.autoscaling.max_replicas if spec.autoscaling is not None else desired
     return most + spec.renewal.max_surge - sum(m.live for m in members)
 
 
 def _drained(members: Sequence[Member], now: float) -> tuple[set[str], float]:
-    """Members that drain, have no work and live on; and seconds until there are more of them.
+    """Members that drain, have no work and still run; and seconds until there are more of them.
 
-    A ready member is drained even if it looks idle: a lease may be on its way to it. Shortly after the order, none is.
+    A ready member is drained even if it looks idle: a lease may be on its way to it. Shortly after the order none is.
     """
     empty = [m for m in members if m.allocation.spec.drain and m.live and m.load == 0]
     waits = {m.name: at + EMPTY_GRACE_SECONDS - now for m in empty if (at := _draining_since(m)) is not None}
@@ -360,7 +360,7 @@ def _expired_history(members: Sequence[Member]) -> set[str]:
 
 
 def _tear_down(plan: PoolPlan, members: Sequence[Member]) -> PoolPlan:
-    """Drain busy members, delete the rest; removable when no allocation is left."""
+    """Drain busy members and delete the others. The pool is removable once no allocation is left."""
     busy = [m.name for m in members if m.live and m.started and m.load > 0]
     undrained = tuple(m.name for m in members if m.name in busy and not m.allocation.spec.drain)
     delete = tuple(m.name for m in members if m.name not in busy and not m.deleting)
@@ -374,7 +374,7 @@ def _startup(pool: Pool, members: Sequence[Member]) -> tuple[float | None, float
         for m in members
         if (ready := m.allocation.status.ready_at)
         and (intended := m.allocation.status.intended_at)
-        and m.allocation.spec.after_job is None  # its wait was asked for
+        and m.allocation.spec.after_job is None  # it was made to wait
     ]
     return learn_startup(known, until.timestamp() if until else None, seen)
 

@@ -1,4 +1,4 @@
-"""Reconciler of both pools: their size, their allocations, their status. A `PoolObserver` holds the differences."""
+"""Reconciler of both kinds of pool: their size, allocations and status. A `PoolObserver` has the differences."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 DECISIONS = 10
 REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
-"""Greatest age of numbers in a status that no event announces (queues, sessions): while they change, and when they rest."""
+"""Greatest age of numbers in a status that no event announces (queues, sessions): while they change, and while they do not."""
 
 
 class PoolReconciler:
@@ -63,7 +63,7 @@ class PoolReconciler:
         self._clock = clock
         self._observer = trade
         self._polls: dict[ObjectKey, tuple[str, float]] = {}
-        """Key -> (resourceVersion at the last poll, seconds to the next)."""
+        """Key -> (resourceVersion at the last poll, seconds until the next poll)."""
         self._memories: dict[ObjectKey, ScalerMemory] = {}
         """State of the autoscaler for each pool that follows its demand."""
 
@@ -80,7 +80,7 @@ class PoolReconciler:
             failpoint("after-finalizer")
             return RequeueAfter(0.0)
         if (wait := self._expectations.remaining(key)) > 0:
-            return RequeueAfter(min(wait, 1.0))  # an old copy: our last change is not in it yet
+            return RequeueAfter(min(wait, 1.0))  # the copy is old: it lacks our last change
         observation = await self._observer.observe(pool, self._allocations.of(pool.metadata.uid))
         now, members = self._clock.time(), observation.members
         ledger = account_gpu_hours(pool.status.gpu_ledger, (m.allocation for m in members), now)
@@ -100,7 +100,7 @@ class PoolReconciler:
         )
 
     def _poll_after(self, key: ObjectKey, version: str) -> float:
-        """Seconds to the next poll; they grow while nothing changes. Announced changes do not wait for it."""
+        """Seconds until the next poll. They grow while nothing changes. Announced changes do not wait for the poll."""
         known, seconds = self._polls.get(key, ("", 0.0))
         seconds = REFRESH_SECONDS if known != version else min(QUIET_SECONDS, 2 * seconds)
         self._polls[key] = (version, seconds)
@@ -156,7 +156,7 @@ class PoolReconciler:
             await self._store.create(allocation)
             failpoint("after-create-allocation")
         except AlreadyExists:
-            self._expectations.observed(pool.key, ("created", name))  # made before a crash
+            self._expectations.observed(pool.key, ("created", name))  # it was made before a crash
         except RollyardError:
             self._expectations.observed(pool.key, ("created", name))
             raise
@@ -230,7 +230,7 @@ class PoolReconciler:
 
 
 def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> Allocation:
-    """The allocation that a pool makes next, or as a successor. Pure."""
+    """The allocation that a pool makes next, or makes as a successor. Pure."""
     meta = pool.metadata
     return Allocation(
         metadata=ObjectMeta(

@@ -21,15 +21,15 @@ class PoolObservation:
     members: list[Member]
     """One member for each allocation."""
     metrics: list[Metric]
-    """Its demand, where its size follows the demand."""
+    """Demand on the pool, if its size follows the demand."""
     status_update: dict[str, Any]
-    """Further fields of its status."""
+    """Further fields of the pool's status."""
     problem: Reason | None
-    """Reason why it cannot be ready, however many allocations are."""
+    """Reason why the pool cannot be ready, however many allocations it has."""
     why_not_ready: Reason | None = None
     """Reason why running allocations that count are not ready."""
     why_full: str = ""
-    """Reason why it takes no more sessions though it is ready; empty while it does."""
+    """Reason why the pool takes no more sessions although it is ready; empty while it takes some."""
     conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
     events: list[PoolEvent] = field(default_factory=list)

@@ -14,13 +14,13 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, autoscale
 
 SHOWN_SECONDS = 600
-"""Step of the time up to which `status.gpuHours` counts; finer steps would write it again and again."""
+"""Step in seconds up to which `status.gpuHours` counts. With finer steps the status would be written again and again."""
 
 
 def decide_size(
     pool: Pool, memory: ScalerMemory | None, metrics: Sequence[Metric], ledger: GpuLedger, now: float
 ) -> ScaleDecision:
-    """Decide the size. `memory` is that of the last call, None after a start."""
+    """Decide the size. `memory` is that of the last call; None after a start."""
     spec = pool.spec
     if spec.suspend:
         return ScaleDecision(0, "suspended")
@@ -38,7 +38,7 @@ def decide_size(
 
 
 def _spent_message(cap: float) -> str:
-    """Message without the hours so far: they go on counting while the last allocations drain."""
+    """Message without the hours used so far, because they still grow while the last allocations drain."""
     return (
         f"the {cap:g} GPU-hours of spec.maxGpuHours are used up; the pool gives back its allocations, busy ones after their "
         "work; raise or remove spec.maxGpuHours to continue"
@@ -59,7 +59,7 @@ def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now:
 
 
 def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | None:
-    """Usage of one allocation; None while its job has not begun, or where it never had a node. Expected starts do not count."""
+    """Usage of one allocation; None if its job has not begun or never had a node. Expected starts do not count."""
     status, template = allocation.status, allocation.spec.template
     if status.job_state in (None, JobState.PENDING) or status.start_time is None or not status.node:
         return known

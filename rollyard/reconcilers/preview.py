@@ -1,4 +1,4 @@
-"""Preview of a pool on this site, before it is written: checked and shown. It changes nothing and sends no query to Slurm."""
+"""Preview of a pool on this site before it is written: checked and shown. It changes nothing and sends Slurm no query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rollyard.slurm.site_check import check, find_doubts
 SAMPLE_NAMESPACE = "UID"
 """Placeholder for the allocation's own namespace in a shown script."""
 UNKNOWN_DEMAND = Metric("demand", None, 1.0)
-"""Keeps the size of a pool that follows its demand, within its bounds."""
+"""Metric that keeps the size of a pool that follows its demand, within its bounds."""
 
 
 class Preview:
@@ -35,7 +35,7 @@ class Preview:
         self._clock = clock
 
     def check(self, pool: Pool) -> tuple[Sequence[Cause], Sequence[str]]:
-        """(errors that this site can never fulfil, warnings)."""
+        """Returns (mistakes, warnings). A mistake is a request that this site can never fulfil."""
         if _external(pool):
             return (), ()
         site, template = self._feed.site, pool.spec.allocation
@@ -45,7 +45,7 @@ class Preview:
         causes, since = check(template, site), self._feed.unreachable_since
         if since is None:
             return causes, () if causes else find_doubts(template, site)
-        # An error by the last answer may be right by now: unknown is not no.
+        # The last answer may be old, and the field correct by now.
         known = [f"according to the last answer, {c.field}: {c.message}" for c in causes]
         words = f"Slurm has not answered since {as_datetime(since):%Y-%m-%d %H:%M:%S} UTC"
         return (), [f"spec.allocation was not checked: {words}", *known]
@@ -60,7 +60,7 @@ class Preview:
         return Submission(script=self._workspace.script(named).text, jobs=jobs, summary=summary)
 
     def _shape(self, template: AllocationTemplate) -> str:
-        """`of 1 node, 8 CPUs, 0 GPUs for up to 08:00:00 in partition main`."""
+        """Text such as `of 1 node, 8 CPUs, 0 GPUs for up to 08:00:00 in partition main`."""
         type = f" {template.gpu_type}" if template.gpu_type else ""
         each = [f"{template.cpus_per_task} CPUs", f"{template.gpus}{type} GPUs"]
         if template.memory is not None:

@@ -1,10 +1,10 @@
 """Times at which allocations are replaced, so that a successor is ready before the walltime ends. Pure.
 
-The successor of an allocation that ends at `end` has to be submitted by `end - lead`. `lead` holds the time that recent
-allocations of this pool took from submit to ready. Only so many successors may stand beside the allocations that they
-replace. So when several end at about the same time they are renewed one after the other, and the first of them early
-enough. A successor that is ready early works beside the one that it replaces, until that one's retire time has come or
-its place is needed.
+The successor of an allocation that ends at `end` has to be submitted by `end - lead`. `lead` includes the time that
+recent allocations of this pool took from submit to ready. At most `maxSurge` successors may exist beside the
+allocations that they replace. So if several allocations end at about the same time, they are renewed one after the
+other, and the first one early enough. A successor that is ready early serves beside the allocation that it replaces,
+until that one's retire time, or until another successor needs its place.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from rollyard.kinds.values.quantity import walltime_seconds
 
 BEFORE_EXPIRY_SECONDS = 900
 MARGIN_SECONDS = 10
-"""Seconds beside the budgets: an allocation takes no new work a little before the budgets no longer fit."""
+"""Seconds in addition to the budgets: an allocation stops taking work slightly before the budgets no longer fit."""
 STARTUP_GUESS_SECONDS = 30.0
-"""Start-up time until the first one was measured."""
+"""Start-up time before one was measured."""
 STARTUP_SHARE = 0.25
 MAX_EARLY_SHARE = 0.5
-"""Largest share of the walltime for the lead: a limit shorter than the lead, as after one long wait in the queue, would
-otherwise have an allocation renewed as soon as it runs.
-"""
+"""Greatest lead as a share of the walltime. After one long wait in the queue the lead may be long; without this limit
+an allocation would be renewed as soon as it runs."""
 MIN_LEFT_SECONDS = 20.0
-"""Seconds from the order to drain until the job has ended, in which it hands back its work."""
+"""Seconds from the order to drain to the end of the job, in which it hands back its work."""
 
 
 def before_expiry(pool: Pool) -> float:
@@ -51,11 +50,11 @@ class RenewalTime(NamedTuple):
     submit_at: float
     """Time to submit its successor."""
     retire_at: float
-    """Time to go, if its successor is ready; earlier when the successor of another needs its place."""
+    """Time for the allocation to go if its successor is ready. It is earlier if another successor needs its place."""
 
 
 def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
-    """Renewal times for ends in rising order. Rounds are cut so far that no time comes before its allocation runs."""
+    """Renewal times for ends in ascending order. Rounds are shortened until no time is before its allocation runs."""
     before, start, surge = before_expiry(pool), startup_seconds(pool), pool.spec.renewal.max_surge
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)
@@ -63,9 +62,9 @@ def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
 
 
 def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:
-    """Times to submit each one's successor, for ends in rising order.
+    """Times to submit the successor of each allocation, for ends in ascending order.
 
-    A successor occupies one of `surge` places for `round_seconds`. So the i-th must be begun before the (i + surge)-th
+    A successor uses one of `surge` places for `round_seconds`. So the i-th one must begin before the (i + surge)-th one
     needs its place: due[i] = min(end[i] - lead, due[i + surge] - round_seconds).
     """
     due = [end - lead for end in ends]
@@ -75,7 +74,7 @@ def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: i
 
 
 def can_take_work(pool: Pool, ends: float, now: float) -> bool:
-    """Whether an allocation whose walltime ends then can still take new work."""
+    """Whether an allocation whose walltime ends at `ends` can still take new work."""
     need = float(pool.spec.budget_seconds) if isinstance(pool, RolloutPool) else 0.0
     return ends - now > need + MIN_LEFT_SECONDS
 
@@ -85,7 +84,7 @@ def learn_startup(
 ) -> tuple[float | None, float | None]:
     """Update the start-up time from new measurements: (ready at, seconds from submit to ready) of each allocation.
 
-    It rises at once and falls by half of the difference: being early costs a little, being late leaves a gap.
+    It rises at once and falls by half of the difference, because being early costs little and being late leaves a gap.
     """
     for ready_at, seconds in sorted(seen):
         if known_until is not None and ready_at <= known_until:

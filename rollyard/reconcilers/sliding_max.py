@@ -1,4 +1,4 @@
-"""Highest value within a window of time; keeps a scaler from following every dip. Pure."""
+"""Highest value within a window of time, so that a scaler does not follow every dip. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SlidingMax:
-    """Samples that may still be the highest of some window that ends now: later ones are lower."""
+    """Samples that may be the highest of some window that ends now. A sample is dropped when a later one is as high."""
 
     samples: tuple[tuple[float, int], ...] = ()
-    """(time, value), times rising, values falling."""
+    """(time, value), with rising times and falling values."""
 
     def add(self, now: float, value: int, keep_seconds: float) -> SlidingMax:
         """Add a sample, and drop those older than `keep_seconds`."""
@@ -18,5 +18,5 @@ class SlidingMax:
         return SlidingMax((*kept, (now, value)))
 
     def max_since(self, after: float, default: int) -> int:
-        """Highest sample taken after this time; `default` when there is none."""
+        """Highest sample taken after this time; `default` if there is none."""
         return next((value for at, value in self.samples if at > after), default)

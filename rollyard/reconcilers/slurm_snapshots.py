@@ -1,4 +1,4 @@
-"""One Slurm snapshot for all readers; no other code queries the queue."""
+"""One Slurm snapshot for all readers. No other code queries the queue."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ REST_RATIO = 4.0
 """Pause after a slow query, as a multiple of its time."""
 SITE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
-"""Time limit of a query; the driver has shorter limits of its own, and its budget waits between attempts."""
+"""Time limit of a query. The driver has shorter limits of its own, and its budget waits between attempts."""
 SOON_POLL_SECONDS = 0.1
 OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
-"""A query slower than this, and so many times as slow as the one before, makes Slurm's state unknown until it is answered."""
+"""A query slower than this, and by this factor slower than the one before, makes Slurm's state unknown until its answer."""
 ACCOUNTING_SECONDS = 10.0
 """Seconds between two queries to accounting about the same missing jobs."""
 ACCOUNTING_POLL_SECONDS = 0.2
@@ -51,7 +51,7 @@ class QueueAccess:
 
 
 class SnapshotFeed:
-    """The latest snapshot that is believed; None until the first, and while Slurm cannot be read or is not believed."""
+    """The latest snapshot that is believed; None before the first one, and while Slurm cannot be read or is not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
         """`known_jobs`: jobs that live by allocations and heartbeats."""
@@ -65,16 +65,16 @@ class SnapshotFeed:
         """Known jobs that the last query did not show, by id."""
         self.latest: Snapshot | None = None
         self.count = 0
-        """Complete snapshots so far; a reader tells two of them apart by it."""
+        """Number of complete snapshots so far, by which a reader distinguishes two of them."""
         self.unreachable_since: float | None = None
         """Unix seconds of the first failure."""
         self.unreachable_why = ""
         self.is_doubted = False
         """Whether the last answer, if there was one, is not believed."""
         self.site: Site | None = None
-        """Partitions and nodes, at most about a minute old; None until they were read."""
+        """Partitions and nodes, at most about a minute old; None until they have been read."""
         self.jobs_changed = Signal[set[str]]()
-        """Owners whose jobs changed; the set is empty when Slurm became unreachable or reachable."""
+        """Signal with the owners whose jobs changed. The set is empty when Slurm became unreachable or reachable."""
 
     @property
     def access(self) -> QueueAccess:
@@ -91,13 +91,13 @@ class SnapshotFeed:
             tasks.create_task(self._ask_accounting())
 
     def believed_gone(self, id: str) -> bool:
-        """Whether this job is missing, and nothing contradicts that (any more)."""
+        """Whether this job is missing, and nothing contradicts this any more."""
         absence = self.missing.get(id)
         return absence is not None and judge_absence(absence, self._clock.time()) is AbsenceVerdict.BELIEVED
 
     @property
     def incomplete(self) -> bool:
-        """Whether jobs that the latest snapshot does not show may exist."""
+        """Whether jobs may exist that the latest snapshot does not show."""
         return is_incomplete(self.missing.values(), self._clock.time())
 
     async def _poll(self) -> None:
@@ -115,7 +115,7 @@ class SnapshotFeed:
             await asyncio.sleep(SITE_SECONDS if self.site is not None else INTERVAL_SECONDS)
 
     async def _poll_queue(self) -> float:
-        """Query the queue and return the seconds it took; 0 after a failure, since the call budget spaces the next queries."""
+        """Query the queue; return the seconds that this took. 0 after a failure: the call budget delays further queries."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 snapshot = await self._request_snapshot()
@@ -128,7 +128,7 @@ class SnapshotFeed:
         if why := self._why_doubted(snapshot):
             if self.is_doubted:
                 self._set_unreachable(why)
-            else:  # a controller that has just started errs too: it is queried again at once
+            else:  # a controller that has just started also makes errors: it is queried again at once
                 self.is_doubted = True
                 self._soon.set()
             return seconds
@@ -140,11 +140,11 @@ class SnapshotFeed:
         changed = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
         changed |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
         if changed or was_unknown:
-            self.jobs_changed.emit(set() if was_unknown else changed)  # jobs that vanished meanwhile are in neither
+            self.jobs_changed.emit(set() if was_unknown else changed)  # vanished jobs are in neither
         return seconds
 
     async def _request_snapshot(self) -> Snapshot:
-        """Return the driver's answer; while a slow one is awaited, Slurm's state counts as unknown."""
+        """Return the driver's answer. While a slow answer is awaited, Slurm's state counts as unknown."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
         try:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._last_seconds))
@@ -155,7 +155,7 @@ class SnapshotFeed:
             call.cancel()
 
     def _why_doubted(self, snapshot: Snapshot) -> str:
-        """Reason why the snapshot is not believed; empty where it is, but for single jobs."""
+        """Reason why the snapshot is not believed; empty if it is believed, except about single jobs."""
         known, now = self._known_jobs(), self._clock.time()
         self.missing = absences(self.missing, known, snapshot)
         return why_doubted(known, self.missing, now)

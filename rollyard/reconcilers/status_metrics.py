@@ -1,4 +1,4 @@
-"""Metrics of endpoints for a pool's status. They always change, so they are copied seldom, to write the status seldom."""
+"""Metrics of endpoints for a pool's status. They always change, so they are copied rarely, to write the status rarely."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class StatusMetrics:
     """Metrics by endpoint id, where the load is known."""
     total: EndpointMetrics
     limits: Mapping[str, Admission]
-    """Limits by endpoint id, where there is one; a limit changes with each heartbeat, and its text holds numbers."""
+    """Limits by endpoint id, if there are any. A limit changes with each heartbeat, and its text has numbers."""
 
 
 class StatusMetricsCache:
     """Last copy for each pool.
 
-    A new one is taken when it is old, and when an endpoint started or stopped reporting its load or having a limit of
-    sessions.
+    A new copy is taken when the last one is old, and when an endpoint began or stopped reporting its load or having a
+    limit of sessions.
     """
 
     def __init__(self, clock: Clock) -> None:

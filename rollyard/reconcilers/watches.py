@@ -39,7 +39,7 @@ from rollyard.slurm.base import Driver
 
 T = TypeVar("T", bound=KindObject)
 ChangedKeys = Callable[[T | None, T | None], Iterable[ObjectKey]]
-"""Function from a change (before, after) to the keys to reconcile; None before the object was made, and after it is gone."""
+"""Function from a change (before, after) to the keys to reconcile. Before its creation and after its end an object is None."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def build_reconcilers(
     outside_demand: Callable[[PoolKey], int],
     clock: Clock,
 ) -> Reconcilers:
-    """Reconcilers of all kinds. `outside_demand`: open and requested sessions of external agents in an InferencePool."""
+    """Make the reconcilers of all kinds. `outside_demand`: external agents' sessions in an InferencePool, open or requested."""
     recorder, expectations = EventRecorder(store, clock), Expectations(clock)
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
@@ -128,7 +128,7 @@ def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[Obje
 
 
 def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
-    """The pool whose spec or metadata changed; not one whose reconciler wrote its status."""
+    """The pool whose spec or metadata changed, but not if only its reconciler has written its status."""
     return (_seen(old, new).key,) if _declared_part(old) != _declared_part(new) else ()
 
 
@@ -139,7 +139,7 @@ def rollout_pools_that_may_use(
 
 
 def inference_pools_it_uses(old: RolloutPool | None, new: RolloutPool | None) -> Iterable[ObjectKey]:
-    """InferencePools that a changed RolloutPool uses: their demand is its queue."""
+    """InferencePools that a changed RolloutPool uses, because its queue is demand on them."""
     if not _matters_to_others(old, new):
         return ()
     pool = _seen(old, new)

@@ -1,1 +1,1 @@
-"""Sessions of agents outside of sandboxes."""
+"""Sessions of external agents, which run outside of sandboxes."""

@@ -1,4 +1,4 @@
-"""The sessions of agents outside of sandboxes: opened, found for a call, dropped at the end.
+"""The sessions of external agents: opened, found for a call, removed at the end.
 
 They exist only in this process's memory, so their number and size are limited.
 """
@@ -31,21 +31,21 @@ from rollyard.wire.endpoint import Endpoint
 
 MAX_OPEN = 256
 MAX_AT_ONCE = 128
-"""Parallel calls of one session: each uses two connections of the server."""
+"""Greatest number of parallel calls of one session. Each call uses two connections of the server."""
 MAX_KEPT = 4096
-"""Includes closed sessions that were not deleted."""
+"""Greatest number of sessions in memory, including closed ones that were not deleted."""
 MAX_BODIES = 256 << 20
-"""Bytes of all sessions' requests in memory."""
+"""Greatest number of bytes of all sessions' requests in memory."""
 MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
-"""Tokens recorded in one session, and in all; a token takes about 100 bytes."""
+"""Greatest number of tokens recorded in one session, and in all. A token takes about 100 bytes."""
 THREADS = 4
 LONG_CHARACTERS = 1 << 12
-"""The server's loop also serves rollouts: longer texts, which take more than a few milliseconds, are processed in a
-thread."""
+"""Number of characters above which texts are processed in a thread. They take more than a few milliseconds, and the
+server's loop also serves rollouts."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
-"""Time for which a refused request counts as demand. A request without an id counts shorter: a retry cannot be recognised."""
+"""Time for which a refused request counts as demand. It is shorter without an id, because then a retry is not recognised."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"
@@ -58,7 +58,7 @@ class ExternalSession:
     request: SessionRequest
     pool: PoolKey
     instance: str
-    """Distinguishes it from an earlier session with the same id."""
+    """Random id that distinguishes the session from an earlier one with the same id."""
     session: GatewaySession
     policy: RoutedSampler
     created_at: float
@@ -94,7 +94,7 @@ class ExternalSessions:
     """All external sessions by id."""
 
     def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer) -> None:
-        """`connector` connects to model servers and is closed with this object."""
+        """`connector` connects to model servers, and is closed with this object."""
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         )
@@ -102,17 +102,16 @@ class ExternalSessions:
         self._placement = placement
         self._sessions: dict[str, ExternalSession] = {}
         self._ended: dict[str, str] = {}
-        """Id -> reason for its end; only the latest sessions."""
+        """Id -> reason for the end of the session; only the latest sessions."""
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
         self._templates = TemplateCache(self._threads)
         self._byte_budget = ByteBudget(MAX_BODIES)
         self._unmet_demand = UnmetDemand(MAX_OPEN)
         self.session_refused = Signal[PoolKey]()
-        """A session was refused in this pool, because no endpoint had capacity."""
+        """Signal: a session was refused in this pool, because no endpoint had capacity."""
 
     def demand(self, pool: PoolKey) -> int:
-        """Number of sessions that a pool should serve: the open ones, even without a working endpoint, and the refused
-        ones."""
+        """Number of sessions that a pool should serve: open ones, even without a working endpoint, and refused ones."""
         there = sum(s.open for s in self._sessions.values())
         own = sum(s.open for s in self._sessions.values() if s.pool == pool)
         return own + min(self._unmet_demand.count(pool), MAX_OPEN - there)
@@ -133,10 +132,10 @@ class ExternalSessions:
         while template is None or endpoint.tokenizer != folder:
             folder = endpoint.tokenizer
             template = await self._templates.get(folder)
-            if (there := self._existing(id, pool, request)) is not None:  # another request opened it meanwhile
+            if (there := self._existing(id, pool, request)) is not None:  # another request has opened it meanwhile
                 return there, False
             self._admit()
-            endpoint = self._pick_endpoint(id, pool, request)  # the endpoint chosen before may be full or gone by now
+            endpoint = self._pick_endpoint(id, pool, request)  # the endpoint chosen before may be full or gone now
         made = self._create(id, pool, request, endpoint, template, now)
         self._sessions[id] = made
         self._ended.pop(id, None)
@@ -145,7 +144,7 @@ class ExternalSessions:
         return made, True
 
     def get(self, id: str) -> ExternalSession:
-        """Return the session, which counts as use. Raises NotFound, Expired."""
+        """Return the session; this counts as use. Raises NotFound, Expired."""
         found = self._sessions.get(id)
         if found is None and id in self._ended:
             raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
@@ -155,7 +154,7 @@ class ExternalSessions:
         return found
 
     def all(self, namespace: str) -> list[ExternalSession]:
-        """List the sessions, which does not count as use."""
+        """List the sessions; this does not count as use."""
         return [found for found in self._sessions.values() if found.pool.namespace == namespace]
 
     async def record(self, id: str) -> str:
@@ -171,7 +170,7 @@ class ExternalSessions:
         return await session.run_serialized(read)
 
     def close(self, id: str) -> None:
-        """Refuse further calls and cancel those in flight; the trajectory stays. Raises NotFound, Expired."""
+        """Refuse further calls and cancel those in flight. The trajectory stays. Raises NotFound, Expired."""
         found = self.get(id)
         if found.open:
             found.open = False
@@ -205,7 +204,7 @@ class ExternalSessions:
     # background work
 
     async def run(self) -> None:
-        """Drop unused sessions, for ever."""
+        """Remove unused sessions, for ever."""
         while True:
             for id, found in list(self._sessions.items()):
                 if found.idle_seconds > found.request.idle_seconds:
@@ -213,7 +212,7 @@ class ExternalSessions:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def ask_to_move(self, id: str, endpoint: str, urgent: bool) -> bool:
-        """Move a session from its endpoint if it is idle; if `urgent`, only one with calls, which go on elsewhere."""
+        """Move a session from its endpoint if it is idle. If `urgent`, move one with calls, which continue elsewhere."""
         found = self._sessions[id]
         busy = found.session.in_flight > 0
         if busy is urgent:
@@ -221,7 +220,7 @@ class ExternalSessions:
         return busy is urgent
 
     def end_calls(self) -> None:
-        """End every session's calls, because the server stops."""
+        """End the calls of every session, because the server stops."""
         for id in list(self._sessions):
             self.close(id)
 

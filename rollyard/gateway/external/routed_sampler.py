@@ -1,4 +1,4 @@
-"""Samples for a session of an outside agent: it stays on one endpoint, and moves to another when that one fails."""
+"""Samples for a session of an external agent. It stays on one endpoint, and moves to another if that fails."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from rollyard.wire.endpoint import Endpoint
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 60.0
-"""A call waits at most this long for another endpoint."""
+"""Longest time for which a call waits for another endpoint."""
 
 
 class SessionPlacer(Protocol):
     """Chooses the endpoints of sessions, and counts the sessions there.
 
-    `least`: oldest version of the weights that a session may have, None for any.
+    `least`: oldest weights version that a session may use; None for any.
     """
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """Choose for a new session; None when no ready endpoint has capacity."""
+        """Choose an endpoint for a new session; None if no ready endpoint has capacity."""
         ...
 
     def pin(self, session: str, endpoint: str) -> None:
@@ -37,15 +37,15 @@ class SessionPlacer(Protocol):
         ...
 
     def free(self, session: str) -> None:
-        """Count a session that is closed on no endpoint."""
+        """Stop counting a session, because it is closed."""
         ...
 
     def choose_again(
         self, session: str, pool: PoolKey, current: str, failed: str, least: str | None
     ) -> Endpoint | None:
-        """Choose again: `current` unless it failed or is worse than the others, else another; None without one.
+        """Choose again: `current`, unless it failed or others are better. None if there is no endpoint.
 
-        An open session then counts on the chosen one.
+        If the session is open, it then counts on the chosen endpoint.
         """
         ...
 
@@ -87,7 +87,7 @@ class RoutedSampler:
 
     @property
     def waiting(self) -> str:
-        """Why its calls wait for an endpoint, as a sentence; empty when they do not wait."""
+        """Reason why calls wait for an endpoint, as a sentence; empty if they do not wait."""
         if self._placement.is_out(self.endpoint.id):
             return f"endpoint {self.endpoint.id} does not answer and {self._why_none()}"
         return self._failover.waiting
@@ -95,10 +95,10 @@ class RoutedSampler:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """Sample one turn, even when endpoints fail meanwhile.
+        """Sample one turn, also if endpoints fail meanwhile.
 
-        Raises ContextExceeded, EndpointRefused, and GatewayError when there is no endpoint, or its answer cannot be
-        trained on; the session survives that.
+        Raises ContextExceeded, EndpointRefused, and GatewayError if there is no endpoint, or if its answer cannot be
+        trained on. After a GatewayError the session goes on.
         """
         try:
             return await self._failover.sample(prompt_ids, sampling, sampling.max_tokens, on_progress)
@@ -110,7 +110,7 @@ class RoutedSampler:
             raise GatewayError(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
     def leave(self, *, in_flight: bool) -> None:
-        """Leave the endpoint, if another is available. `in_flight`: with the calls in flight, because it is out."""
+        """Leave the endpoint if there is another one. `in_flight`: with the calls in flight, because the endpoint is out."""
         if in_flight:
             self._failover.leave()
         elif (found := self._choose_again("")) is not None:
@@ -130,7 +130,7 @@ class RoutedSampler:
         if found is not None and found.id != before:
             log.info("session %s moves from endpoint %s to %s", self._session, before, found.id)
             if self._placement.is_out(before):
-                self._failover.leave()  # its other calls wait there
+                self._failover.leave()  # so that the session's other calls can leave too
         return found
 
     def _why_none(self) -> str:

@@ -1,4 +1,4 @@
-"""Requests for sessions that were refused: they count as demand until they are repeated or expire."""
+"""Requests for sessions that were refused. They count as demand until they are repeated or expire."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rollyard.kinds.pool import PoolKey
 
 class UnmetDemand:
     def __init__(self, most: int) -> None:
-        """`most`: limit for one pool; a further request replaces the oldest."""
+        """`most`: limit for each pool; a further request replaces the oldest one."""
         self._most = most
         self._expires_at: dict[PoolKey, dict[str, float]] = {}
-        """Id -> expiry in order of arrival (monotonic seconds), for each pool."""
+        """Id -> expiry (monotonic seconds), for each pool, in order of arrival."""
 
     def add(self, pool: PoolKey, id: str, seconds: float) -> None:
         expiries = self._expires_at.setdefault(pool, {})

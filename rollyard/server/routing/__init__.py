@@ -1,1 +1,1 @@
-"""Model servers: the registry, their health, and the choice of one for each rollout."""
+"""Model servers: their registry, their health, and the choice of one for each session."""

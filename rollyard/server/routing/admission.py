@@ -1,8 +1,8 @@
-"""Admission of one more session to an endpoint: rollouts wait in our queue rather than evict each other from its cache.
+"""Admission of one more session to an endpoint, so that rollouts wait in our queue and do not evict each other's cache.
 
-Pure. A session that waits for a tool holds no blocks that the engine counts, but it comes back for them. So the measure
-is the cache that all its sessions would fill at once, projected from those that run now. The two thresholds lie apart,
-so that admission does not swing; an idle endpoint always takes one (`Admission.admits`).
+Pure. A session that waits for a tool uses no blocks that the engine counts, but it will need them again. So the measure
+is the cache that all sessions would fill at once, projected from those that run now. The thresholds for less and for
+more are different, so that the limit does not oscillate. An idle endpoint always takes one (`Admission.admits`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FULL, EASY = 0.92, 0.75
-"""Filled share of the cache above which no session is admitted, and below which more are."""
+"""Filled share of the cache above which no session is admitted, and below which more sessions are."""
 CROWDED, ROOMY = 1.5, 1.1
-"""The same for the projected use of all sessions together: some of them end before they come back."""
+"""The same thresholds for the projected use of all sessions. They are above 1, because some end before they come back."""
 SAMPLE = 0.25
-"""Share of its sessions that must be running for a projection to the rest."""
+"""Share of the sessions that must be running, so that their use can be projected to all."""
 LINE, SHORT_LINE = 1.0, 0.25
-"""Requests that wait in the engine for each running one: above, and below."""
+"""Requests that wait in the engine, divided by those that run: the same thresholds."""
 GROWTH, SHRINKAGE = 0.1, 0.05
-"""Growth of the limit from one heartbeat to the next when there is room again, and its fall where the cache overflows."""
+"""Share by which the limit grows at a heartbeat when there is room, and by which it falls when the cache overflows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,18 @@ class EndpointLoad:
     running: int
     waiting: int | None = None
     kv_usage: float | None = None
-    """Filled share of its key-value cache, 0 to 1; None where it does not report it, as for `waiting`."""
+    """Filled share of the key-value cache, 0 to 1; None if the engine does not report it. For `waiting` None means the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
     limit: int | None = None
-    """Most live sessions until the next heartbeat; None for no limit."""
+    """Greatest number of live sessions until the next heartbeat; None for no limit."""
     why: str = ""
-    """Reason for people; empty where there is no limit."""
+    """Reason for people; empty if there is no limit."""
 
     def admits(self, sessions: int) -> bool:
-        """Whether one more is admitted beside so many; an idle endpoint always takes one, so that nothing waits for ever."""
+        """Whether one more session is admitted. An idle endpoint always takes one, so that nothing waits for ever."""
         return self.limit is None or sessions < self.limit or sessions == 0
 
 
@@ -48,7 +48,7 @@ UNLIMITED = Admission()
 
 
 def admission(load: EndpointLoad, before: Admission) -> Admission:
-    """Admission from this heartbeat to the next."""
+    """Return the admission from this heartbeat to the next."""
     pressure = _why_overloaded(load)
     if pressure is not None:
         overflows = (load.waiting or 0) > 0 and (load.kv_usage or 0.0) >= FULL
@@ -60,12 +60,12 @@ def admission(load: EndpointLoad, before: Admission) -> Admission:
     if not _is_relaxed(load):
         return before
     limit = max(before.limit, load.sessions) + max(1, round(before.limit * GROWTH))
-    # Three times its sessions, and still relaxed: the limit is not what bounds it any more.
+    # Above three times its sessions the limit has no effect any more.
     return UNLIMITED if limit > 3 * max(1, load.sessions) else Admission(limit, before.why)
 
 
 def _why_overloaded(load: EndpointLoad) -> str | None:
-    """Reason not to admit one more; None where there is none."""
+    """Reason not to admit one more session; None if there is none."""
     usage, crowd = load.kv_usage, _projected_cache_use(load)
     if usage is not None and usage >= FULL:
         return f"its cache is {usage:.0%} full"
@@ -86,7 +86,7 @@ def _is_relaxed(load: EndpointLoad) -> bool:
 
 
 def _projected_cache_use(load: EndpointLoad) -> float | None:
-    """Multiple of the cache that all sessions at once would fill; None where too few run to project."""
+    """Multiple of the cache that all sessions at once would fill; None if too few run for a projection."""
     if load.kv_usage is None or not load.running or load.running < SAMPLE * load.sessions:
         return None
     return load.kv_usage * max(1.0, load.sessions / load.running)

@@ -1,7 +1,7 @@
-"""The choice of a session's endpoint: the least load first, where load is live sessions per capacity; ties by chance.
+"""The choice of a session's endpoint: the one with the least load, which is live sessions per capacity; ties by chance.
 
 `EndpointChoice` chooses for new sessions and for sessions that move, among the endpoints of a pool that take work. It
-keeps them in the order of their load, an `EndpointRanking`, which changes with each report and each session.
+keeps them in the order of their load, in an `EndpointRanking`, which changes with each report and each session.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rollyard.wire.endpoint import Endpoint
 FIRST_STEP = 2.0
 """Extra weight of a session in the burst that begins it."""
 NEAR_RATIO = 0.125
-"""Share of the load that a warm prefix or a node-local way may cost."""
+"""Share of the load by which an endpoint with a warm prefix, or on the same node, may exceed the best one."""
 CLEARED_SECONDS = 10.0
-"""Seconds for which a successful probe answers earlier complaints."""
+"""Seconds after a successful probe for which earlier complaints do not count."""
 Allow = Callable[[Endpoint], bool]
-"""Whether a session may use this endpoint, by its weights."""
+"""Function that returns whether a session may use this endpoint, because of its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +39,18 @@ class Candidate:
     endpoint: Endpoint
     node: str = ""
     capacity: float = 1.0
-    """Capacity relative to the others of its pool, such as GPUs; above 0."""
+    """Capacity relative to the other endpoints of the pool, such as the number of GPUs; above 0."""
     share: float = 1.0
-    """Share of its capacity that it may fill now: below 1 during its slow start."""
+    """Share of its capacity that it may fill now. It is below 1 during the slow start."""
     admission: Admission = UNLIMITED
 
     def load(self, sessions: float) -> float:
-        """Load with one session more. An idle endpoint counts in full, or none would ever be the first."""
+        """Load with one session more. An idle endpoint counts with its full capacity, or it would never be chosen first."""
         return (sessions + 1) / (self.capacity * (self.share if sessions else 1.0))
 
 
 class _Rank(NamedTuple):
-    """One endpoint's place in the order. The id keeps candidates from being compared."""
+    """One endpoint's place in the order. The id comes before the candidate, so that candidates are never compared."""
 
     load: float
     chance: float
@@ -58,7 +58,7 @@ class _Rank(NamedTuple):
     candidate: Candidate
     sessions: int
     begun: int
-    """Sessions among them that this burst has put there: their prompts all come at once."""
+    """Number of these sessions that this burst has put there. All their prompts come at once."""
 
     @property
     def load_with_one_less(self) -> float:
@@ -71,9 +71,9 @@ def _rank(candidate: Candidate, sessions: int, begun: int = 0) -> _Rank:
 
 
 class Burst:
-    """The order of one moment, for several choices at once; it may be used in another thread.
+    """The order at one moment, for several choices at once. It may be used in another thread.
 
-    Its sessions count here alone until they are in the session index, so a burst that is not stored has no effect.
+    Its sessions count only here until they are in the session index, so a burst that is not stored has no effect.
     """
 
     def __init__(self, ranks: list[_Rank], by_id: Mapping[str, _Rank], nodes: Mapping[str, Sequence[str]]) -> None:
@@ -82,13 +82,13 @@ class Burst:
         self._by_id = by_id
         self._nodes = nodes
         self._own: dict[str, _Rank] = {}
-        """Endpoints that this burst has put sessions on."""
+        """Endpoints to which this burst has given sessions."""
 
     def checkout(self, *, node: str = "", warm: Sequence[str] = (), allow: Allow | None = None) -> Endpoint | None:
-        """Take the allowed endpoint with the least load, which then counts one more; None when there is none.
+        """Take the allowed endpoint with the least load, which then counts one session more; None if there is none.
 
-        Endpoints in `warm` have a part of its prompt in their caches and go first, after them those on `node`, as long
-        as they have at most one session more than the best, and that is no more than NEAR_RATIO of the load.
+        Endpoints in `warm` have a part of the prompt in their caches and are preferred; after them those on `node`. But
+        they may have at most one session more than the best endpoint, and this may be at most NEAR_RATIO of the load.
         """
         for best in self._ranks:
             if allow is None or allow(best.candidate.endpoint):
@@ -106,7 +106,7 @@ class Burst:
         return taken.candidate.endpoint
 
     def _nearly_best(self, best: float, ids: Sequence[str], allow: Allow | None) -> _Rank | None:
-        """The least loaded of these, if it is hardly worse than the best."""
+        """Return the least loaded of these, if it is hardly worse than the best."""
         found, least = None, best * (1 + NEAR_RATIO)
         for id in ids:
             rank = self._own.get(id) or self._by_id.get(id)
@@ -121,7 +121,7 @@ class Burst:
         return found
 
     def _has(self, rank: _Rank) -> bool:
-        """Whether it is in this order: not when it is full, or has changed since."""
+        """Whether it is in this order. It is not if it is full, or has changed since."""
         i = bisect_left(self._ranks, rank)
         return i < len(self._ranks) and self._ranks[i] is rank
 
@@ -135,7 +135,7 @@ class EndpointRanking:
         self._by_id: dict[str, _Rank] = {}
         """All endpoints, full ones too."""
         self._nodes: dict[str, tuple[str, ...]] = {}
-        """Node -> endpoints."""
+        """Node -> ids of the endpoints on it."""
 
     def burst(self) -> Burst:
         return Burst(self._ranks.copy(), self._by_id, self._nodes)
@@ -152,7 +152,7 @@ class EndpointRanking:
         self._insert(candidate, sessions)
 
     def set_sessions(self, id: str, sessions: int) -> None:
-        """Set its number of live sessions; no effect where it takes no work."""
+        """Set an endpoint's number of live sessions. If it takes no work, there is no effect."""
         rank = self._by_id.get(id)
         if rank is not None:
             self._remove(rank)
@@ -193,18 +193,18 @@ class EndpointChoice:
         """Time of the next step of slow starts."""
 
     def burst(self, pool: PoolKey) -> Burst:
-        """Endpoints of this pool that take new work now, for one burst of checkouts."""
+        """Return the endpoints of this pool that take new work now, for one burst of checkouts."""
         self._advance_slow_starts()
         return self._rankings[pool].burst()
 
     def choose_again(
         self, pool: PoolKey, current: str, failed: str, node: str = "", allow: Allow | None = None
     ) -> Endpoint | None:
-        """Choose for a session on `current`, where `failed` could not be used; `failed` is empty if none failed.
+        """Choose for a session on `current`, after `failed` could not be used; `failed` is empty if none failed.
 
-        Returns `current` itself where none failed and it is no worse than the rest; and `failed` only where there is no
-        other and a probe has just succeeded. A running session ignores the limits of admission, but never gets an
-        endpoint that is not allowed. None when there is none.
+        Returns `current` if none failed and it is no worse than the others. Returns `failed` only if there is no other
+        one, and a probe of it has just succeeded. For a running session the limits of admission do not count, but it
+        never gets an endpoint that is not allowed. None if there is no endpoint.
         """
         here = self._endpoints.get(current)
         if here is not None and allow is not None and not allow(here.endpoint):
@@ -240,7 +240,7 @@ class EndpointChoice:
         return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
 
     def _least_loaded(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
-        """The least loaded of the allowed endpoints, however full its cache is."""
+        """Return the least loaded of the allowed endpoints, however full its cache is."""
         able = [s for s in self._endpoints.of_pool(pool) if s.is_accepting and allow(s.endpoint)]
         least = min(able, key=lambda s: (self._sessions.count(s.endpoint.id) + 1) / s.capacity, default=None)
         return least.endpoint if least is not None else None
@@ -248,7 +248,7 @@ class EndpointChoice:
     # the order
 
     def rank(self, state: EndpointState) -> None:
-        """Follow a change of an endpoint."""
+        """Update the order after a change of an endpoint."""
         id, now = state.endpoint.id, self._clock.monotonic()
         if not state.is_accepting:
             self._rankings[state.pool].drop(id)
@@ -259,7 +259,7 @@ class EndpointChoice:
             self._warming.add(id)
 
     def recount(self, endpoint: str) -> None:
-        """Follow a change of its live sessions."""
+        """Update the order after a change of an endpoint's live sessions."""
         state = self._endpoints.get(endpoint)
         if state is not None:
             self._rankings[state.pool].set_sessions(endpoint, self._sessions.count(endpoint))
@@ -271,4 +271,4 @@ class EndpointChoice:
         self._next_step = now + SLOW_START_SECONDS / SLOW_START_STEPS
         warming, self._warming = self._warming, set()
         for state in filter(None, map(self._endpoints.get, warming)):
-            self.rank(state)  # which keeps it among those in their slow start until it has ended
+            self.rank(state)  # which keeps it among those in their slow start until this has ended

@@ -1,4 +1,4 @@
-"""Metrics of endpoints for display: of one, and of several together."""
+"""Metrics of endpoints for display: of one endpoint, and of several together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rollyard.server.routing.endpoint_rates import EndpointRates, merge
 from rollyard.server.routing.endpoint_state import EndpointState
 
 DIGITS = 3
-"""Significant digits: finer ones are noise, and would make each copy differ from the last."""
+"""Number of significant digits. With more digits, which are noise, each copy would differ from the last."""
 
 
 def has_metrics(state: EndpointState) -> bool:
-    """Whether its engine reports any load; a silent one does not."""
+    """Whether the engine reports any load. A silent engine does not."""
     return state.waiting is not None or bool(state.history)
 
 
@@ -39,7 +39,7 @@ def total_metrics(states: Sequence[EndpointState]) -> EndpointMetrics:
 def endpoint_status(
     state: EndpointState, sessions: Mapping[str, int], shown: EndpointMetrics, admission: Admission | None = None
 ) -> EndpointStatus:
-    """An endpoint's status for a pool's status and `top`; with its present limit, where no other is given."""
+    """Return an endpoint's status for a pool's status and for `top`; with the present limit, unless another one is given."""
     admission = admission or state.admission
     return EndpointStatus(
         id=state.endpoint.id,

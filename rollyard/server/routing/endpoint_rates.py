@@ -1,7 +1,7 @@
 """Recent rates of model servers, from the totals in their heartbeats.
 
-Times are the sender's, so that a late heartbeat makes no dent. A restarted engine has a new history: its totals start
-at zero.
+Times are those of the sender, so that a late heartbeat does not change a rate. A restarted engine has a new history,
+because its totals start at zero.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LEAST_SECONDS = 1.0
 """Shortest time between two reports that gives a rate."""
 
 History = tuple[EngineLoad, ...]
-"""Reports of one life of an engine, the oldest first: as few as span the window."""
+"""Reports of one life of an engine, the oldest first. There are as few as cover the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class EndpointRates:
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """Share of the looked-up prompt tokens that were found in the cache; None while none is looked up."""
+        """Share of the looked-up prompt tokens that were in the cache; None if no token is looked up."""
         return _share(self.prefix_hits, self.prefix_queries)
 
     @property
     def mean_first_token_seconds(self) -> float | None:
-        """Mean time from a request's arrival to its first token; None while no first token comes."""
+        """Mean time from a request's arrival to its first token; None if there are no first tokens."""
         return _share(self.first_token_seconds, self.first_tokens)
 
 
@@ -47,7 +47,7 @@ _TOTALS = tuple(f.name for f in fields(EndpointRates))
 
 
 def append(history: History, load: EngineLoad | None) -> History:
-    """Add a report to the history; the result is empty without a report."""
+    """Add a report to the history. Without a report the result is empty."""
     if load is None:
         return ()
     if not history or _is_restarted(history[-1], load):
@@ -62,7 +62,7 @@ def append(history: History, load: EngineLoad | None) -> History:
 
 
 def rates(history: History) -> EndpointRates:
-    """Rates over the whole history; UNKNOWN where it is too short."""
+    """Return the rates over the whole history; UNKNOWN if it is too short."""
     if not history or (seconds := history[-1].at - history[0].at) < LEAST_SECONDS:
         return UNKNOWN
     return EndpointRates(
@@ -71,7 +71,7 @@ def rates(history: History) -> EndpointRates:
 
 
 def merge(several: Iterable[EndpointRates]) -> EndpointRates:
-    """Sums over all known rates; shares are thereby weighted by each server's work."""
+    """Return the sums over all known rates. In this way shares are weighted by each server's work."""
     listed = list(several)
     return EndpointRates(**{name: _sum(getattr(one, name) for one in listed) for name in _TOTALS})
 

@@ -1,7 +1,7 @@
 """The registry of model servers: registration, health by heartbeats, ejection, admission, and served weights.
 
-It lives in memory: engines register again within seconds of a server's restart, and until then no endpoint is handed
-out.
+It is in memory: after a server's restart engines register again within seconds, and until then no endpoint is given to
+a session.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class EndpointRegistry:
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
         self.endpoint_updated = Signal[EndpointState]()
-        """Any fact about an endpoint is new; one that is gone is not ready."""
+        """Signal: a fact about an endpoint is new. An endpoint that is gone is not ready."""
         self.endpoint_changed = Signal[EndpointState]()
-        """An endpoint appeared, vanished, changed readiness or weights, or became full."""
+        """Signal: an endpoint appeared, vanished, changed readiness or weights, or became full."""
         self.weights_changed = Signal[PoolKey]()
-        """A pool serves other weights, or further ones."""
+        """Signal: a pool serves other weights, or more versions."""
         self.capacity_freed = Signal[PoolKey]()
-        """An endpoint of this pool that was full admits more."""
+        """Signal: an endpoint of this pool that was full admits more sessions."""
         self.endpoint_suspected = Signal[str]()
-        """A complaint came in about this endpoint: a probe may be due."""
+        """Signal: there is a complaint about this endpoint, so a probe may be due."""
         self.externals_changed = Signal[PoolKey]()
-        """The list of external servers in a pool's spec changed."""
+        """Signal: the list of external servers in a pool's spec changed."""
 
     # reports of engines and probes
 
@@ -74,10 +74,10 @@ class EndpointRegistry:
         *,
         capacity: float = 1.0,
     ) -> None:
-        """Register an engine; it takes work once a heartbeat reports it healthy, with the right weights.
+        """Register an engine. It takes work once a heartbeat reports that it is healthy and has the right weights.
 
-        `model`: the one its allocation was made for; `weights`: the pool's, where none have been followed yet;
-        `capacity`: relative to the others of its pool.
+        `model`: the model for which its allocation was made. `weights`: those of the pool, if the pool is not known
+        yet. `capacity`: relative to the others of its pool.
         """
         if weights is not None:
             self._weights.setdefault(pool, weights)
@@ -94,12 +94,12 @@ class EndpointRegistry:
         )
         if old is not None and old.uid == uid:
             fresh = replace(fresh, drain=old.drain)
-            if old.endpoint.url == endpoint.url:  # the same process, with any earlier trust
+            if old.endpoint.url == endpoint.url:  # the same process keeps its earlier trust
                 fresh = replace(fresh, trust=old.trust, admission=old.admission, warm_at=old.warm_at)
         self._put(fresh)
 
     def heartbeat(self, id: str, beat: EngineHeartbeat) -> bool:
-        """Take over an engine's report. False when it has to register first."""
+        """Store an engine's report. Return False if the engine has to register first."""
         state = self._states.get(id)
         if state is None or state.endpoint.url != beat.url:
             return False
@@ -112,7 +112,7 @@ class EndpointRegistry:
             state,
             endpoint=evolve(state.endpoint, weights_version=weights.version),
             healthy=beat.ready and bool(weights.version),
-            engine_reason=beat.why_not_ready if beat.reason != weights.error else None,  # why_not_routable says more
+            engine_reason=beat.why_not_ready if beat.reason != weights.error else None,  # see why_not_routable
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -128,13 +128,13 @@ class EndpointRegistry:
         return True
 
     def add_external(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
-        """Add an external server from the pool's spec; a known one keeps its state."""
+        """Add an external server from the pool's spec. A known server keeps its state."""
         old, endpoint = self._states.get(endpoint.id), self._with_patience(pool, endpoint)
         state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
     def remove_unlisted(self, pool: PoolKey, keep: set[str]) -> None:
-        """Drain external servers that the pool's spec no longer has; each goes with its last session."""
+        """Drain external servers that the pool's spec no longer has. Each is removed after its last session."""
         for id, state in list(self._states.items()):
             if state.pool == pool and not state.uid and id not in keep:
                 if self.sessions.count(id):
@@ -143,7 +143,7 @@ class EndpointRegistry:
                     self._drop(id)
 
     def complain(self, id: str, voter: str, why: str) -> None:
-        """Record a node agent's complaint; a probe decides, or several complaints."""
+        """Record a node agent's complaint. A probe decides, or several complaints."""
         state = self._states.get(id)
         if state is not None:
             log.warning("endpoint %s: complaint of %s: %s", id, voter, why)
@@ -151,7 +151,7 @@ class EndpointRegistry:
             self.endpoint_suspected.emit(id)
 
     def probed(self, id: str, why: Reason | None, dialect: Literal["openai", "sglang"] = "openai") -> None:
-        """Record the result of a probe; `why`: the reason of its failure."""
+        """Record the result of a probe. `why`: the reason of its failure."""
         state = self._states.get(id)
         if state is not None:
             if why is None:
@@ -164,10 +164,11 @@ class EndpointRegistry:
         return [s for s in self._states.values() if s.trust.probe_due(now)]
 
     def expire(self) -> None:
-        """Close silent endpoints to new work until they report healthy again."""
+        """Stop giving new work to silent endpoints, until they report that they are healthy."""
         horizon = self._clock.monotonic() - STALE_SECONDS
         for state in list(self._states.values()):
-            # Ejected or denied ones too: neither a probe nor other weights bring a silent endpoint back.
+            # Also ejected ones and those with other weights: neither a probe nor other weights bring a silent endpoint
+            # back.
             if state.healthy and state.uid and state.heard_at < horizon:
                 said = Reason(EJECTED, f"no heartbeat for {STALE_SECONDS:g} s")
                 log.warning("endpoint %s: %s", state.endpoint.id, said)
@@ -196,7 +197,7 @@ class EndpointRegistry:
             self.externals_changed.emit(pool)
 
     def follow_weights(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
-        """Follow the weights in the pool's status; None for a pool that is gone."""
+        """Follow the weights in the pool's status; None if the pool is gone."""
         if weights is None:
             self._weights.pop(pool, None)
             return
@@ -209,7 +210,7 @@ class EndpointRegistry:
             self.weights_changed.emit(pool)
 
     def note_order(self, id: str, order: WeightsTarget | None) -> None:
-        """Record the order in the answer to it; its next report is about that order."""
+        """Record the target in the answer to an engine. The engine's next report is about this target."""
         state = self._states.get(id)
         if state is not None:
             self._states[id] = replace(state, last_order=order)
@@ -232,18 +233,18 @@ class EndpointRegistry:
         return self._weights.get(pool, WeightsStatus())
 
     def served_versions(self, pool: PoolKey) -> ServedVersions:
-        """The pool's weights, those of each endpoint as verified, and those that new work can get."""
+        """Return the pool's weights, those of each endpoint as verified, and those that new work can get."""
         there = [s for s in self._states.values() if s.pool == pool]
         ready = frozenset(s.endpoint.weights_version for s in there if s.is_accepting)
         return ServedVersions(self.weights(pool), {s.endpoint.id: s.endpoint.weights_version for s in there}, ready)
 
     def count_with_room(self, pool: PoolKey) -> tuple[int, int]:
-        """(endpoints that take new work, those of them with room for one session more)"""
+        """Return (number of endpoints that take new work, number of these with room for one more session)."""
         found = [s for s in self.of_pool(pool) if s.is_accepting]
         return len(found), sum(s.admission.admits(self.sessions.count(s.endpoint.id)) for s in found)
 
     def weights_report(self, uid: str, id: str) -> EndpointWeights:
-        """Last report on the weights by this allocation's endpoint; empty when it has been silent for too long."""
+        """Last report on the weights by this allocation's endpoint; empty if the endpoint has been silent for too long."""
         state, now = self.of_allocation(uid), self._clock.monotonic()
         if state is None:
             return EndpointWeights(id, known_for=now - self._began)
@@ -255,7 +256,7 @@ class EndpointRegistry:
     def _denial(self, state: EndpointState) -> Reason | None:
         weights = self._weights.get(state.pool)
         if weights is None or state.model not in (None, weights.model):
-            return None  # of an earlier spec: it keeps its weights until its successor is ready
+            return None  # its allocation has an earlier spec: it keeps its weights until its successor is ready
         return why_not_routable(weights, state.weights_report(True))
 
     def _with_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
@@ -263,11 +264,11 @@ class EndpointRegistry:
         return endpoint if spec is None else evolve(endpoint, patience=spec.patience)
 
     def _set_trust(self, state: EndpointState, trust: EndpointTrust) -> None:
-        """Set the trust, which may eject the endpoint or bring it back."""
+        """Set the trust. This may eject the endpoint, or end its ejection."""
         if trust.ejected and not state.trust.ejected:
             log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
             ENDPOINTS_EJECTED.inc()
-        healthy = state.healthy or not (state.uid or trust.ejected)  # an external one has no other sign of health
+        healthy = state.healthy or not (state.uid or trust.ejected)  # an external one has no heartbeat
         self._put(replace(state, trust=trust, healthy=healthy))
 
     def _put(self, state: EndpointState) -> None:
@@ -285,7 +286,7 @@ class EndpointRegistry:
             self.capacity_freed.emit(state.pool)
 
     def _is_cold(self, state: EndpointState, old: EndpointState | None) -> bool:
-        """Whether it has just started. After a restart of the server an endpoint is only new to us: its sessions show that."""
+        """Whether it has just started. After a restart of the server an endpoint is new only to us: then it has sessions."""
         return self.sessions.count(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:

@@ -16,10 +16,10 @@ from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import WeightsReport, WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
-"""A new endpoint is empty, and would take all new work until it is level, with a cold cache. Its share grows in steps."""
+"""Length and steps of the slow start. A new endpoint is empty and has a cold cache; else it would take all new work."""
 REGISTERING = Reason("Registering")
 OUT_REASONS = (EJECTED, "Unhealthy")
-"""Reasons for a silent endpoint, ours and an engine supervisor's; other reasons mean loading or an orderly end."""
+"""Reasons of an endpoint that is out, from us or from an engine's supervisor. Other reasons mean loading or an orderly end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class EndpointState:
     allocation: str = ""
     ready: bool = False
     reason: Reason | None = REGISTERING
-    """Reason why it is not ready."""
+    """Reason why it is not ready; None if it is ready."""
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """Filled share of the cache; None before the first report, and when it has fallen silent; so too `waiting`."""
+    """Filled share of the cache; None before the first report, and after it has become silent. The same holds for `waiting`."""
     history: History = ()
-    """Recently reported totals; empty where `kv_usage` would be None."""
+    """Totals that were reported recently; empty when `kv_usage` is None."""
     rates: EndpointRates = UNKNOWN
     """Rates from this history."""
     heard_at: float = 0.0
@@ -47,26 +47,26 @@ class EndpointState:
     drain: bool = False
     node: str = ""
     capacity: float = 1.0
-    """Capacity relative to the others of its pool, such as GPUs."""
+    """Capacity relative to the other endpoints of the pool, such as the number of GPUs."""
     trust: EndpointTrust = TRUSTED
     admission: Admission = UNLIMITED
     warm_at: float = 0.0
-    """End of its slow start (monotonic seconds)."""
+    """End of the slow start (monotonic seconds)."""
     healthy: bool = False
-    """Health by its own report, or by a probe where it sends none; `ready` needs trust and the right weights as well."""
+    """Health by its own report, or by a probe if it sends none. To be `ready` it also needs trust and the right weights."""
     engine_reason: Reason | None = None
     """Reason why it is not healthy."""
     model: str | None = None
-    """Folder of the model that its allocation was made for; None where that is unknown."""
+    """Folder of the model for which its allocation was made; None if unknown."""
     why_not_routable: Reason | None = None
-    """Reason why its weights keep it from new work."""
+    """Reason why it gets no new work because of its weights."""
     has_reported: bool = False
     """Whether it has reported since it registered here."""
     weights: WeightsReport = field(default_factory=WeightsReport)
     last_order: WeightsTarget | None = None
-    """The order in the last answer to it."""
+    """The target in the last answer to it."""
     acknowledged_order: WeightsTarget | None = None
-    """The order before its last heartbeat, which its report is about."""
+    """The target that it had before its last heartbeat, which this report is about."""
 
     @property
     def is_accepting(self) -> bool:
@@ -75,12 +75,12 @@ class EndpointState:
 
     @property
     def is_out(self) -> bool:
-        """Whether it does not answer: a request that waits there should continue elsewhere."""
+        """Whether it does not answer. A request that waits there should continue at another endpoint."""
         silent = self.engine_reason is not None and self.engine_reason.word in OUT_REASONS
         return not self.ready and (self.trust.ejected or silent)
 
     def capacity_share(self, now: float) -> float:
-        """Share of its capacity that it may fill now, rising step by step to all of it."""
+        """Share of its capacity that it may fill now; it grows in steps to 1."""
         left = self.warm_at - now
         if left <= 0:
             return 1.0
@@ -91,7 +91,7 @@ class EndpointState:
 
 
 def why_not_ready(state: EndpointState) -> Reason | None:
-    """Reason why no new work may go there: the engine's own first, then our trust, then its weights; None where it may."""
+    """Reason why no new work may go there: first the engine's own, then our trust, then its weights. None if work may go."""
     if not state.healthy and state.uid:
         return _main_reason(state) if state.has_reported or state.engine_reason else REGISTERING
     if (why := state.trust.why) is not None:
@@ -102,13 +102,13 @@ def why_not_ready(state: EndpointState) -> Reason | None:
 
 
 def _main_reason(state: EndpointState) -> Reason:
-    """The first of its own reason and that of its weights, one with a message before one without."""
+    """Return its own reason or that of its weights: the first, unless only the second has a message."""
     reasons = [reason for reason in (state.engine_reason, state.why_not_routable) if reason is not None]
     return next((reason for reason in reasons if reason.message), (*reasons, REGISTERING)[0])
 
 
 def published(state: EndpointState) -> tuple[object, ...]:
-    """Fields of the state that others act on."""
+    """Return the fields of the state on which other parts act."""
     return state.ready, state.reason, state.drain, state.admission.limit is None, state.weights
 
 

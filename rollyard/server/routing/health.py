@@ -1,8 +1,8 @@
-"""Trust in an endpoint: complaints of node agents make it suspected, a probe of ours decides.
+"""Trust in an endpoint. Complaints of node agents make it suspected; a probe of ours decides.
 
-Pure. One complaint alone ejects nothing, for the cause may be the complainer's network; complaints of several node
-agents do so at once. An ejected endpoint stays out for a time that doubles with each ejection in a row. Then one probe
-goes there (half-open), and it comes back or stays out for longer.
+Pure. One complaint alone ejects no endpoint, because the cause may be the network of the node agent. Complaints of
+several node agents eject it at once. The time of an ejection doubles with each ejection in a row. After it one probe is
+sent (half-open): the endpoint comes back, or is ejected for longer.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from rollyard.kinds.base import Reason
 
 EJECTED = "Ejected"
 VOTES = 2
-"""Number of node agents whose complaints eject without waiting for the probe."""
+"""Number of node agents whose complaints eject an endpoint without a probe."""
 VOTE_SECONDS = 60.0
-"""Seconds for which a complaint counts, unless a probe answers it."""
+"""Seconds for which a complaint counts, unless a probe succeeds."""
 EJECTED_SECONDS, EJECTED_CAP_SECONDS = 2.0, 120.0
 REMEMBER_EJECTIONS_SECONDS = 300.0
-"""Seconds of trust after which the next ejection is the shortest again."""
+"""Seconds of trust after which the next ejection is as short as the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
-    """Complaining node agent -> time, since a probe last succeeded."""
+    """Complaining node agent -> time of the complaint. Only since a probe last succeeded."""
     out_until: float | None = None
-    """End of the ejection, when a probe is due; None while it is not ejected."""
+    """End of the ejection, when a probe is due; None if it is not ejected."""
     suspected: bool = False
-    """A probe is due at once."""
+    """True: a probe is due at once."""
     ejections: int = 0
-    """Ejections in a row."""
+    """Number of ejections in a row."""
     why: Reason | None = None
     """Reason of the ejection."""
     cleared_at: float = float("-inf")
@@ -58,11 +58,11 @@ def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> En
 
 
 def with_probe(trust: EndpointTrust, why: Reason | None, now: float) -> EndpointTrust:
-    """Add the result of a probe of ours; `why`: the reason of its failure."""
+    """Add the result of our probe. `why`: the reason of its failure."""
     if why is not None:
         return _ejected(trust, why, now)
     if trust.ejected and trust.out_until is not None and now < trust.out_until:
-        return replace(trust, suspected=False)  # ejected by complaints during the probe: it stays out for its time
+        return replace(trust, suspected=False)  # complaints ejected it during the probe: the ejection lasts its time
     return EndpointTrust(ejections=trust.ejections, cleared_at=now)
 
 

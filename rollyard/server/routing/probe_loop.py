@@ -1,4 +1,4 @@
-"""Loop of probes: external endpoints regularly, and any endpoint that is suspected or may come back."""
+"""Loop of probes: external endpoints at intervals, and any endpoint that is suspected or may come back."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class EndpointProber:
 
     async def run(self) -> None:
         """Probe for ever."""
-        timeout = aiohttp.ClientTimeout(total=None)  # each probe has its own
-        connector = aiohttp.TCPConnector(force_close=True)  # each probe also tests whether one can connect
+        timeout = aiohttp.ClientTimeout(total=None)  # each probe has its own limit
+        connector = aiohttp.TCPConnector(force_close=True)  # so that each probe also tests the connection
         async with (
             aiohttp.ClientSession(timeout=timeout, connector=connector) as http,
             asyncio.TaskGroup() as tasks,
@@ -69,13 +69,13 @@ class EndpointProber:
             await self._sync_registry()
             for key in self._seen:
                 for state in self._endpoints.of_pool(key):
-                    # While it is ejected only the half-open probe goes there.
+                    # An ejected endpoint gets only the half-open probe.
                     if not state.uid and not state.trust.ejected and not state.drain:
                         self._start_probe(tasks, probe, state.endpoint, whole=not state.ready)
             await self._relisted.pause(EXTERNAL_SECONDS)
 
     async def _sync_registry(self) -> None:
-        """Bring the registry in line with the pools' specs."""
+        """Update the registry by the pools' specs."""
         found = {p.pool_key: p for p in await self._pools()}
         pools = {key: p for key, p in found.items() if p.spec.engine.external and not p.metadata.deletion_timestamp}
         for gone in self._seen - pools.keys():
@@ -119,7 +119,7 @@ class EndpointProber:
     async def _probe(self, probe: EndpointProbe, endpoint: Endpoint, whole: bool) -> None:
         try:
             async with self._slots:
-                # Our own engines report by heartbeat what they serve.
+                # The heartbeats of our own engines report what they serve.
                 found = ProbeResult() if endpoint.ca else await probe.check_models(endpoint)
                 if whole and found.why is None:
                     found = await probe.sample_one_token(endpoint)

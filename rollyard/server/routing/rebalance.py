@@ -1,7 +1,7 @@
-"""Moves of live sessions to another endpoint: from one that is out, drains, or has too many.
+"""Moves live sessions to another endpoint: from one that is out, drains, or has too many sessions.
 
-A session is only asked to move; it then chooses again, which records its new endpoint. So nothing is counted before it
-is true.
+A session is only asked to move. It then chooses again, and this records its new endpoint. So no count is ahead of the
+facts.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rollyard.server.routing.surplus_sessions import to_move
 log = logging.getLogger(__name__)
 
 ROUND_SECONDS, URGENT_ROUND_SECONDS = 5.0, 1.0
-"""Seconds between two rounds; while an endpoint with sessions is out, the shorter time."""
+"""Seconds between two rounds. The shorter time is for while an endpoint with sessions is out."""
 
 
 class Rebalancer:
-    """Asks sessions to move from time to time, and at once when an endpoint has changed."""
+    """Asks sessions to move: at intervals, and at once when an endpoint has changed."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class Rebalancer:
         ask_rollout: Callable[[RolloutKey, str, bool], bool],
         ask_external: Callable[[str, str, bool], bool],
     ) -> None:
-        """`ask_…`: called with a session, the endpoint that it should leave, and whether that is urgent, because the
-        endpoint is out; returns whether the session was asked."""
+        """`ask_…` is called with a session, the endpoint to leave, and whether it is urgent because the endpoint is
+        out. It returns whether the session was asked."""
         self._endpoints = endpoints
         self._choice = choice
         self._sessions = sessions
         self._ask_rollout, self._ask_external = ask_rollout, ask_external
         self._waker = Waker()
         self._stuck: set[str] = set()
-        """Endpoints that are out, whose sessions wait because no other is ready."""
+        """Endpoints that are out and whose sessions wait, because no other endpoint is ready."""
 
     def wake(self) -> None:
         self._waker.wake()
@@ -53,10 +53,10 @@ class Rebalancer:
         while True:
             await self._waker.pause(URGENT_ROUND_SECONDS if self.stranded() else ROUND_SECONDS)
             self.rebalance()
-            await asyncio.sleep(0.1)  # endpoints that change together are handled together
+            await asyncio.sleep(0.1)  # endpoints that change close together are handled together
 
     def rebalance(self) -> None:
-        """One round."""
+        """Run one round."""
         stranded = self.stranded()
         for endpoint, elsewhere in stranded.items():
             there = self._sessions.on(endpoint)
@@ -73,14 +73,14 @@ class Rebalancer:
                 log.info("asked %d of the sessions on endpoint %s to move to another one", asked, endpoint)
 
     def to_move(self) -> dict[str, int]:
-        """Endpoint id -> live sessions that should move elsewhere, of all pools."""
+        """Endpoint id -> number of live sessions that should move to another endpoint, of all pools."""
         moves: dict[str, int] = {}
         for pool in {state.pool for state in self._endpoints.all()}:
             moves |= to_move(self._choice.shares(pool))
         return moves
 
     def stranded(self) -> dict[str, bool]:
-        """Endpoint that is out, with live sessions -> whether another of its pool takes work."""
+        """Endpoint that is out and has live sessions -> whether another endpoint of its pool takes work."""
         out = [s for s in self._endpoints.all() if s.is_out and self._sessions.count(s.endpoint.id)]
         return {s.endpoint.id: any(other.is_accepting for other in self._endpoints.of_pool(s.pool)) for s in out}
 

@@ -1,4 +1,4 @@
-"""Live sessions by endpoint: of rollouts, by their leases, and of external agents. The one count that all decisions use."""
+"""Live sessions by endpoint: of rollouts, by their leases, and of external agents. All decisions use this one count."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ Session = RolloutKey | str
 
 
 class SessionIndex:
-    """Sessions are pinned here by who owns them: `Leases`, and `ExternalPlacement`."""
+    """Index of live sessions. Only `Leases` and `ExternalPlacement` pin sessions here, each its own."""
 
     def __init__(self) -> None:
         self._endpoints: dict[Session, frozenset[str]] = {}
         self._sessions: dict[str, dict[Session, None]] = {}
         """Endpoint id -> its sessions, in the order in which they came there."""
         self.sessions_changed = Signal[str]()
-        """The number of sessions on this endpoint changed."""
+        """Signal: the number of sessions on this endpoint changed."""
 
     def pin(self, session: Session, endpoints: frozenset[str]) -> None:
-        """Set the endpoints that the session is on, one for each role; none when it has ended."""
+        """Set the endpoints that the session is on, one for each role; none if it has ended."""
         before = self._endpoints.pop(session, frozenset())
         if endpoints:
             self._endpoints[session] = endpoints
@@ -38,7 +38,7 @@ class SessionIndex:
         return self._endpoints.get(session, frozenset())
 
     def on(self, endpoint: str) -> list[Session]:
-        """Sessions on an endpoint, the youngest there first."""
+        """Return the sessions on an endpoint; the last to come there is the first."""
         return list(reversed(self._sessions.get(endpoint, {})))
 
     def count(self, endpoint: str) -> int:

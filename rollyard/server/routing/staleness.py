@@ -1,7 +1,7 @@
-"""Versions of the weights that a rollout may be sampled from, and the check whether those it began with are too old. Pure.
+"""The weights versions from which a rollout may be sampled, and the check whether its versions are too old. Pure.
 
-A rollout requests a minimum version, the same version as the rest of its group, or one that is not too far behind the
-pool's. Only the role `policy` counts: a judge may change its weights at any time.
+A rollout requests a minimum version, the same version as the rest of its group, or a version that is not too far behind
+the pool's. Only the role `policy` counts: a judge may change its weights at any time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rollyard.server.store.base import GroupVersions, RolloutRecord, VersionBoun
 from rollyard.wire.endpoint import Endpoint
 
 POLICY_ROLE = "policy"
-"""Role that an agent samples from."""
+"""Role from which an agent samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,11 @@ class ServedVersions:
     ready: frozenset[str] = frozenset()
     """Versions that new rollouts can get."""
     recently_served: frozenset[str] | None = frozenset()
-    """Versions that new rollouts could get a short while ago; None while that is unknown."""
+    """Versions that new rollouts could get a short while ago; None while this is unknown."""
 
     @property
     def minimum_versions(self) -> frozenset[str]:
-        """Minimum versions that some endpoint satisfies."""
+        """Return the minimum versions that some endpoint satisfies."""
         weights = self.weights
         return frozenset(r.version for r in weights.history if any(weights.at_least(v, r.version) for v in self.ready))
 
@@ -42,7 +42,7 @@ class ServedVersions:
         return known[-1] if known else min(self.ready, default=None)
 
     def is_gone(self, version: str) -> bool:
-        """Whether no endpoint serves it, did so until just now, or is about to."""
+        """Whether no endpoint serves this version, has just served it, or is about to."""
         current, operation = self.weights.current, self.weights.operation
         if current is None or self.recently_served is None:
             return False  # the server, or the pool, has just begun: reports are still to come
@@ -53,7 +53,7 @@ class ServedVersions:
 
 @dataclass(frozen=True, slots=True)
 class StalenessVerdict:
-    """Decision that an attempt must be given up, or the rollout must end."""
+    """Decision that an attempt must be given up, or that the rollout must end."""
 
     reason: str
     message: str
@@ -61,26 +61,26 @@ class StalenessVerdict:
 
 
 def allowed_versions(record: RolloutRecord, group: GroupVersions, served: ServedVersions) -> frozenset[str] | None:
-    """Versions that it may begin with; None for any."""
+    """Versions with which the rollout may begin; None for any."""
     if record.weights is None and record.min_weights_version is None:
         return None
     may = served.ready
     if (least := record.min_weights_version) is not None:
         may = frozenset(v for v in may if served.weights.at_least(v, least))
     if record.weights is not None and record.weights.same:
-        # The first of a group takes the newest: during an update the old one is about to go.
+        # The first rollout of a group takes the newest version: during an update the old one is about to go.
         fixed = group.fixed or (served.newest if served.newest in may else min(may, default=None))
         may &= {fixed}
     return may
 
 
 def allow_at_least(least: str | None, weights: WeightsStatus) -> Callable[[Endpoint], bool] | None:
-    """Endpoints that serve this version or a later one; None for any. `weights`: of their pool."""
+    """Filter for endpoints that serve this version or a later one; None for any. `weights`: those of the endpoints' pool."""
     return None if least is None else lambda endpoint: weights.at_least(endpoint.weights_version, least)
 
 
 def allow_under_way(record: RolloutRecord, role: str, weights: WeightsStatus) -> Callable[[Endpoint], bool] | None:
-    """Endpoints that a running rollout may move to: with the weights that it could begin with; None for any."""
+    """Filter for endpoints to which a running rollout may move: those with weights it could begin with; None for any."""
     if role != POLICY_ROLE:
         return None
     if record.weights is not None and record.weights.same:
@@ -89,9 +89,9 @@ def allow_under_way(record: RolloutRecord, role: str, weights: WeightsStatus) ->
 
 
 def check(record: VersionBound, group: GroupVersions, served: ServedVersions) -> StalenessVerdict | None:
-    """Verdict on a rollout's weights; None where they still match its request."""
+    """Verdict on a rollout's weights; None if they still match its request."""
     if record.stage is Stage.EVAL:
-        return None  # all of it is sampled
+        return None  # its tokens are all sampled already
     if record.leased:
         return _check_too_old(record, served) or _check_changed(record, served)
     fixed = group.fixed
@@ -113,7 +113,7 @@ def _check_too_old(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVerdict | None:
-    """Verdict where its endpoint has changed weights during the attempt."""
+    """Verdict if the rollout's endpoint has changed weights during the attempt."""
     start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY_ROLE, ""), "")
     if not record.weights.same or not start or now in ("", start):
         return None
@@ -123,7 +123,7 @@ def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str | None:
-    """Reason why no endpoint is good enough for it; None where one is. `pool`: the InferencePool."""
+    """Reason why no endpoint serves weights that it accepts; None if one does. `pool`: the InferencePool."""
     least = record.min_weights_version
     if (
         record.status is not Status.QUEUED

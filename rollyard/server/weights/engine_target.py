@@ -1,4 +1,4 @@
-"""Target of one engine, and whether the weights that it serves make it routable. Pure, from the pool's status."""
+"""Weights target of one engine, and whether new work may go to it because of its weights. Pure, from the pool's status."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WEIGHTS_UPDATING = Reason("WeightsUpdating")
 
 @dataclass(frozen=True, slots=True)
 class EndpointWeights:
-    """Last report of an endpoint, and how this server got it."""
+    """Last report of an endpoint, and how this server got the report."""
 
     id: str
     report: WeightsReport = field(default_factory=WeightsReport)
     is_heard: bool = False
-    """Whether this server heard it recently; a silent endpoint reports nothing."""
+    """Whether this server got a report recently. A silent endpoint has no report."""
     known_for: float = math.inf
-    """Seconds since this server began to listen; for a silent endpoint, since its last report, if there was one."""
+    """Seconds for which this server has listened; for a silent endpoint, since its last report, if there was one."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
-    """Target that it had received before this report."""
+    """Target that the endpoint had received before this report."""
 
     @property
     def is_serving(self) -> bool:
@@ -38,10 +38,10 @@ def has_weights(member: EndpointWeights, record: WeightsRecord) -> bool:
 
 
 def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
-    """Whether it serves the operation's target.
+    """Whether the endpoint serves the operation's target.
 
-    As long as no endpoint has reported the checksum, it must have received the order: else its weights may be from
-    another folder, ordered under the same version before.
+    Until an endpoint has reported the checksum, this one must also have received the target. Otherwise its weights may
+    be from another folder, which an earlier target named with the same version.
     """
     target, progress = operation.target, operation.endpoints.get(member.id)
     if target.proven is not None or not member.report.checksum:
@@ -52,7 +52,7 @@ def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
 
 
 def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Target that it should serve; None for its first weights. `fresh`: it has just started, and serves nothing yet."""
+    """Target that the endpoint should serve; None for its first weights. `fresh`: it has just started and serves nothing."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(id) if operation is not None else None
     attempt = progress.attempt if progress is not None else None
@@ -68,12 +68,12 @@ def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weigh
 
 
 def _from_folder(order: WeightsTarget) -> WeightsTarget:
-    """Target of an ended update: no trainer waits to transfer it any more."""
+    """Target of an ended update: its trainer no longer waits to transfer the weights."""
     return evolve(order, transfer=False)
 
 
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
-    """Target of a record. `attempt`: of a retry; it has the others' checksum, since the engine may have read other content."""
+    """Target of a record. `attempt`: that of a retry. A retry gets the checksum, since its engine may have read other files."""
     return WeightsTarget(
         version=record.version,
         mode=record.mode,
@@ -86,7 +86,7 @@ def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarge
 
 
 def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> Reason | None:
-    """Reason why it is not routable; None when its weights are no obstacle."""
+    """Reason why no new work may go to the endpoint; None if its weights are no obstacle."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(member.id) if operation is not None else None
     if operation is not None and operation.is_running:

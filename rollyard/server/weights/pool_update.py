@@ -1,7 +1,7 @@
 """Update of a pool's weights, decided from the pool's status and from its endpoints' last reports. Pure.
 
-The status holds the whole state of the operation: after a crash between any two lines a server continues from it.
-`begin` accepts an update, `advance` moves it on.
+The status has the whole state of the operation: after a crash between any two lines a server continues from it. `begin`
+accepts an update, `advance` does its next step.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rollyard.kinds.weights import (
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 ENDPOINTS_PER_RELOAD = 4
-"""Number of endpoints of which one at a time reloads in mode Drain, so that the pool keeps serving; one at least."""
+"""In mode Drain one endpoint in this number reloads at a time, so that the pool keeps serving; at least one."""
 GIVE_UP_FAILURES = 3
-"""Number of failed endpoints, without a successful one, after which the rest is not tried and keeps its weights."""
+"""Number of failed endpoints without a successful one after which the others are not tried and keep their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class WeightsStep:
 
 
 def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
-    """The status with this update in it, and whether it changed. Raises Conflict for a version that means something else.
+    """Return the status with this update, and whether it changed. Raises Conflict if the version means something else.
 
     The same update again attaches to the running one. The current version again retries the endpoints that failed.
     Another update replaces the running one.
@@ -82,14 +82,14 @@ def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: dateti
 
 
 def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
-    """Retry the current version at endpoints that failed; no change where none did."""
+    """Retry the current version at endpoints that failed. If none failed, nothing changes."""
     last = weights.operation
     if last is None or not any(p.phase == "Failed" for p in last.endpoints.values()):
         return weights, False
     orders = weights.orders + 1
     again = EndpointProgress(since=now, attempt=orders)
     endpoints = {id: again if p.phase == "Failed" else p for id, p in last.endpoints.items()}
-    target = evolve(last.target, transfer=asked.transfer)  # the trainer may have gone, or come back
+    target = evolve(last.target, transfer=asked.transfer)  # the trainer may have gone, or may be back
     update = {"target": target, "phase": "Pending", "message": "", "endpoints": endpoints}
     update |= {"started_at": now, "finished_at": None}
     return evolve(weights, operation=evolve(last, **update), orders=orders), True
@@ -119,9 +119,9 @@ def _proof(record: WeightsRecord) -> str:
 
 
 def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime) -> WeightsStep:
-    """Next step of the operation, by the endpoints' reports.
+    """Do the next step of the operation, by the endpoints' reports.
 
-    `model`: folder in the spec; `members`: endpoints that serve it.
+    `model`: folder in the spec. `members`: endpoints that serve it.
     """
     step = _follow_spec_model(weights, model, now)
     weights, operation = step.weights, step.weights.operation
@@ -132,7 +132,7 @@ def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeight
 
 
 def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> WeightsStep:
-    """Reset to a new model in the spec: earlier updates were made on top of the model before it."""
+    """Reset to a new model in the spec, because earlier updates were made for the model before it."""
     if weights.model == model:
         return WeightsStep(weights)
     if not weights.model:
@@ -157,7 +157,7 @@ def _adopt_checksum(
 ) -> WeightsStatus:
     """Name the spec's own model by the checksum that the first engine found in its folder.
 
-    Where the first endpoint to serve anything has a late first update, the version is that one.
+    But if an endpoint serves the version of a failed first update, that version is taken.
     """
     if weights.current is not None:
         return weights
@@ -181,7 +181,7 @@ def _adopt_checksum(
 
 
 def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]) -> WeightsStatus:
-    """Forget the failures of endpoints that succeeded after all, or are gone."""
+    """Forget the failures of endpoints that succeeded in the end, or are gone."""
     operation, by_id = weights.operation, {m.id: m for m in members}
     if operation is None or weights.current is None:
         return weights
@@ -197,7 +197,7 @@ def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]
 
 
 def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
-    """The endpoints' failures and attempts. The attempt stays, because an order must not change after it was carried out."""
+    """Return the endpoints' failures and attempts. The attempt stays, because a target must not change after it was reached."""
     return {id: p for id, p in endpoints.items() if p.phase == "Failed" or p.attempt is not None}
 
 
@@ -207,7 +207,7 @@ def _advance_operation(
     said: list[PoolEvent] = []
     if operation.phase == "Pending":
         said.append(PoolEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
-    for member in members:  # the first that has it reports its checksum, and the others are compared with that
+    for member in members:  # the first one reports its checksum, and the others are compared with it
         if operation.target.proven is None and member.report.checksum and is_at_target(member, operation):
             target = evolve(operation.target, proven=member.report.checksum)
             operation = evolve(operation, target=target)
@@ -245,7 +245,7 @@ def _progress(
         return _in_phase(progress, "Done", now, _why_from_folder(member, target))
     if progress.phase == "Failed":
         return progress
-    # An engine that was sent the checksum reports a mismatch by itself, after reading again.
+    # An engine that was sent the checksum reports a mismatch itself, after it has read the files again.
     told = target_of(target, progress.attempt).checksum is not None
     if report.version == target.version and report.settled and not told and _is_about_target(member, target, progress):
         return _in_phase(progress, "Failed", now, f"its folder has checksum {report.checksum}, not {target.proven}")
@@ -253,7 +253,7 @@ def _progress(
         return _in_phase(progress, "Failed", now, report.error or "it gives no reason")
     if progress.phase == "Ordered" and target.transfer:
         progress = _transfer_progress(progress, member, target)
-    if progress.phase == "Done":  # its engine was restarted and loads once more, or has not reported yet
+    if progress.phase == "Done":  # its engine was restarted and loads again, or has not reported yet
         return _in_phase(progress, "Ordered", now) if member.is_heard else progress
     turn_to_come = progress.phase == "Waiting" and member.is_heard
     waited = min((now - progress.since).total_seconds(), member.known_for)
@@ -264,7 +264,7 @@ def _progress(
 
 
 def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, target: WeightsRecord) -> EndpointProgress:
-    """Whether it waits for its trainer now, and why the others need not wait for it where it will not do so soon."""
+    """Return the progress of a transfer: whether the endpoint waits for its trainer; if it will not, why not."""
     if not (member.is_heard and member.healthy):
         return evolve(progress, transferring=False, reason="its engine is not running")
     if not _is_about_target(member, target, progress):
@@ -274,7 +274,7 @@ def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, targ
 
 
 def _why_from_folder(member: EndpointWeights, target: WeightsRecord) -> str:
-    """Reason why it read them from the folder despite a transfer; empty where it has them from the trainer."""
+    """Reason why it read the weights from the folder despite a transfer; empty if the trainer sent them."""
     if not target.transfer:
         return ""
     return "its release of Rollyard does not support transfers" if member.report.note is None else member.report.note
@@ -298,7 +298,7 @@ def _next_to_update(
     members: Sequence[EndpointWeights],
     now: datetime,
 ) -> dict[str, EndpointProgress]:
-    """Endpoints whose turn it is: those without weights at once, of the others as many as the mode allows."""
+    """Begin the update at endpoints: at all that serve nothing, and at as many of the others as the mode allows."""
     phases = [p.phase for p in endpoints.values()]
     waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.is_heard]
     free = [m for m in waiting if not m.is_serving]
@@ -313,7 +313,7 @@ def _next_to_update(
 
 
 def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
-    """The history with this version as its newest."""
+    """Return the history with this version as its newest."""
     there = weights.record(record.version)
     if there is not None and there is weights.history[-1]:
         numbered = evolve(record, number=there.number)
@@ -327,7 +327,7 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
 
 
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
-    """End the operation when no endpoint is left to wait for; if none succeeded, the version before it stays."""
+    """End the operation if no endpoint is left to wait for. If none succeeded, the version before it stays."""
     operation = weights.operation
     assert operation is not None
     phases = [p.phase for p in operation.endpoints.values()]
@@ -335,7 +335,7 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     hopeless = operation.target.mode == "Drain" and not done and failed >= GIVE_UP_FAILURES
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
         return WeightsStep(weights)
-    if not phases and operation.total:  # all of them went: whether it can be served is for the next one to show
+    if not phases and operation.total:  # all endpoints are gone: the next one shows whether the version can be served
         return WeightsStep(weights)
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")
