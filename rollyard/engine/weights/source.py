@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +13,6 @@ from typing import Any
 
 from rollyard.core.errors import Invalid
 from rollyard.engine.embedded.model_config import HEAD
-from rollyard.engine.weights.checksum import weights_version
 from rollyard.kinds.base import evolve
 from rollyard.kinds.engine_spec import ModelSpec
 from rollyard.kinds.inference_pool import InferencePoolSpec
@@ -21,6 +22,8 @@ IDENTITY = ("architectures", "model_type", "quantization_config")
 """Fields of `config.json` that cannot change within one engine process; the shapes cover the rest."""
 NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 """Fields that describe a folder's origin and number format."""
+CHUNK = 8 << 20
+PATTERNS = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True)
@@ -53,12 +56,12 @@ def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callabl
     """
     own = Path(model.path)
     if order is None:
-        checksum = weights_version(own, stopping)
+        checksum = folder_checksum(own, stopping)
         return WeightsSource(checksum, checksum, own)
     given = order.adapter or order.path
     if given is None:
         raise Invalid("WeightsUnavailable: the update names neither a folder nor an adapter")
-    checksum = weights_version(Path(given), stopping)
+    checksum = folder_checksum(Path(given), stopping)
     if order.checksum is not None and checksum != order.checksum:
         raise Invalid(f"ChecksumMismatch: {given} has checksum {checksum}, but the update expects {order.checksum}")
     if order.adapter is not None:
@@ -66,10 +69,39 @@ def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callabl
     return WeightsSource(order.version, checksum, Path(given))
 
 
+def folder_checksum(folder: Path, stopping: Callable[[], bool] = lambda: False) -> str:
+    """Return the first 12 hex digits of the sha256 over the weight files' names, sizes and content, wherever they lie.
+
+    It reads the files whole and blocks: call it in a thread; it stops early when `stopping` returns True. Raises
+    Invalid when the folder is missing, cannot be read, or holds no weights.
+    """
+    if not folder.is_dir():
+        raise Invalid(f"ModelMissing: {folder} is not a folder on this node")
+    files = sorted(file for pattern in PATTERNS for file in folder.glob(pattern))
+    if not files:
+        raise Invalid(f"ModelMissing: {folder} contains no weights ({', '.join(PATTERNS)})")
+    digest = hashlib.sha256()
+    try:
+        for file in files:
+            _add(digest, file, stopping)
+    except OSError as error:
+        raise Invalid(f"ModelMissing: {error.filename or folder} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()[:12]
+
+
+def _add(digest: hashlib._Hash, file: Path, stopping: Callable[[], bool]) -> None:
+    with file.open("rb") as stream:
+        digest.update(f"{file.name}\0{os.fstat(stream.fileno()).st_size}\0".encode())
+        while chunk := stream.read(CHUNK):
+            if stopping():
+                raise Invalid("Stopped: the weights were not read completely")
+            digest.update(chunk)
+
+
 def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
     """Return why the files have changed since; empty when they have not. Reads them whole: call it in a thread."""
     try:
-        found = weights_version(source.adapter or source.folder, stopping)
+        found = folder_checksum(source.adapter or source.folder, stopping)
     except Invalid as error:
         return str(error)
     return "" if found == source.checksum else source.mismatch_text(found)

@@ -21,7 +21,6 @@ from rollyard.engine.process.engine_supervisor import Prepare, Supervisor
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.weights import quiesce
 from rollyard.engine.weights.engine_control import ControlFailed, EngineControl
-from rollyard.engine.weights.probe_prompt import WeightsProof
 from rollyard.engine.weights.restart import POLL_SECONDS, EngineProcess, UpdateRefused
 from rollyard.engine.weights.source import (
     CheckpointInfo,
@@ -30,7 +29,7 @@ from rollyard.engine.weights.source import (
     read_checkpoint_info,
     read_source,
 )
-from rollyard.engine.weights.verification import WeightsVerifier, WrongWeights
+from rollyard.engine.weights.verification import WeightsProof, WeightsVerifier, WrongWeights
 from rollyard.kinds.engine_spec import ModelSpec
 from rollyard.wire.engine import WeightsPhase, WeightsReport, WeightsTarget
 

@@ -17,8 +17,8 @@ from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy.epochs import with_fields
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.engine_control import ControlFailed
-from rollyard.engine.weights.probe_prompt import ProbeAnswer, WeightsProof, why_not_proven
 from rollyard.engine.weights.source import CheckpointInfo, WeightsSource, read_checkpoint_info
+from rollyard.engine.weights.verification import ProbeAnswer, WeightsProof, why_not_proven
 from rollyard.kinds.base import evolve
 from rollyard.wire.engine import WeightsTarget
 from tests.support.weights_yard import PROMPTS, certified, furthest, other_dir, recomputed, yard

@@ -16,11 +16,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rollyard.engine.weights import reference_logprobs
 from rollyard.engine.weights import verification as module
-from rollyard.engine.weights.checksum import weights_version
 from rollyard.engine.weights.embedded_control import EmbeddedControl
-from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.engine.weights.source import CheckpointInfo, WeightsSource, folder_checksum
 from rollyard.kinds.base import evolve
 from rollyard.wire.engine import WeightsTarget
 from tests.support.live_weights import other_weights
@@ -171,7 +169,7 @@ async def test_an_engine_that_is_killed_does_not_serve_what_was_written_over_its
     overwrite(latest, third)
     os.kill(pid_of(made.uds), signal.SIGKILL)
     await made.until(lambda: made.weights.phase == "Failed")
-    assert f"ChecksumMismatch: {latest} has checksum {weights_version(third)}" in made.weights.error
+    assert f"ChecksumMismatch: {latest} has checksum {folder_checksum(third)}" in made.weights.error
     async with made.client.post("/v1/completions", json=made.body(PROMPTS[0], 5)) as refused:
         assert (refused.status, made.weights.version) == (503, "")
     overwrite(latest, other_dir)
@@ -197,7 +195,7 @@ async def test_a_pools_own_model_that_was_written_over_has_another_version(
         overwrite(own, other_dir)
         os.kill(pid_of(made.uds), signal.SIGKILL)
         await made.until(lambda: made.weights.version not in ("", before))
-        assert made.weights.version == made.weights.checksum == weights_version(own)
+        assert made.weights.version == made.weights.checksum == folder_checksum(own)
         answer = await made.stream(PROMPTS[0], 20)
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
@@ -235,7 +233,7 @@ async def test_an_engine_starts_with_the_weights_that_are_ordered_and_takes_its_
     bare.mkdir()
     for name in ("config.json", "model.safetensors"):
         shutil.copy(other_dir / name, bare / name)
-    order = WeightsTarget(version="v9", path=str(bare), checksum=weights_version(bare))
+    order = WeightsTarget(version="v9", path=str(bare), checksum=folder_checksum(bare))
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
         assert (made.weights.version, made.weights.checksum) == ("v9", order.checksum)
         assert made.supervisor.life == 1
@@ -260,7 +258,7 @@ async def test_an_order_that_is_lifted_leaves_an_engine_that_has_not_started_wit
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
         made.weights.set_target(None)
         await made.until(lambda: made.weights.proven)
-        assert (made.weights.version, made.weights.error) == (weights_version(model_dir), "")
+        assert (made.weights.version, made.weights.error) == (folder_checksum(model_dir), "")
         made.weights.set_target(order)
         await made.until(lambda: made.weights.phase == "Failed")
         made.weights.set_target(None)
@@ -273,13 +271,13 @@ async def test_the_same_version_from_another_folder_or_with_another_content_is_l
     third = other_weights(other_dir, tmp_path / "third", seed=7)
     await made.order(WeightsTarget(version="v2", path=str(third)))
     await made.order(order := WeightsTarget(version="v2", path=str(other_dir), attempt=2))
-    await made.until(lambda: made.weights.checksum == weights_version(other_dir) and made.weights.phase == "")
+    await made.until(lambda: made.weights.checksum == folder_checksum(other_dir) and made.weights.phase == "")
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
-    other = evolve(order, checksum=weights_version(third), attempt=3)
+    other = evolve(order, checksum=folder_checksum(third), attempt=3)
     await made.order(other, "Failed")
     assert "ChecksumMismatch" in made.weights.error
-    assert made.weights.checksum == weights_version(other_dir), "it serves what it had"
+    assert made.weights.checksum == folder_checksum(other_dir), "it serves what it had"
     assert made.supervisor.life == 1
 
 
@@ -287,7 +285,7 @@ async def test_the_same_version_from_another_folder_or_with_another_content_is_l
 async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them(
     made: Yard, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
-    monkeypatch.setattr(reference_logprobs, "MAX_BYTES", 0)  # as for a model of which nothing can be computed
+    monkeypatch.setattr(module, "MAX_BYTES", 0)  # as for a model of which nothing can be computed
     again = tmp_path / "again"
     shutil.copytree(model_dir, again)
     relabel(again)
@@ -296,7 +294,7 @@ async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_th
         stream = group.create_task(made.stream(PROMPTS[0], 200 if mode == "Drain" else 3000))
         await made.under_way(1, 10)
         await made.order(WeightsTarget(version="v2", mode=mode, path=str(again)))
-    assert (made.weights.checksum, made.supervisor.life) == (weights_version(again), 2)
+    assert (made.weights.checksum, made.supervisor.life) == (folder_checksum(again), 2)
     assert stream.result().finish_reason == ("length" if mode == "Drain" else "abort")
     assert set(stream.result().versions) == {version}
     assert set((await made.stream(PROMPTS[0], 20)).versions) == {"v2"}

@@ -1,4 +1,4 @@
-"""The version of weights is a name for their content."""
+"""The checksum of a folder names the content of its weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import Invalid
-from rollyard.engine.weights.checksum import weights_version
+from rollyard.engine.weights.source import folder_checksum
 
 
 def model(folder: Path, **files: bytes) -> Path:
@@ -19,28 +19,28 @@ def model(folder: Path, **files: bytes) -> Path:
 
 
 def test_the_same_weights_have_the_same_version_wherever_they_lie(tmp_path: Path) -> None:
-    first = weights_version(model(tmp_path / "a", a_safetensors=b"1", b_safetensors=b"2", config_json=b"{}"))
+    first = folder_checksum(model(tmp_path / "a", a_safetensors=b"1", b_safetensors=b"2", config_json=b"{}"))
     assert re.fullmatch("[0-9a-f]{12}", first)
-    assert weights_version(model(tmp_path / "b", b_safetensors=b"2", a_safetensors=b"1")) == first
+    assert folder_checksum(model(tmp_path / "b", b_safetensors=b"2", a_safetensors=b"1")) == first
 
 
 def test_other_weights_have_another_version(tmp_path: Path) -> None:
     versions = {
-        weights_version(model(tmp_path / "a", a_safetensors=b"12", b_safetensors=b"3")),
-        weights_version(model(tmp_path / "b", a_safetensors=b"1", b_safetensors=b"23")),
-        weights_version(model(tmp_path / "c", a_safetensors=b"12", c_safetensors=b"3")),
-        weights_version(model(tmp_path / "d", a_safetensors=b"13", b_safetensors=b"3")),
+        folder_checksum(model(tmp_path / "a", a_safetensors=b"12", b_safetensors=b"3")),
+        folder_checksum(model(tmp_path / "b", a_safetensors=b"1", b_safetensors=b"23")),
+        folder_checksum(model(tmp_path / "c", a_safetensors=b"12", c_safetensors=b"3")),
+        folder_checksum(model(tmp_path / "d", a_safetensors=b"13", b_safetensors=b"3")),
     }
     assert len(versions) == 4
 
 
 def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match=f"ModelMissing: {tmp_path / 'no'} is not a folder"):
-        weights_version(tmp_path / "no")
+        folder_checksum(tmp_path / "no")
     with pytest.raises(Invalid, match="contains no weights"):
-        weights_version(model(tmp_path / "a", config_json=b"{}"))
+        folder_checksum(model(tmp_path / "a", config_json=b"{}"))
 
 
 def test_reading_ends_when_nobody_waits_for_it(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="Stopped"):
-        weights_version(model(tmp_path / "a", a_safetensors=b"1"), lambda: True)
+        folder_checksum(model(tmp_path / "a", a_safetensors=b"1"), lambda: True)
