@@ -48,7 +48,7 @@ Outside the tree are exceptions that do not leave their folder: the folder's own
 or an error of the tree. Their names, by folder:
 
 - engine/proxy: ProxyClosed
-- engine/weights: ControlFailed, UpdateRefused, WrongWeights
+- engine/weights: ControlFailed, WrongWeights
 - node/agents/scoring: BadReference, UnreadableExpression; CheckerKilled, which task handlers turn into a metric
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall

@@ -300,8 +300,8 @@ class InferenceServer:
             return replace(health, ready=False, reason="Proving")
         if health.ready and not self._template_checked:
             return replace(health, ready=False, reason="CheckingTemplate")
-        if self._supervisor.life == 0 and weights.error:
-            return replace(health, reason=weights.error)
+        if self._supervisor.life == 0 and weights.report.error:
+            return replace(health, reason=weights.report.error)
         return health
 
     def _signalled(self, number: signal.Signals) -> None:

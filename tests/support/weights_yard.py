@@ -85,7 +85,10 @@ class Yard:
         """Order weights; return when the order is done or has failed."""
         self.weights.set_target(order)
         await self.until(
-            lambda: self.weights.phase == phase and (phase == "Failed" or self.weights.version == order.version)
+            lambda: (
+                self.weights.report.phase == phase
+                and (phase == "Failed" or self.weights.report.version == order.version)
+            )
         )
 
     def body(self, prompt: Sequence[int], tokens: int, **fields: Any) -> dict[str, Any]:
@@ -151,7 +154,7 @@ async def yard(
         try:
             async with running(weights.run()) as task:
                 made = Yard(weights, supervisor, client, uds, seconds)
-                await made.until(lambda: weights.proven or task.done() or weights.phase == "Failed")
+                await made.until(lambda: weights.proven or task.done() or weights.report.phase == "Failed")
                 if task.done():
                     task.result()
                 yield made

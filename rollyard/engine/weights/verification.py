@@ -75,33 +75,37 @@ class WeightsVerifier:
         self._http = http
         self._served_name = served_name
         self._control = control
+        self._latest: tuple[WeightsSource, WeightsProof, bool] | None = None
+        """The latest proof, and whether the process was started on these weights."""
         self._answer: ProbeAnswer | None = None
-        """Answer of the weights now served."""
+        """Answer of the accepted weights."""
         self._proofs: dict[str, WeightsProof] = {}
         """Checksum -> the answer of a process that was started on these weights."""
         self._noise: float | None = None
         """Distance from the files of the last answer of an engine that had just been started."""
 
-    async def prove(self, source: WeightsSource, *, started: bool) -> WeightsProof:
-        """Prove the weights. `started`: the process was started on them. Raises ControlFailed, WrongWeights."""
-        answer = await self._ask(source)
+    async def prove(self, source: WeightsSource, now: WeightsSource | None) -> bool:
+        """Prove the weights. `now`: those before; None for a process that was started on `source`.
+
+        Return whether the answer equals that of `now` to the last digit although nothing explains that. Raises
+        ControlFailed, WrongWeights.
+        """
+        answer, started = await self._ask(source), now is None
         again = await self._ask(source)
         computed = await _computed(source, answer.ids)
         proof = WeightsProof(answer, None if computed is None else _distance(answer.logprobs, computed))
         if why := why_not_proven(proof, again, self._proofs.get(source.checksum), None if started else self._noise):
             raise WrongWeights(f"ProbeFailed: {why}")
-        return proof
-
-    async def is_unchanged(self, source: WeightsSource, now: WeightsSource, proof: WeightsProof) -> bool:
-        """Return whether the answer equals the previous one to the last digit although nothing explains that."""
-        if proof.answer != self._answer:
+        self._latest = source, proof, started
+        if now is None or answer != self._answer:
             return False
-        ids = proof.answer.ids
-        was, computed = await _computed(now, ids), await _computed(source, ids)
+        was = await _computed(now, answer.ids)
         return was is None or computed is None or _distance(was, computed) > MIN_DIFFERENCE
 
-    def accept(self, source: WeightsSource, proof: WeightsProof, *, started: bool) -> None:
-        """Record the answer with which later proofs are compared."""
+    def accept(self) -> None:
+        """Compare later answers with the latest proof."""
+        assert self._latest is not None
+        source, proof, started = self._latest
         self._answer = proof.answer
         if started:
             self._proofs[source.checksum], self._noise = proof, proof.error

@@ -88,18 +88,18 @@ async def send(made: Yard, parts: Sequence[bytes]) -> None:
 
 async def transferring(made: Yard, order: WeightsTarget) -> None:
     made.weights.set_target(order)
-    await made.until(lambda: made.weights.phase == "Transferring")
+    await made.until(lambda: made.weights.report.phase == "Transferring")
 
 
 async def done(made: Yard, version: str) -> None:
-    await made.until(lambda: made.weights.phase == "" and made.weights.version == version)
+    await made.until(lambda: made.weights.report.phase == "" and made.weights.report.version == version)
 
 
 @pytest.mark.parametrize("mode", ["Drain", "Pause", "Abort"])
 async def test_weights_that_a_trainer_moves_are_those_of_the_tokens_after_them(
     made: Yard, mode: Any, model_dir: Path, other_dir: Path
 ) -> None:
-    old = made.weights.version
+    old = made.weights.report.version
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000, after=50)) for p in PROMPTS]
         await made.under_way(len(PROMPTS), 20)
@@ -119,7 +119,7 @@ async def test_weights_that_a_trainer_moves_are_those_of_the_tokens_after_them(
         assert min(shown(crossed, model_dir, other_dir, by) for by in (-16, 16)) > 1e-2
     assert set(late.result().versions) == {"v2"}
     assert furthest(late.result(), recomputed(late.result(), other_dir, other_dir)) < 1e-3
-    assert (made.weights.note, made.supervisor.life) == ("", 1)
+    assert (made.weights.report.note, made.supervisor.life) == ("", 1)
     assert (await call(made, "/update_weights", b""))[0] == 409, "the way is shut again"
 
 
@@ -146,7 +146,7 @@ async def test_what_does_not_fit_is_refused_and_may_be_sent_again(made: Yard, ot
     said = await call(made, "/finish_weight_update")
     assert said[0] == 422
     assert "TransferIncomplete" in said[1]
-    assert made.weights.phase == "Transferring"
+    assert made.weights.report.phase == "Transferring"
     await call(made, "/update_weights", second)
     assert (await call(made, "/finish_weight_update"))[0] == 200
     await done(made, "v2")
@@ -158,20 +158,20 @@ async def test_what_does_not_fit_is_refused_and_may_be_sent_again(made: Yard, ot
 async def test_weights_that_are_not_those_of_the_folder_are_found(
     made: Yard, mode: Any, model_dir: Path, other_dir: Path, tmp_path: Path
 ) -> None:
-    version, third = made.weights.version, other_weights(other_dir, tmp_path / "third", seed=7)
+    version, third = made.weights.report.version, other_weights(other_dir, tmp_path / "third", seed=7)
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
         await made.under_way(len(PROMPTS), 20)
         await transferring(made, WeightsTarget(version="v2", mode=mode, path=str(other_dir), transfer=True))
         await send(made, parts_of(third))
-        await made.until(lambda: made.weights.phase == "Failed")
-    assert "ProbeFailed" in made.weights.error
+        await made.until(lambda: made.weights.report.phase == "Failed")
+    assert "ProbeFailed" in made.weights.report.error
     for answer in (task.result() for task in streams):
         assert set(answer.versions) == {version}
         assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
     await made.until(lambda: made.weights.proven)
     answer = await made.stream(PROMPTS[0], 20)
-    assert (made.weights.version, set(answer.versions)) == (version, {version})
+    assert (made.weights.report.version, set(answer.versions)) == (version, {version})
     # The same without a transfer is another order: the folder holds what it should.
     await made.order(WeightsTarget(version="v2", mode=mode, path=str(other_dir)))
 
@@ -189,7 +189,7 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
     control: Any, begun: bool,
 ) -> None:  # fmt: skip
     async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
-        old = made.weights.version
+        old = made.weights.report.version
         async with asyncio.TaskGroup() as group:
             stream = group.create_task(made.stream(PROMPTS[0], 3000, after=50))
             await made.under_way(1, 20)
@@ -200,7 +200,7 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
             monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
             await done(made, "v2")
         anew = begun and not control.stages_transfers
-        assert "TransferLost: the trainer was silent" in made.weights.note
+        assert "TransferLost: the trainer was silent" in made.weights.report.note
         assert made.supervisor.life == (2 if anew else 1)
         assert list(dict.fromkeys(stream.result().versions)) == ([old] if anew else [old, "v2"])
         assert furthest(stream.result(), recomputed(stream.result(), model_dir, other_dir)) < 1e-3
@@ -220,7 +220,7 @@ async def test_a_call_that_hangs_is_given_up(made: Yard, other_dir: Path, monkey
     async with asyncio.TaskGroup() as group:
         hanging = group.create_task(status_of(made, half()))
         await done(made, "v2")
-        assert "one call of the trainer lasted" in made.weights.note
+        assert "one call of the trainer lasted" in made.weights.report.note
         assert await hanging == 409
 
 
@@ -229,10 +229,10 @@ async def test_calls_that_are_refused_keep_nobody_waiting(
 ) -> None:
     monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.5)
     await transferring(made, WeightsTarget(version="v2", path=str(other_dir), transfer=True))
-    while made.weights.phase == "Transferring":
+    while made.weights.report.phase == "Transferring":
         assert (await call(made, "/update_weights", b"too early"))[0] == 409
     await done(made, "v2")
-    assert "the trainer was silent" in made.weights.note
+    assert "the trainer was silent" in made.weights.report.note
 
 
 async def status_of(made: Yard, body: AsyncIterator[bytes]) -> int:
@@ -243,19 +243,19 @@ async def status_of(made: Yard, body: AsyncIterator[bytes]) -> int:
 async def test_an_engine_that_is_killed_in_the_middle_comes_back_with_what_it_had_and_waits_once_more(
     made: Yard, model_dir: Path, other_dir: Path
 ) -> None:
-    version, pid = made.weights.version, pid_of(made.uds)
+    version, pid = made.weights.report.version, pid_of(made.uds)
     await transferring(made, WeightsTarget(version="v2", mode="Pause", path=str(other_dir), transfer=True))
     await call(made, "/start_weight_update")
     await call(made, "/update_weights", parts_of(other_dir)[0])
     os.kill(pid, signal.SIGKILL)
-    await made.until(lambda: made.weights.phase != "Transferring")
-    assert made.weights.version == "", "nobody is let in while it is away"
-    await made.until(lambda: made.weights.phase == "Transferring")
-    assert (made.weights.version, made.supervisor.life) == (version, 2)
+    await made.until(lambda: made.weights.report.phase != "Transferring")
+    assert made.weights.report.version == "", "nobody is let in while it is away"
+    await made.until(lambda: made.weights.report.phase == "Transferring")
+    assert (made.weights.report.version, made.supervisor.life) == (version, 2)
     await send(made, parts_of(other_dir))
     await done(made, "v2")
     answer = await made.stream(PROMPTS[0], 20)
-    assert (made.weights.note, set(answer.versions)) == ("", {"v2"})
+    assert (made.weights.report.note, set(answer.versions)) == ("", {"v2"})
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
 
@@ -284,9 +284,9 @@ async def test_an_engine_that_offers_no_transfer_reads_the_folder_and_says_so(
 ) -> None:
     async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
         await made.order(WeightsTarget(version="v2", path=str(other_dir), transfer=True))
-        assert made.weights.note == f"NoTransfer: {words}"
+        assert made.weights.report.note == f"NoTransfer: {words}"
         await made.order(WeightsTarget(version="v3", path=str(other_dir), transfer=True))
-        assert made.weights.note == "NoTransfer: it already had these weights"
+        assert made.weights.report.note == "NoTransfer: it already had these weights"
 
 
 async def test_an_engine_that_starts_with_such_an_order_reads_the_folder(
@@ -294,7 +294,10 @@ async def test_an_engine_that_starts_with_such_an_order_reads_the_folder(
 ) -> None:
     order = WeightsTarget(version="v2", path=str(other_dir), transfer=True)
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
-        assert (made.weights.version, made.weights.note) == ("v2", "NoTransfer: it started with the folder")
+        assert (made.weights.report.version, made.weights.report.note) == (
+            "v2",
+            "NoTransfer: it started with the folder",
+        )
 
 
 async def test_another_configuration_is_read_from_its_folder(made: Yard, other_dir: Path, tmp_path: Path) -> None:
@@ -302,7 +305,7 @@ async def test_another_configuration_is_read_from_its_folder(made: Yard, other_d
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "transformers_version": "9", "eos_token_id": 7}))
     await made.order(WeightsTarget(version="v2", path=str(folder), transfer=True))
-    assert made.weights.note == "NoTransfer: config.json differs"
+    assert made.weights.report.note == "NoTransfer: config.json differs"
 
 
 @pytest.mark.parametrize(

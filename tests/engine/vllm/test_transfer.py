@@ -112,7 +112,7 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
     spec = {"model": {"path": str(model_dir)}, "engine": {"vllm": vllm}}
     control = partial(VllmControl, extra_args=args)
     async with yard(spec, tmp_path, certified, control=control, seconds=START_SECONDS) as made:
-        old = made.weights.version
+        old = made.weights.report.version
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 3000, after=100)) for p in PROMPTS]
             await made.under_way(len(PROMPTS), 30)
@@ -129,7 +129,7 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
             assert stream.finish_reason is None, "nothing was interrupted"
             assert list(dict.fromkeys(stream.versions)) == [old, "v2"]
             assert furthest(stream, recomputed(stream, model_dir, other_dir)) < CLOSE
-        assert (made.supervisor.life, made.weights.note) == (1, "")
+        assert (made.supervisor.life, made.weights.report.note) == (1, "")
         again = await made.stream(PROMPTS[0] * 8, 20)
         assert furthest(again, recomputed(again, other_dir, other_dir)) < CLOSE
         # A trainer that goes in the middle leaves nobody knows what: a new process reads the folder.
@@ -138,6 +138,6 @@ async def test_vllm_takes_weights_from_a_trainer_and_is_started_anew_when_that_b
         monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
         await done(made, "v3")
         assert made.supervisor.life == 2
-        assert "TransferLost: the trainer was silent" in made.weights.note
+        assert "TransferLost: the trainer was silent" in made.weights.report.note
         again = await made.stream(PROMPTS[0], 20)
         assert furthest(again, recomputed(again, model_dir, model_dir)) < CLOSE

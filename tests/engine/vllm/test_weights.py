@@ -43,7 +43,7 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
 ) -> None:
     control = partial(VllmControl, extra_args=ARGS)
     async with yard(spec(model_dir, vllm_python), tmp_path, certified, control=control, seconds=START_SECONDS) as made:
-        old = made.weights.version
+        old = made.weights.report.version
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 1000, after=100)) for p in PROMPTS]
             whole = group.create_task(made.whole(PROMPTS[0], 1000))
@@ -66,5 +66,5 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
         async with made.supervisor.session() as http, http.post("http://engine/start_weight_update") as refused:
             assert refused.status == 500
         await made.order(WeightsTarget(version="v3", path=str(model_dir), transfer=True))
-        assert made.weights.note == "NoTransfer: write `--weight-transfer-config` in spec.engine.vllm.extraArgs"
+        assert made.weights.report.note == "NoTransfer: write `--weight-transfer-config` in spec.engine.vllm.extraArgs"
         assert made.supervisor.life == 1, "all of that was in place"

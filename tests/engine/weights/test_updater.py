@@ -55,7 +55,7 @@ async def made(model_dir: Path, tmp_path: Path, certified: Any) -> AsyncIterator
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_each_token_has_the_version_that_made_it(made: Yard, mode: Any, model_dir: Path, other_dir: Path) -> None:
-    old = made.weights.version
+    old = made.weights.report.version
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000, after=50)) for p in PROMPTS]
         whole = group.create_task(made.whole(PROMPTS[0], 400))
@@ -94,7 +94,7 @@ async def test_a_request_that_comes_during_a_drain_waits_and_is_answered_by_the_
         group.create_task(made.stream(PROMPTS[0], 300))
         await made.under_way(1, 10)
         made.weights.set_target(WeightsTarget(version="v2", path=str(other_dir)))
-        await made.until(lambda: made.weights.phase == "Draining")
+        await made.until(lambda: made.weights.report.phase == "Draining")
         late = group.create_task(made.stream(PROMPTS[1], 20))
     assert set(late.result().versions) == {"v2"}
     assert furthest(late.result(), recomputed(late.result(), other_dir, other_dir)) < 1e-3
@@ -103,16 +103,16 @@ async def test_a_request_that_comes_during_a_drain_waits_and_is_answered_by_the_
 async def test_an_order_that_is_repeated_is_done_once_and_the_same_weights_take_another_name_at_once(
     made: Yard, model_dir: Path
 ) -> None:
-    pid, checksum = pid_of(made.uds), made.weights.checksum
+    pid, checksum = pid_of(made.uds), made.weights.report.checksum
     order = WeightsTarget(version="v0", path=str(model_dir), checksum=checksum)
     async with asyncio.TaskGroup() as group:
         stream = group.create_task(made.stream(PROMPTS[0], 300))
         await made.under_way(1, 10)
         await made.order(order)
         made.weights.set_target(order.model_copy())
-        assert made.weights.phase == ""
+        assert made.weights.report.phase == ""
     assert set(stream.result().versions) <= {checksum, "v0"}
-    assert (made.weights.version, made.weights.checksum, pid_of(made.uds)) == ("v0", checksum, pid)
+    assert (made.weights.report.version, made.weights.report.checksum, pid_of(made.uds)) == ("v0", checksum, pid)
 
 
 async def test_an_engine_that_is_killed_comes_back_with_the_weights_of_the_last_order(
@@ -121,10 +121,10 @@ async def test_an_engine_that_is_killed_comes_back_with_the_weights_of_the_last_
     await made.order(WeightsTarget(version="v2", path=str(other_dir)))
     os.kill(pid_of(made.uds), signal.SIGKILL)
     await made.until(lambda: not made.weights.proven)
-    assert made.weights.version == ""
+    assert made.weights.report.version == ""
     await made.until(lambda: made.weights.proven)
     answer = await made.stream(PROMPTS[0], 20)
-    assert (made.weights.version, set(answer.versions)) == ("v2", {"v2"})
+    assert (made.weights.report.version, set(answer.versions)) == ("v2", {"v2"})
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
 
@@ -135,9 +135,9 @@ async def test_an_engine_that_is_killed_while_it_changes_its_weights_gets_them_a
         group.create_task(lenient(made.stream(PROMPTS[0], 3000)))
         await made.under_way(1, 10)
         made.weights.set_target(WeightsTarget(version="v2", path=str(other_dir)))
-        await made.until(lambda: made.weights.phase == "Draining")
+        await made.until(lambda: made.weights.report.phase == "Draining")
         os.kill(pid_of(made.uds), signal.SIGKILL)
-        await made.until(lambda: made.weights.version == "v2")
+        await made.until(lambda: made.weights.report.version == "v2")
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
@@ -168,17 +168,17 @@ async def test_an_engine_that_is_killed_does_not_serve_what_was_written_over_its
     await made.order(order)
     overwrite(latest, third)
     os.kill(pid_of(made.uds), signal.SIGKILL)
-    await made.until(lambda: made.weights.phase == "Failed")
-    assert f"ChecksumMismatch: {latest} has checksum {folder_checksum(third)}" in made.weights.error
+    await made.until(lambda: made.weights.report.phase == "Failed")
+    assert f"ChecksumMismatch: {latest} has checksum {folder_checksum(third)}" in made.weights.report.error
     async with made.client.post("/v1/completions", json=made.body(PROMPTS[0], 5)) as refused:
-        assert (refused.status, made.weights.version) == (503, "")
+        assert (refused.status, made.weights.report.version) == (503, "")
     overwrite(latest, other_dir)
     await made.order(evolve(order, attempt=2))
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
     overwrite(latest, third)
     os.kill(pid_of(made.uds), signal.SIGKILL)
-    await made.until(lambda: made.weights.phase == "Failed")
+    await made.until(lambda: made.weights.report.phase == "Failed")
     await made.order(WeightsTarget(version="v3", path=str(latest)))
     answer = await made.stream(PROMPTS[0], 20)
     assert set(answer.versions) == {"v3"}
@@ -191,11 +191,11 @@ async def test_a_pools_own_model_that_was_written_over_has_another_version(
     own = tmp_path / "own"
     shutil.copytree(model_dir, own)
     async with yard(spec(own), tmp_path, certified) as made:
-        before = made.weights.version
+        before = made.weights.report.version
         overwrite(own, other_dir)
         os.kill(pid_of(made.uds), signal.SIGKILL)
-        await made.until(lambda: made.weights.version not in ("", before))
-        assert made.weights.version == made.weights.checksum == folder_checksum(own)
+        await made.until(lambda: made.weights.report.version not in ("", before))
+        assert made.weights.report.version == made.weights.report.checksum == folder_checksum(own)
         answer = await made.stream(PROMPTS[0], 20)
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
@@ -221,7 +221,7 @@ async def test_a_proof_counts_only_for_the_process_that_gave_it(
         await made.until(lambda: not lives.health.ready)
         await made.until(lambda: lives.health.ready)
         replaced.set()
-        await made.until(lambda: made.weights.version == "v2" and made.weights.phase == "")
+        await made.until(lambda: made.weights.report.version == "v2" and made.weights.report.phase == "")
         answer = await made.stream(PROMPTS[0], 20)
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
@@ -235,7 +235,7 @@ async def test_an_engine_starts_with_the_weights_that_are_ordered_and_takes_its_
         shutil.copy(other_dir / name, bare / name)
     order = WeightsTarget(version="v9", path=str(bare), checksum=folder_checksum(bare))
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
-        assert (made.weights.version, made.weights.checksum) == ("v9", order.checksum)
+        assert (made.weights.report.version, made.weights.report.checksum) == ("v9", order.checksum)
         assert made.supervisor.life == 1
         answer = await made.stream(PROMPTS[0], 20)
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
@@ -246,8 +246,8 @@ async def test_without_the_ordered_weights_it_does_not_start_until_there_are_som
 ) -> None:
     order = WeightsTarget(version="v9", path=str(tmp_path / "gone"))
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
-        assert (made.supervisor.life, made.weights.phase) == (0, "Failed")
-        assert "ModelMissing" in made.weights.error
+        assert (made.supervisor.life, made.weights.report.phase) == (0, "Failed")
+        assert "ModelMissing" in made.weights.report.error
         await made.order(WeightsTarget(version="v10", path=str(other_dir)))
 
 
@@ -258,9 +258,9 @@ async def test_an_order_that_is_lifted_leaves_an_engine_that_has_not_started_wit
     async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
         made.weights.set_target(None)
         await made.until(lambda: made.weights.proven)
-        assert (made.weights.version, made.weights.error) == (folder_checksum(model_dir), "")
+        assert (made.weights.report.version, made.weights.report.error) == (folder_checksum(model_dir), "")
         made.weights.set_target(order)
-        await made.until(lambda: made.weights.phase == "Failed")
+        await made.until(lambda: made.weights.report.phase == "Failed")
         made.weights.set_target(None)
         assert made.weights.report.attempt == order.attempt, "what failed stays known while there is something to serve"
 
@@ -271,13 +271,15 @@ async def test_the_same_version_from_another_folder_or_with_another_content_is_l
     third = other_weights(other_dir, tmp_path / "third", seed=7)
     await made.order(WeightsTarget(version="v2", path=str(third)))
     await made.order(order := WeightsTarget(version="v2", path=str(other_dir), attempt=2))
-    await made.until(lambda: made.weights.checksum == folder_checksum(other_dir) and made.weights.phase == "")
+    await made.until(
+        lambda: made.weights.report.checksum == folder_checksum(other_dir) and made.weights.report.phase == ""
+    )
     answer = await made.stream(PROMPTS[0], 20)
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
     other = evolve(order, checksum=folder_checksum(third), attempt=3)
     await made.order(other, "Failed")
-    assert "ChecksumMismatch" in made.weights.error
-    assert made.weights.checksum == folder_checksum(other_dir), "it serves what it had"
+    assert "ChecksumMismatch" in made.weights.report.error
+    assert made.weights.report.checksum == folder_checksum(other_dir), "it serves what it had"
     assert made.supervisor.life == 1
 
 
@@ -289,12 +291,12 @@ async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_th
     again = tmp_path / "again"
     shutil.copytree(model_dir, again)
     relabel(again)
-    version = made.weights.version
+    version = made.weights.report.version
     async with asyncio.TaskGroup() as group:
         stream = group.create_task(made.stream(PROMPTS[0], 200 if mode == "Drain" else 3000))
         await made.under_way(1, 10)
         await made.order(WeightsTarget(version="v2", mode=mode, path=str(again)))
-    assert (made.weights.checksum, made.supervisor.life) == (folder_checksum(again), 2)
+    assert (made.weights.report.checksum, made.supervisor.life) == (folder_checksum(again), 2)
     assert stream.result().finish_reason == ("length" if mode == "Drain" else "abort")
     assert set(stream.result().versions) == {version}
     assert set((await made.stream(PROMPTS[0], 20)).versions) == {"v2"}
@@ -350,14 +352,14 @@ async def test_what_is_not_what_was_ordered_is_refused_and_the_engine_not_touche
 ) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(other_dir, folder)
-    version, life = made.weights.version, made.supervisor.life
+    version, life = made.weights.report.version, made.supervisor.life
     async with asyncio.TaskGroup() as group:
         stream = group.create_task(made.stream(PROMPTS[0], 200))
         await made.under_way(1, 5)
         await made.order(WeightsTarget(version="v2", path=str(folder), checksum=damage(folder, kind)), "Failed")
-    assert words in made.weights.error
+    assert words in made.weights.report.error
     assert (stream.result().finish_reason, set(stream.result().versions)) == ("length", {version})
-    assert (made.weights.version, made.supervisor.life) == (version, life)
+    assert (made.weights.report.version, made.supervisor.life) == (version, life)
     await made.order(WeightsTarget(version="v3", path=str(other_dir)))
 
 
@@ -367,9 +369,9 @@ async def test_files_that_are_cut_short_leave_the_engine_with_the_weights_it_had
     folder = tmp_path / "damaged"
     shutil.copytree(other_dir, folder)
     damage(folder, "cut")
-    version = made.weights.version
+    version = made.weights.report.version
     await made.order(WeightsTarget(version="v2", path=str(folder)), "Failed")
-    assert "cut short" in made.weights.error
+    assert "cut short" in made.weights.report.error
     await made.until(lambda: made.weights.proven)
     answer = await made.stream(PROMPTS[0], 20)
     assert set(answer.versions) == {version}
@@ -396,18 +398,22 @@ async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out
 
     Control.wrong = model_dir if wrong == "old" else other_weights(model_dir, tmp_path / "third", seed=3)
     async with yard(spec(model_dir), tmp_path, certified, control=Control) as made:
-        version = made.weights.version
+        version = made.weights.report.version
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
             await made.under_way(len(PROMPTS), 20)
             await made.order(WeightsTarget(version="v2", mode=mode, path=str(other_dir)), "Failed")
-        assert "ProbeFailed" in made.weights.error
+        assert "ProbeFailed" in made.weights.report.error
         for answer in (task.result() for task in streams):
             assert (answer.finish_reason, set(answer.versions)) == ("length" if mode == "Drain" else "abort", {version})
             assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
         await made.until(lambda: made.weights.proven)
         answer = await made.stream(PROMPTS[0], 20)
-        assert (made.weights.version, made.weights.phase, set(answer.versions)) == (version, "Failed", {version})
+        assert (made.weights.report.version, made.weights.report.phase, set(answer.versions)) == (
+            version,
+            "Failed",
+            {version},
+        )
         assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
 
 
@@ -416,7 +422,7 @@ async def test_an_engine_that_cannot_reload_is_started_anew_and_hands_back_what_
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, mode: Any
 ) -> None:
     async with yard(spec(model_dir), tmp_path, certified, control=Unable) as made:
-        version, pid = made.weights.version, pid_of(made.uds)
+        version, pid = made.weights.report.version, pid_of(made.uds)
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
             await made.under_way(len(PROMPTS), 20)
@@ -436,18 +442,18 @@ async def test_an_engine_that_does_not_start_on_the_new_weights_is_started_on_th
     shutil.copytree(other_dir, folder)
     damage(folder, "cut")
     async with yard(spec(model_dir), tmp_path, certified, control=Unable) as made:
-        version = made.weights.version
+        version = made.weights.report.version
         await made.order(WeightsTarget(version="v2", path=str(folder)), "Failed")
-        assert "LoadFailed: exit code 2" in made.weights.error
-        assert "cut short" in made.weights.error
+        assert "LoadFailed: exit code 2" in made.weights.report.error
+        assert "cut short" in made.weights.report.error
         await made.until(lambda: made.weights.proven)
         answer = await made.stream(PROMPTS[0], 20)
-        assert (made.weights.version, set(answer.versions)) == (version, {version})
+        assert (made.weights.report.version, set(answer.versions)) == (version, {version})
 
 
 async def test_an_order_to_go_back_ends_a_failure(made: Yard, model_dir: Path, tmp_path: Path) -> None:
-    checksum = made.weights.checksum
+    checksum = made.weights.report.checksum
     await made.order(WeightsTarget(version="v1", path=str(model_dir)))
     await made.order(WeightsTarget(version="v2", path=str(tmp_path / "gone")), "Failed")
     await made.order(WeightsTarget(version="v1", path=str(model_dir), checksum=checksum))
-    assert (made.weights.error, made.supervisor.life) == ("", 1)
+    assert (made.weights.report.error, made.supervisor.life) == ("", 1)

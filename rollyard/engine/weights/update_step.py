@@ -1,0 +1,400 @@
+"""`next_step(state, fact) -> (state, commands)`: every change of an engine's weights, as a pure function.
+
+Requests are let in to a process that has proven its weights. A target is checked before the engine is touched. Then it
+ends in one of two ways: the engine has proven the new weights, or another process starts on the last proven ones.
+
+    Waiting, nothing to start on --> Reading --> Restarting --> Waiting
+    Waiting, ready, not proven ----> Loading --> Probing -----> Waiting, proven
+    Waiting, a target is due ------> Reading --> Renaming ----> Waiting: it had these weights under another version
+                                        |
+                                        +------> Draining --------------> Loading --> Probing --> Waiting, proven
+                                                  |    |                   ^   ^         |
+                                                  |    +--> Transferring --+   |         | it answers as before
+                                                  |               | spoiled    |         v
+                                                  +---------------+--------> Restarting <+
+                                            cannot change in place
+
+    Failed: Refused            files: the engine serves as before, and they are read again later
+                               Restarting: the engine starts on the last proven weights
+    Failed: Broke, Lost, Wrong a change: Restarting on the last proven weights; after a loss the target is tried again
+                               a start: tried again; with wrong weights the allocation is given up
+    Failed: FilesChanged       a start found other files than the proven ones: Reading, and nothing is served
+    ProcessBegan               at any time: the entry closes, and what the process before did counts for nothing
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.wire.engine import WeightsPhase, WeightsReport, WeightsTarget
+
+WAIT_FOR_UPDATE_SECONDS = 240.0
+"""Limit for requests that arrive during a change of weights; a client waits 300 s for its first token."""
+RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
+"""Wait between two checks of files that do not match the target: they may still be copied."""
+ATTEMPTS = 3
+"""Attempts at an update during which the engine dies, and at the proof of an engine that was just started."""
+NO_RESTART = "an engine that spans nodes cannot be restarted, so it is replaced"
+
+UpdateStage = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]
+ChangeWay = Literal["Reload", "Transfer", "Restart", "Undo"]
+Command = Literal[
+    "CloseEntry", "Read", "Rename", "Stop", "Receive", "Load", "Prove", "Restart", "Accept", "Pause", "GiveUp"
+]
+"""Work of the executor, by the state after the step. Only the last command of a step has an outcome, the next fact."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights, with the content of their folder."""
+
+    source: WeightsSource
+    info: CheckpointInfo | None
+    """None where it could not be read at a start: the engine reports the error itself."""
+
+
+@dataclass(frozen=True)
+class WeightsChange:
+    """A change of the engine to a target."""
+
+    new: Checkpoint
+    way: ChangeWay = "Reload"
+    """Undo: the engine returns to the weights before."""
+    keep_requests: bool = False
+    error: str = ""
+    """With Undo: why the target failed; empty where it is tried again."""
+
+
+@dataclass(frozen=True)
+class UpdateState:
+    target: WeightsTarget | None
+    """Weights to serve; None for the pool's own model."""
+    can_restart: bool = True
+    """Whether the engine can be started more than once."""
+    stage: UpdateStage = "Waiting"
+    tried: WeightsTarget | None = None
+    """The target under way; `target` may be a later one."""
+    change: WeightsChange | None = None
+    served: Checkpoint | None = None
+    """Weights that the present process has proven, or shall prove."""
+    was: WeightsSource | None = None
+    """Proven weights whose files have changed: no other content can have their version."""
+    life: int = 0
+    """Number of the present process; 0 before the first."""
+    pinned_life: int = -1
+    """The process that is being changed or proven."""
+    proven_life: int = -1
+    broken_proofs: tuple[str, ...] = ()
+    """Errors of the attempts to prove the present process, which was just started."""
+    entry_wait_seconds: float = 0.0
+    """Limit for requests that arrive at a closed entry."""
+    error: str = ""
+    failed: WeightsTarget | None = None
+    """The target that `error` is about."""
+    note: str = ""
+    """Why the folder was read although a transfer was to come."""
+    attempts: int = 0
+    """Changes of the engine for the target."""
+    retry_at: float = math.inf
+    retry_after: float = RETRY_FIRST_SECONDS
+    fatal: str = ""
+    """Why the allocation is given up."""
+
+    @property
+    def proven(self) -> bool:
+        """Whether the present process has proven that it serves the right weights."""
+        return self.served is not None and self.proven_life == self.life
+
+    @property
+    def replaced(self) -> bool:
+        """Whether another process has taken the place of the pinned one."""
+        return self.life != self.pinned_life
+
+    @property
+    def is_done(self) -> bool:
+        return self.target is None or (self.served is not None and self.served.source.matches(self.target))
+
+    def changes_by(self, way: ChangeWay) -> bool:
+        return self.change is not None and self.change.way == way
+
+    @property
+    def before(self) -> WeightsSource | None:
+        """Weights that are changed in place; None for a process that was started on its weights."""
+        in_place = self.changes_by("Reload") or self.changes_by("Transfer")
+        return self.served.source if in_place and self.served is not None else None
+
+    @property
+    def at_work(self) -> Checkpoint:
+        """Weights of the next load, proof or start."""
+        found = self.change.new if self.change is not None and not self.changes_by("Undo") else self.served
+        assert found is not None
+        return found
+
+    @property
+    def phase(self) -> WeightsPhase:
+        if self.change is not None:
+            match self.stage:
+                case "Draining" | "Transferring" | "Loading" | "Probing":
+                    return self.stage
+                case "Restarting":
+                    return "Loading"
+        return "Failed" if self.error else ""
+
+    @property
+    def report(self) -> WeightsReport:
+        source = self.served.source if self.served is not None and self.proven else None
+        return WeightsReport(
+            version=source.version if source is not None else "",
+            checksum=source.checksum if source is not None else "",
+            phase=self.phase,
+            error=self.error,
+            attempt=self.failed.attempt if self.failed is not None and self.error else None,
+            note=self.note,
+        )
+
+    @property
+    def why_transfer_ends(self) -> str:
+        """Why the trainer's transfer is not awaited any longer; empty while it is."""
+        if self.replaced:
+            return "TransferLost: the engine ended"
+        return "" if self.target == self.tried else "TransferLost: the server has started another update"
+
+
+@dataclass(frozen=True)
+class TargetSet:
+    """The server's target, perhaps the same as before.
+
+    None changes nothing, except for an engine that still waits for its first weights: it stops looking for them.
+    """
+
+    target: WeightsTarget | None
+
+
+@dataclass(frozen=True)
+class ProcessBegan:
+    life: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The time (loop seconds), and whether the engine is ready, while nothing is under way."""
+
+    at: float
+    ready: bool
+
+
+@dataclass(frozen=True)
+class FilesRead:
+    at: float
+    found: Checkpoint
+    why_unsupported: str = ""
+    """Why no process of this engine can serve them; empty when one can. So too the other two."""
+    why_not_loadable: str = ""
+    """Why the present process cannot change to them."""
+    why_no_transfer: str = ""
+    """Why a trainer cannot move them into the present process."""
+    can_keep_requests: bool = False
+    """Whether running requests can continue with them."""
+
+
+@dataclass(frozen=True)
+class CarriedOut:
+    unchanged: bool = False
+    """Whether the engine answers as before the change although nothing explains that."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    kind: Literal["Refused", "FilesChanged", "TransferLost", "TransferSpoiled", "Broke", "Lost", "Wrong"]
+    """TransferSpoiled: the engine may hold a part of the new weights. Broke: its state is unknown. Lost: it did not answer
+    at all. Wrong: it has other weights than the expected ones."""
+    why: str
+    at: float = 0.0
+
+
+Fact = TargetSet | ProcessBegan | Observed | FilesRead | CarriedOut | Failed
+Step = tuple[UpdateState, tuple[Command, ...]]
+LOST = Failed("Lost", "it ended during the weights update")
+
+
+def next_step(state: UpdateState, fact: Fact) -> Step:
+    """The state after the fact, and the commands to carry out in this order."""
+    match fact:
+        case TargetSet():
+            return _set_target(state, fact.target), ()
+        case ProcessBegan():
+            return replace(state, life=fact.life, broken_proofs=()), ("CloseEntry",)
+        case Observed():
+            return _begin(state, fact)
+        case FilesRead():
+            return _start_on(state, fact) if state.served is None else _check(state, state.served, fact)
+        case Failed(kind="Refused"):
+            return _refuse(state, fact.why, fact.at)
+        case Failed(kind="FilesChanged"):
+            return _read(replace(state, error=fact.why, served=None, was=state.at_work.source))
+        case Failed(kind="TransferLost" | "TransferSpoiled"):
+            return _lose_transfer(replace(state, note=fact.why), fact)
+        case Failed():
+            return _break(state, fact)
+        case CarriedOut() if state.stage == "Restarting":
+            return _begin_life(state)
+        case CarriedOut():
+            return _break(state, LOST) if state.replaced else _go_on(state, fact)
+
+
+def _set_target(state: UpdateState, target: WeightsTarget | None) -> UpdateState:
+    withdrawn = target is None and state.served is None and state.error
+    if target == state.target or (target is None and not withdrawn):
+        return state
+    return replace(state, target=target, failed=None, error="", note="", attempts=0, retry_after=RETRY_FIRST_SECONDS)
+
+
+def _begin(state: UpdateState, fact: Observed) -> Step:
+    due = state.failed is None or state.failed != state.target or fact.at >= state.retry_at
+    if state.served is None:
+        return _read(state) if due else (state, ())
+    if not fact.ready:
+        return state, ()
+    if not state.proven:
+        if len(state.broken_proofs) >= ATTEMPTS:
+            return _give_up(state, f"ProbeFailed: {state.broken_proofs[-1]}")
+        return replace(state, stage="Loading", pinned_life=state.life), ("Load",)
+    if state.is_done:
+        return replace(state, error=""), ()  # the failed target is no longer current
+    return _read(state) if due else (state, ())
+
+
+def _read(state: UpdateState) -> Step:
+    return replace(state, stage="Reading", tried=state.target, pinned_life=state.life), ("Read",)
+
+
+def _refuse(state: UpdateState, why: str, at: float) -> Step:
+    if state.stage == "Restarting":
+        return _fail(state, f"LoadFailed: {why}"), ()
+    if state.served is None and state.tried != state.target:
+        return _read(state)
+    if state.served is None and state.tried is None:
+        return _give_up(state, why)
+    return _fail(state, why, at), ()
+
+
+def _fail(state: UpdateState, why: str, at: float = math.inf) -> UpdateState:
+    """The target has failed; with a time, it is tried again later."""
+    later, wait = at + state.retry_after, min(2 * state.retry_after, RETRY_CAP_SECONDS)
+    state = replace(state, stage="Waiting", change=None, error=why, failed=state.tried)
+    return replace(state, retry_at=later, retry_after=wait)
+
+
+def _give_up(state: UpdateState, why: str) -> Step:
+    return replace(state, fatal=why), ("GiveUp",)
+
+
+def _start_on(state: UpdateState, fact: FilesRead) -> Step:
+    tried, source, was = state.tried, fact.found.source, state.was
+    if tried != state.target:
+        return _read(state)
+    if fact.why_unsupported:
+        return _refuse(state, fact.why_unsupported, fact.at)
+    if was is not None and source.version == was.version and source.checksum != was.checksum:
+        return _refuse(state, was.mismatch_text(source.checksum), fact.at)
+    note = "NoTransfer: it started with the folder" if tried is not None and tried.transfer else ""
+    return replace(state, stage="Restarting", served=fact.found, was=None, error="", note=note), ("Restart",)
+
+
+def _check(state: UpdateState, served: Checkpoint, fact: FilesRead) -> Step:
+    new, tried, before, after = fact.found, state.tried, served.info, fact.found.info
+    assert tried is not None
+    incompatible = before.incompatibility(after) if before is not None and after is not None else ""
+    if why := fact.why_unsupported or incompatible:
+        return _fail(state, why), ()
+    if not state.proven:  # the process ended: the target is due again once another has proven its weights
+        return replace(state, stage="Waiting"), ()
+    state = replace(state, attempts=state.attempts + 1)
+    if new.source.checksum == served.source.checksum and new.source.adapter is None and served.source.adapter is None:
+        note = "NoTransfer: it already had these weights" if tried.transfer else ""
+        change = WeightsChange(Checkpoint(new.source, before))
+        return replace(state, stage="Renaming", change=change, note=note), ("Rename",)
+    if fact.why_not_loadable and not state.can_restart:
+        return _fail(state, f"NotInPlace: {fact.why_not_loadable}; {NO_RESTART}"), ()
+    same = before is None or after is None or before.same_computation(after)
+    why_folder = fact.why_not_loadable or ("" if same else "config.json differs") or fact.why_no_transfer
+    keep = tried.mode == "Pause" and not fact.why_not_loadable and fact.can_keep_requests
+    change = WeightsChange(new, "Restart" if fact.why_not_loadable else "Reload", keep)
+    state = replace(state, stage="Draining", error="", note="", entry_wait_seconds=WAIT_FOR_UPDATE_SECONDS)
+    if tried.transfer and why_folder:
+        state = replace(state, note=f"NoTransfer: {why_folder}")
+    elif tried.transfer:
+        change = replace(change, way="Transfer")
+    return replace(state, change=change), ("CloseEntry", "Stop")
+
+
+def _go_on(state: UpdateState, done: CarriedOut) -> Step:
+    match state.stage:
+        case "Draining" if state.changes_by("Transfer"):
+            return replace(state, stage="Transferring"), ("Receive",)
+        case "Draining" if state.changes_by("Restart"):
+            return _restart_on_new(state)
+        case "Draining" | "Transferring":
+            return replace(state, stage="Loading"), ("Load",)
+        case "Loading":
+            return replace(state, stage="Probing"), ("Prove",)
+        case "Probing" if done.unchanged:
+            why = "ReloadIgnored: the engine answers with the new weights exactly as before"
+            if not state.can_restart:
+                return _break(state, Failed("Wrong", why))
+            return _restart_on_new(replace(state, note=why if state.changes_by("Transfer") else state.note))
+    return _accept(state)
+
+
+def _lose_transfer(state: UpdateState, lost: Failed) -> Step:
+    change = state.change
+    assert change is not None
+    if state.replaced:
+        return _break(state, LOST)
+    if lost.kind == "TransferLost":
+        return replace(state, stage="Loading", change=replace(change, way="Reload")), ("Load",)
+    if not state.can_restart:
+        return _break(state, Failed("Wrong", f"{lost.why}; {NO_RESTART}"))
+    return _restart_on_new(state)
+
+
+def _restart_on_new(state: UpdateState) -> Step:
+    assert state.change is not None
+    return replace(state, stage="Restarting", change=replace(state.change, way="Restart")), ("Restart",)
+
+
+def _begin_life(state: UpdateState) -> Step:
+    if state.change is None:
+        return replace(state, stage="Waiting"), ()
+    if state.change.way == "Undo":
+        return _end_undo(state, state.change.error), ()
+    return replace(state, stage="Loading", pinned_life=state.life), ("Load",)
+
+
+def _accept(state: UpdateState) -> Step:
+    state = replace(state, served=state.at_work, proven_life=state.life, entry_wait_seconds=0.0)
+    error = "" if state.is_done else state.error
+    return replace(state, stage="Waiting", change=None, error=error), ("Accept",)
+
+
+def _break(state: UpdateState, failed: Failed) -> Step:
+    change = state.change
+    if change is None:
+        if failed.kind == "Wrong":
+            return _give_up(state, failed.why)
+        broken = () if state.replaced else (*state.broken_proofs, failed.why)
+        return replace(state, stage="Waiting", broken_proofs=broken), ("Pause",)
+    error = "" if failed.kind == "Lost" and state.attempts < ATTEMPTS else failed.why
+    starts_on_new = change.way == "Restart" and state.stage != "Draining"
+    if state.replaced and not starts_on_new:
+        return _end_undo(state, error), ()
+    if not state.can_restart:
+        return _give_up(state, "WeightsLost: the update failed in the middle, and the engine cannot be restarted")
+    return replace(state, stage="Restarting", change=replace(change, way="Undo", error=error)), ("Restart",)
+
+
+def _end_undo(state: UpdateState, error: str) -> UpdateState:
+    return _fail(state, error) if error else replace(state, stage="Waiting", change=None)
