@@ -16,6 +16,7 @@ from aiohttp import web
 
 from rollyard.gateway.session.streaming_text import Detokenizer
 from rollyard.tokens.chat_template import ChatTemplate
+from simulation.serving import serve_app
 
 LOGPROB = -0.5
 Script = Callable[[int, Sequence[int]], Sequence[int]]
@@ -46,15 +47,8 @@ class Upstream:
         app.router.add_post("/v1/completions", self._complete)
         if self.template is not None:
             app.router.add_post("/v1/chat/completions", self._chat)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-            host, port = runner.addresses[0][:2]
-            self.url = f"http://{host}:{port}"
+        async with serve_app(app, handler_cancellation=True) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -11,7 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from rollyard.api.app import build
 from rollyard.core.clock import SystemClock
@@ -21,6 +20,7 @@ from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trust.bearer_tokens import Role
+from simulation.serving import serve_app
 from simulation.upstream import Upstream
 from tests.support.outside_api import Api, Serve
 
@@ -40,17 +40,12 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             services = replace(parts.services(), task_kinds=frozenset({"code", "math", "quiz"}))
             if not (await store.list_objects("InferencePool", "default"))[0]:
                 await store.create(_pool(model_dir, spec))
-            runner = web.AppRunner(
-                build(services), handler_cancellation=True, access_log=None, auto_decompress=False, shutdown_timeout=5
-            )
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            options = {"handler_cancellation": True, "auto_decompress": False, "shutdown_timeout": 5}
+            url = await stack.enter_async_context(serve_app(build(services), **options))
             for part in (parts.sessions, parts.rebalancer):
                 stack.callback(asyncio.create_task(part.run()).cancel)
-            host, port = runner.addresses[0][:2]
             admin = parts.signer.issue(Role.ADMIN, "admin")
-            api = Api(f"http://{host}:{port}", admin, parts, model_dir)
+            api = Api(url, admin, parts, model_dir)
             headers = {"Authorization": f"Bearer {admin}"}
             api.http = await stack.enter_async_context(aiohttp.ClientSession(headers=headers))
             yield api

@@ -10,7 +10,6 @@ import re
 import shutil
 import socket
 import threading
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,8 +24,8 @@ from rollyard.gateway.requests import chat_request
 from rollyard.gateway.session import session as session_module
 from rollyard.kinds.base import Reason
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.trust.bearer_tokens import Role, TokenSigner
+from tests.support import make
 from tests.support.outside_api import POOL, QUESTION, Api, Serve, client
 from tests.support.until import until
 
@@ -364,14 +363,12 @@ async def test_who_cannot_get_in_is_demand_until_it_does(
 
 
 async def test_a_session_samples_from_no_older_weights_than_it_asks_for(serving: Serve, saying: Any) -> None:
-    since = datetime(2026, 1, 1, tzinfo=UTC)
-    history = [WeightsRecord(version=v, number=n, since=since) for n, v in enumerate(("v1", "v2"), 1)]
     async with (
         serving(engine={"embedded": {}}, replicas=2) as api,
         saying("Hi.").serving() as old,
         saying("Hi.").serving() as new,
     ):
-        api.endpoints.follow_weights(POOL, WeightsStatus(current=history[-1], history=history))
+        api.endpoints.follow_weights(POOL, make.weights("v1", "v2"))
         api.serve("old", old.url, "v1")
         for least, word in (
             ("v2", "that serves 'v2' or a later version is ready; it serves v2"),

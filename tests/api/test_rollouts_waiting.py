@@ -61,9 +61,7 @@ async def _stored(api: Api) -> RolloutPool:
 
 
 def connect(api: Api, *kinds: str, uid: str = "u", **failed: str) -> ConnectedAgent:
-    agent = ConnectedAgent(
-        make.identity(uid), KEY, lambda message: None, kinds=frozenset(kinds), failed_kinds=failed, expel=lambda: None
-    )
+    agent = make.agent(KEY, uid, kinds=frozenset(kinds), failed_kinds=failed)
     api.agents.connect(agent)
     return agent
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,6 +19,7 @@ from rollyard.client.kubeconfig import Context
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
+from simulation.serving import serve_app
 from tests.support import make
 
 LIMIT_SECONDS = 60.0
@@ -43,7 +45,8 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self.endpoint = folder / "endpoint.json"
         self.asked: list[web.Request] = []
-        self._runners: list[web.AppRunner] = []
+        self._running = contextlib.AsyncExitStack()
+        self._epoch = 0
 
     async def start(self, handler: Handler) -> None:
         """From here on this is the server; those before it stay as they are."""
@@ -54,16 +57,12 @@ class Servers:
 
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        self._runners.append(runner)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self.endpoint.write_text(json.dumps({"url": url, "epoch": len(self._runners)}))
+        url = await self._running.enter_async_context(serve_app(app))
+        self._epoch += 1
+        self.endpoint.write_text(json.dumps({"url": url, "epoch": self._epoch}))
 
     async def stop(self) -> None:
-        for runner in self._runners:
-            await runner.cleanup()
+        await self._running.aclose()
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -16,11 +15,10 @@ import pytest
 from rollyard.client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.client.node_connection import NodeConnection
-from rollyard.client.server_link import ServerLink
 from rollyard.kinds.rollout import Outcome, Stage, Status
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.wire.files import AllocationFile
 from rollyard.wire.node import Hello, LeaseRef, ToNode
+from tests.support import make
 
 LIMIT_SECONDS = 60.0
 REF = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)
@@ -54,22 +52,14 @@ def stalled(tmp_path: Path) -> Iterator[StalledFile]:
     timer.join()
 
 
-def a_link(file: Path) -> ServerLink:
-    allocation = AllocationFile(
-        allocation="a", namespace="default", uid="u", pool_kind="RolloutPool", pool="demo", endpoint_file=str(file),
-        ca_file="", scratch="",
-    )  # fmt: skip
-    return ServerLink(allocation, file.parent, "token", ssl.create_default_context())
-
-
 async def heartbeat(file: Path) -> None:
-    link = a_link(file)
+    link = make.server_link(file)
     async with link.session() as http:
         await link.post(http, "/v1/engine/heartbeat", "{}")
 
 
 async def connect(file: Path) -> None:
-    link = a_link(file)
+    link = make.server_link(file)
 
     async def hear(_: ToNode) -> None: ...
 
@@ -78,13 +68,13 @@ async def connect(file: Path) -> None:
 
 
 async def upload(file: Path) -> None:
-    link = a_link(file)
+    link = make.server_link(file)
     async with link.session() as http:
         await ResultUploads(link, http).result(REF, Outcome(status=Status.COMPLETED))
 
 
 async def fetch(file: Path) -> None:
-    link = a_link(file)
+    link = make.server_link(file)
     async with link.session() as http:
         await ResultUploads(link, http).stored_run(REF)
 

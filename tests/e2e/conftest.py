@@ -1,10 +1,14 @@
 """The yard, and real Slurm where a test asks for it, for every test in this folder."""
 
-import pytest
+from collections.abc import AsyncIterator
 
+import pytest
+import pytest_asyncio
+
+from rollyard.client import AsyncClient
 from tests.support.cluster import accounting_cluster, cluster, new_cluster
 from tests.support.vllm_env import vllm_python
-from tests.support.yard import yard
+from tests.support.yard import Yard, yard
 
 __all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "vllm_python", "yard"]
 
@@ -13,3 +17,15 @@ __all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "vllm_pyt
 def long_run(request: pytest.FixtureRequest) -> bool:
     """Whether faults last for the stated time, and not only until they are detected."""
     return str(request.config.option.markexpr) == "long or not long"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    """A yard with the demo's pools, which the tests of a module share."""
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    yard.start()
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        yield yard, client
+    await yard.clean_up()

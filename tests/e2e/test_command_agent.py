@@ -6,12 +6,10 @@ import contextlib
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import RolloutView, Status
@@ -48,17 +46,6 @@ for _ in range(6):
         messages.append({"role": "tool", "tool_call_id": one["id"], "content": done.stdout.strip()})
 EOF
 python3 /tmp/harness.py"""
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
-    yard = Yard(tmp_path_factory.mktemp("yard"))
-    yard.start()
-    async with yard.client() as client:
-        await yard.apply(client)
-        await yard.ready(client)
-        yield yard, client
-    await yard.clean_up()
 
 
 async def test_a_black_box_agent_gives_trainable_trajectories(served: tuple[Yard, AsyncClient]) -> None:

@@ -9,9 +9,6 @@ import json
 import os
 import sqlite3
 import ssl
-import subprocess
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +30,9 @@ from rollyard.server.store.base import BlobRef
 from rollyard.server.store.blobs import read_blob
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from rollyard.wire.columns import is_columns
-from tests.support.yard import MODEL, ROOT, Yard, requests
+from tests.support.yard import MODEL, Yard, requests
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(50)]
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
-    yard = Yard(tmp_path_factory.mktemp("yard"))
-    yard.start()
-    async with yard.client() as client:
-        await yard.apply(client)
-        await yard.ready(client)
-        yield yard, client
-    await yard.clean_up()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -292,30 +278,19 @@ async def test_no_secret_in_argv_script_or_environment_and_no_file_for_others(se
 
 async def test_the_command_line_shows_what_there_is(served: tuple[Yard, AsyncClient]) -> None:
     yard, _ = served
-    out = await rollyard(yard, "get", "rp")
+    out, _ = await yard.rollyard("get", "rp")
     assert out.splitlines()[0].split()[0] == "NAME"
     assert out.splitlines()[0].split()[-1] == "AGE"
     assert "demo" in out
-    assert "AllReady" in await rollyard(yard, "describe", "rolloutpool/demo")
-    assert json.loads(await rollyard(yard, "get", "ip", "policy", "-o", "json"))["spec"]["replicas"] == 2
-    assert await rollyard(yard, "get", "ip/policy", "-o", "jsonpath={.status.replicas.ready}") == "2"
-    assert "serving" in (await rollyard(yard, "logs", "inferencepool/policy")).lower()
-    assert "condition met" in await rollyard(yard, "wait", "rp/demo", "--for", "condition=Ready")
+    assert "AllReady" in (await yard.rollyard("describe", "rolloutpool/demo"))[0]
+    assert json.loads((await yard.rollyard("get", "ip", "policy", "-o", "json"))[0])["spec"]["replicas"] == 2
+    assert (await yard.rollyard("get", "ip/policy", "-o", "jsonpath={.status.replicas.ready}"))[0] == "2"
+    assert "serving" in (await yard.rollyard("logs", "inferencepool/policy"))[0].lower()
+    assert "condition met" in (await yard.rollyard("wait", "rp/demo", "--for", "condition=Ready"))[0]
     task = json.dumps({"kind": "math", "problem": "What is 12 + 30?", "answer": "42"})
-    assert "reward 1" in await rollyard(yard, "try", task, "--pool", "demo", "--temperature", "0")
-    failed = await rollyard(yard, "get", "rp", "nowhere", code=1)
+    assert "reward 1" in (await yard.rollyard("try", task, "--pool", "demo", "--temperature", "0"))[0]
+    _, failed = await yard.rollyard("get", "rp", "nowhere", code=1)
     assert 'rolloutpools.rollyard.dev "nowhere" not found' in failed
-
-
-async def rollyard(yard: Yard, *words: str, code: int = 0) -> str:
-    """Standard output of a command, or its standard error when it is to fail."""
-    env = {**os.environ, "HOME": str(yard.folder)}
-    command = [sys.executable, "-m", "rollyard.cli.main", *words]
-    done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, env=env, cwd=ROOT, timeout=60, check=False
-    )
-    assert done.returncode == code, done.stderr
-    return str(done.stderr if code else done.stdout)
 
 
 def listening(pids: set[int]) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -29,24 +28,6 @@ def environment(field: Field) -> dict[str, str]:
     return {**os.environ, "HOME": str(field.yard.folder)}
 
 
-async def rollyard(field: Field, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
-    """(standard output, standard error)"""
-    command = [sys.executable, "-m", "rollyard.cli.main", *words]
-    done = await asyncio.to_thread(
-        subprocess.run,
-        command,
-        input=text,
-        capture_output=True,
-        text=True,
-        env=environment(field),
-        cwd=ROOT,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout, done.stderr
-
-
 def manifest(**changes: dict[str, Any]) -> str:
     objects = list(yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text()))
     for found in objects:
@@ -60,26 +41,28 @@ AWAY: dict[str, Any] = {"policy": {"replicas": 1}, "demo": {"replicas": 1}}
 
 
 async def test_a_change_is_shown_before_it_is_made(field: Field) -> None:
-    out, _ = await rollyard(field, "apply", "--dry-run=server", "-f", "-", text=manifest())
+    out, _ = await field.yard.rollyard("apply", "--dry-run=server", "-f", "-", text=manifest())
     assert "rolloutpool/demo created (server dry run)" in out
     assert "#SBATCH --time=01:00:00" in out
     assert "would submit 2 jobs of 1 node, 1 CPUs" in out
     assert "in partition main, the default" in out
-    out, _ = await rollyard(field, "diff", "-f", "-", text=manifest(), code=1)
+    out, _ = await field.yard.rollyard("diff", "-f", "-", text=manifest(), code=1)
     assert "+++ applied/rolloutpool/default/demo\n" in out
     assert await field.yard.jobs() == []
 
-    await rollyard(field, "apply", "-f", "-", text=manifest(**AWAY))
-    assert await rollyard(field, "diff", "-f", "-", text=manifest(**AWAY)) == ("", "")
+    await field.yard.rollyard("apply", "-f", "-", text=manifest(**AWAY))
+    assert await field.yard.rollyard("diff", "-f", "-", text=manifest(**AWAY)) == ("", "")
     await field.yard.ready(field.client)
     longer = manifest(**{**AWAY, "demo": {"replicas": 1, "allocation": {"timeLimit": "02:00:00"}}})
-    out, _ = await rollyard(field, "diff", "-f", "-", text=longer, code=1)
+    out, _ = await field.yard.rollyard("diff", "-f", "-", text=longer, code=1)
     assert "-    timeLimit: 01:00:00" in out
     assert "-#SBATCH --time=01:00:00\n+#SBATCH --time=02:00:00" in out
     assert "would replace 1 job by as many of 1 node, 1 CPUs, 0 GPUs" in out
-    out, _ = await rollyard(field, "diff", "-f", "-", text=manifest(demo={"allocation": {"gpusPerNode": 64}}), code=2)
+    out, _ = await field.yard.rollyard(
+        "diff", "-f", "-", text=manifest(demo={"allocation": {"gpusPerNode": 64}}), code=2
+    )
     assert "timeLimit" not in out
-    _, err = await rollyard(field, "diff", "-f", "nowhere.yaml", code=2)
+    _, err = await field.yard.rollyard("diff", "-f", "nowhere.yaml", code=2)
     assert "does not exist" in err
 
 
@@ -92,11 +75,11 @@ async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Fi
     waits = manifest(policy={"replicas": 0}, demo={"replicas": 1, "allocation": {"nodelist": ["n3"]}})
 
     async def warned() -> bool:
-        _, err = await rollyard(field, "apply", "--dry-run=server", "-f", "-", text=waits)
+        _, err = await field.yard.rollyard("apply", "--dry-run=server", "-f", "-", text=waits)
         return err.startswith("Warning: no suitable node is usable now: n3 is ")
 
     await field.yard.until(warned)
-    await rollyard(field, "apply", "-f", "-", text=waits)
+    await field.yard.rollyard("apply", "-f", "-", text=waits)
 
     async def pending() -> bool:
         return any(job.state == "PENDING" and job.reason for job in await field.yard.jobs())
@@ -104,9 +87,9 @@ async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Fi
     await field.yard.until(pending)
     (allocation,) = await field.yard.until(lambda: known(field))
     name = allocation.metadata.name
-    _, err = await rollyard(field, "logs", name, code=1)
+    _, err = await field.yard.rollyard("logs", name, code=1)
     assert f"allocation '{name}' has no output yet: job {allocation.status.job_id} is PENDING" in err
-    out, _ = await rollyard(field, "describe", f"allocation/{name}")
+    out, _ = await field.yard.rollyard("describe", f"allocation/{name}")
     assert "Expected start:" in out
     following = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "rollyard.cli.main", "logs", "-f", name,
@@ -125,9 +108,9 @@ async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Fi
     assert following.returncode == 0
     log = await asyncio.to_thread(next(field.yard.data.glob(f"allocations/*{name}/job.log")).read_text)
     assert out == log != ""
-    out, _ = await rollyard(field, "logs", "rp/demo", "--previous", "--tail=1")
+    out, _ = await field.yard.rollyard("logs", "rp/demo", "--previous", "--tail=1")
     assert out == log.splitlines(keepends=True)[-1]
-    out, _ = await rollyard(field, "describe", f"allocation/{name}")
+    out, _ = await field.yard.rollyard("describe", f"allocation/{name}")
     assert "CANCELLED" in out
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 
 import pytest
@@ -29,26 +26,14 @@ async def conditions(field: Field, kind: str = "RolloutPool", name: str = "demo"
     return {c.type: c for c in pool.status.conditions if c.observed_generation >= pool.metadata.generation}
 
 
-async def rollyard(field: Field, *words: str) -> tuple[int, str]:
-    command = [
-        sys.executable,
-        "-m",
-        "rollyard.cli.main",
-        *words,
-        "--kubeconfig",
-        str(field.yard.data / "admin.kubeconfig"),
-    ]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
 async def test_a_change_that_fails_is_told_while_the_old_ones_serve_and_a_wait_for_it_fails(field: Field) -> None:
     """A model path that does not exist, and a setup line that fails: `get` said AllReady, and `wait` returned at once."""
     await field.begin()
     nowhere = str(field.yard.folder / "nowhere")
     await field.apply(policy={"model": {"path": nowhere}}, demo={"allocation": {"setup": "echo no share; exit 3"}})
-    code, words = await rollyard(field, "wait", "rp/demo", "--for", "condition=Updated", "--timeout", "90")
-    assert code == 1
+    wait_updated = ("--for", "condition=Updated", "--timeout", "90")
+    out, err = await field.yard.rollyard("wait", "rp/demo", *wait_updated, code=1)
+    words = out + err
     assert "rolloutpool/demo: Updated is False: CrashLoop: 0 of 2 allocations are up to date" in words
     assert "exit code 3" in words
 
@@ -64,7 +49,7 @@ async def test_a_change_that_fails_is_told_while_the_old_ones_serve_and_a_wait_f
         assert (replicas.ready, replicas.updated) == (2, 0)
     await field.apply()
     for target in ("ip/policy", "rp/demo"):
-        assert (await rollyard(field, "wait", target, "--for", "condition=Updated", "--timeout", "90"))[0] == 0
+        await field.yard.rollyard("wait", target, *wait_updated)
     await field.all_is_well()
 
 

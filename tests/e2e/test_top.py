@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import fcntl
 import itertools
-import json
 import os
 import pty
 import re
@@ -24,12 +23,6 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.top import TopView
 from tests.support.yard import ROOT, Yard, requests
-
-
-def command(yard: Yard, *words: str) -> str:
-    line = [sys.executable, "-m", "rollyard.cli.main", "top", *words]
-    line += ["--kubeconfig", str(yard.data / "admin.kubeconfig")]
-    return subprocess.run(line, check=True, capture_output=True, text=True, cwd=ROOT, timeout=120).stdout
 
 
 def on_a_terminal(yard: Yard, word: bytes) -> bytes:
@@ -80,7 +73,7 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
         more = itertools.count()
 
         async def busy() -> TopView | None:
-            found = TopView.model_validate(json.loads(await asyncio.to_thread(command, served, "-o", "json")))
+            found = TopView.model_validate_json((await served.rollyard("top", "-o", "json"))[0])
             load = found.inference_pools[0].load
             if load.tokens_per_second and load.prefix_hit_rate and load.first_token_seconds:
                 return found
@@ -97,12 +90,12 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
         assert pool.weights_versions == [endpoint.weights_version]
         assert sum((rollouts.ended_per_minute or {}).values()) > 0
 
-        table = command(served)
+        table, _ = await served.rollyard("top")
         assert [line.split()[0] for line in table.splitlines() if line] == [
             "INFERENCE", "policy", "policy-ip-0", "ROLLOUT", "demo",
         ]  # fmt: skip
-        assert "ROLLOUT" not in command(served, "inference")
-        assert "policy" not in command(served, "demo")
+        assert "ROLLOUT" not in (await served.rollyard("top", "inference"))[0]
+        assert "policy" not in (await served.rollyard("top", "demo"))[0]
 
         screen = await asyncio.to_thread(on_a_terminal, served, b"policy-ip-0")
         assert b"\x1b[?1049h" in screen, "it takes the whole terminal, and takes down what it put up"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from rollyard.kinds.rollout import Status
 from rollyard.kinds.weights import Mode, WeightsUpdate
 from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
-from tests.support.yard import MODEL, ROOT, Yard, kill, requests
+from tests.support.yard import MODEL, Yard, kill, requests
 
 pytestmark = pytest.mark.slow(100)
 
@@ -170,14 +168,6 @@ async def serves_still(client: AsyncClient, version: str, count: int) -> bool:
     return [e.weights_version for e in pool.status.endpoints if e.ready] == [version] * count
 
 
-async def rollyard(yard: Yard, *words: str) -> str:
-    """Run the command and return its output without the last line end."""
-    command = [sys.executable, "-m", "rollyard.cli.main", *words, "--kubeconfig", str(yard.data / "admin.kubeconfig")]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.rstrip("\n")
-
-
 async def serves_something(client: AsyncClient, count: int) -> bool:
     return sum(e.ready for e in (await pool_of(client)).status.endpoints) == count
 
@@ -193,16 +183,16 @@ async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> No
         yard.start()
     async with yard.client() as client:
         await yard.until(lambda: serves(client, "v2", 2))
-        shown = await rollyard(yard, "weights", "policy")
+        shown, _ = await yard.rollyard("weights", "policy")
         assert "update to v2 complete: v2 is served by 2 of 2 endpoints" in shown
-        assert "update to v2 complete" in await rollyard(yard, "describe", "inferencepool", "policy")
-        assert " v2 " in await rollyard(yard, "get", "inferencepools")
+        assert "update to v2 complete" in (await yard.rollyard("describe", "inferencepool", "policy"))[0]
+        assert " v2 " in (await yard.rollyard("get", "inferencepools"))[0]
         v3 = other_weights(MODEL, yard.folder / "v3", amount=0.02)
         ordered = ["weights", "policy", "--path", str(v3), "--wait", "--version"]
-        assert "update to v3 complete" in await rollyard(yard, *ordered, "v3")
+        assert "update to v3 complete" in (await yard.rollyard(*ordered, "v3"))[0]
         with pytest.raises(AssertionError, match="use another version name for other weights"):
-            await rollyard(yard, "weights", "policy", "--version", "v2", "--path", "/elsewhere")
+            await yard.rollyard("weights", "policy", "--version", "v2", "--path", "/elsewhere")
         with pytest.raises(AssertionError, match=r"update to v4 failed: .*is not a folder on this node"):
-            await rollyard(yard, "weights", "policy", "--version", "v4", "--path", "/nowhere", "--wait")
+            await yard.rollyard("weights", "policy", "--version", "v4", "--path", "/nowhere", "--wait")
         await yard.until(lambda: serves_still(client, "v3", 2))
-        assert "update to v5 complete" in await rollyard(yard, *ordered, "v5"), "no failure of v4 counts against it"
+        assert "update to v5 complete" in (await yard.rollyard(*ordered, "v5"))[0], "no failure of v4 counts against it"

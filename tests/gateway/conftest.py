@@ -20,6 +20,7 @@ from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from simulation.endpoint_sampler import EndpointSampler
+from simulation.serving import serve_app
 from simulation.upstream import Upstream
 from tests.support import make
 
@@ -43,19 +44,12 @@ class Gateway:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Gateway]:
-        runner = web.AppRunner(
-            build(self.find), handler_cancellation=True, access_log=None, auto_decompress=False, shutdown_timeout=0.1
-        )
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-            host, port = runner.addresses[0][:2]
-            self.url = f"http://{host}:{port}"
-            yield self
-        finally:
-            for session in self.sessions.values():
-                session.close()
-            await runner.cleanup()
+        async with serve_app(build(self.find), handler_cancellation=True, auto_decompress=False) as self.url:
+            try:
+                yield self
+            finally:
+                for session in self.sessions.values():
+                    session.close()
 
 
 @pytest.fixture(scope="session")

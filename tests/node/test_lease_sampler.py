@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rollyard.client.server_link import ServerLink
 from rollyard.kinds.base import evolve
 from rollyard.kinds.engine_spec import Patience
 from rollyard.kinds.rollout import Sampling
@@ -22,23 +20,13 @@ from rollyard.node.lease_sampler import LeaseSampler
 from rollyard.tokens import requests_in_flight
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.files import AllocationFile, EndpointFile
+from rollyard.wire.files import EndpointFile
 from rollyard.wire.node import LeaseRef
+from simulation.serving import serve_app
 from tests.support import make
 
 QUICK = Patience(connect_seconds=1.0, first_token_seconds=1.0, idle_seconds=1.0)
 REF = LeaseRef(namespace="default", id="r", fence=1)
-
-
-@contextlib.asynccontextmanager
-async def listening(app: web.Application) -> AsyncIterator[str]:
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 def chunk(prompt: list[int], ids: list[int], finish: str | None = None) -> bytes:
@@ -100,19 +88,9 @@ class Yard:
 
 @contextlib.asynccontextmanager
 async def policy(yard: Yard, first: Endpoint, folder: Path) -> AsyncIterator[LeaseSampler]:
-    async with listening(yard.app()) as url, aiohttp.ClientSession() as http:
+    async with serve_app(yard.app()) as url, aiohttp.ClientSession() as http:
         (folder / "endpoint.json").write_text(EndpointFile(url=url, epoch=1).model_dump_json())
-        told = AllocationFile(
-            allocation="a",
-            namespace="default",
-            uid="u",
-            pool_kind="RolloutPool",
-            pool="p",
-            endpoint_file=str(folder / "endpoint.json"),
-            ca_file="",
-            scratch="",
-        )
-        link = ServerLink(told, folder, "token", ssl.create_default_context())
+        link = make.server_link(folder / "endpoint.json")
         yield LeaseSampler(link, http, TokenClient(http), REF, first, [], None)
 
 
@@ -123,7 +101,7 @@ def endpoint(name: str, url: str) -> Endpoint:
 @pytest.mark.parametrize(("way", "streamed"), [("silent", 0), ("mute", 0), ("idle", 2), ("broken", 2), ("refused", 0)])
 async def test_a_turn_goes_on_elsewhere_with_the_ids_it_has(tmp_path: Path, way: str, streamed: int) -> None:
     yard, bad, good = Yard(), list[list[int]](), list[list[int]]()
-    async with listening(engine(way, bad)) as one, listening(engine("well", good)) as two:
+    async with serve_app(engine(way, bad)) as one, serve_app(engine("well", good)) as two:
         first = endpoint("first", "http://127.0.0.1:9" if way == "refused" else one)
         yard.next = [endpoint("second", two)]
         async with policy(yard, first, tmp_path) as leased:
@@ -138,7 +116,7 @@ async def test_a_turn_goes_on_elsewhere_with_the_ids_it_has(tmp_path: Path, way:
 async def test_a_failure_is_a_complaint_once_however_often_it_asks(tmp_path: Path) -> None:
     yard, good = Yard(), list[list[int]]()
     async with (
-        listening(engine("well", good)) as url,
+        serve_app(engine("well", good)) as url,
         policy(yard, endpoint("first", "http://127.0.0.1:9"), tmp_path) as leased,
     ):
         turn = asyncio.create_task(leased.sample([1], Sampling(max_tokens=9)))
@@ -175,7 +153,7 @@ async def test_sglang_is_spoken_to_in_its_own_way(tmp_path: Path, whole: bool) -
 
     app = web.Application()
     app.add_routes([web.post("/generate", generate)])
-    async with listening(app) as url:
+    async with serve_app(app) as url:
         first = evolve(endpoint("first", url), dialect="sglang", ca=False)
         async with policy(Yard(), first, tmp_path) as leased:
             sampled = await leased.sample([10, 11], Sampling(max_tokens=9, temperature=0.5))
@@ -188,8 +166,8 @@ async def test_sglang_is_spoken_to_in_its_own_way(tmp_path: Path, whole: bool) -
 async def test_told_to_it_asks_again_once_before_its_next_turn(tmp_path: Path) -> None:
     yard, here, there = Yard(), list[list[int]](), list[list[int]]()
     async with (
-        listening(engine("well", here)) as one,
-        listening(engine("well", there)) as two,
+        serve_app(engine("well", here)) as one,
+        serve_app(engine("well", there)) as two,
         policy(yard, endpoint("first", one), tmp_path) as leased,
     ):
         await leased.sample([1], Sampling(max_tokens=9))
@@ -209,7 +187,7 @@ async def test_told_that_its_endpoint_is_out_it_leaves_in_the_middle_of_a_turn_t
 ) -> None:
     monkeypatch.setattr(requests_in_flight, "QUIET_SECONDS", 0.2)
     yard, here, there = Yard(), list[list[int]](), list[list[int]]()
-    async with listening(engine("idle", here)) as one, listening(engine("well", there)) as two:
+    async with serve_app(engine("idle", here)) as one, serve_app(engine("well", there)) as two:
         patient = evolve(endpoint("first", one), patience=Patience())
         async with policy(yard, patient, tmp_path) as leased:
             streamed = asyncio.Event()
@@ -234,8 +212,8 @@ async def test_a_turn_that_still_streams_ends_where_it_began_whatever_the_server
 ) -> None:
     yard, here, there = Yard(), list[list[int]](), list[list[int]]()
     async with (
-        listening(engine("slow", here)) as one,
-        listening(engine("well", there)) as two,
+        serve_app(engine("slow", here)) as one,
+        serve_app(engine("well", there)) as two,
         policy(yard, endpoint("first", one), tmp_path) as leased,
     ):
         streamed = asyncio.Event()

@@ -5,21 +5,30 @@ A field of a spec or a status may have either name, `jobState` or `job_state`; t
 
 from __future__ import annotations
 
-from datetime import datetime
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from rollyard.client.server_link import ServerLink
 from rollyard.core.clock import as_datetime
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.event import Event, InvolvedObject
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
+from rollyard.kinds.weights import WeightsRecord, WeightsStatus
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.store.base import RolloutRecord
 from rollyard.slurm.base import Job, Snapshot
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, WeightsReport
+from rollyard.wire.files import AllocationFile
+from rollyard.wire.node import ToNode
 
 
 def rollout_pool(name: str = "swe", status: Any = None, *, metadata: Any = None, **spec: Any) -> RolloutPool:
@@ -70,6 +79,35 @@ def endpoint(id: str = "e", url: str = "", *, version: str = "v1", **more: Any) 
 def heartbeat(name: str = "a", *, url: str = "", version: str = "w", **more: Any) -> EngineHeartbeat:
     plain = {"identity": identity(name), "url": url or f"https://{name}", "ready": True}
     return EngineHeartbeat(**(plain | {"weights": WeightsReport(version=version)} | more))
+
+
+def weights(*versions: str, current: str = "") -> WeightsStatus:
+    """Weights of a pool that has served these versions in this order; the last one is current, or the named one."""
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    history = [WeightsRecord(version=v, path="/w", number=n, since=since) for n, v in enumerate(versions, 1)]
+    found = next(record for record in reversed(history) if record.version == (current or versions[-1]))
+    return WeightsStatus(current=found, history=history)
+
+
+def agent(
+    pool: PoolKey, name: str = "a", send: Callable[[ToNode], None] = lambda message: None, **more: Any
+) -> ConnectedAgent:
+    return ConnectedAgent(identity(name), pool, send, **({"expel": lambda: None} | more))
+
+
+def server_link(endpoint_file: Path, pool: str = "demo") -> ServerLink:
+    """The link of the process in the allocation `a`."""
+    allocation = AllocationFile(
+        allocation="a",
+        namespace="default",
+        uid="a",
+        pool_kind="RolloutPool",
+        pool=pool,
+        endpoint_file=str(endpoint_file),
+        ca_file="",
+        scratch="",
+    )
+    return ServerLink(allocation, endpoint_file.parent, "token", ssl.create_default_context())
 
 
 def rollout(id: str = "r", **fields: Any) -> RolloutRecord:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from rollyard.api.app import build
 from rollyard.kinds.allocation import Allocation
@@ -32,6 +31,7 @@ from rollyard.wire.engine import (
     WeightsReport,
     WeightsTarget,
 )
+from simulation.serving import serve_app
 from tests.support.reconciler_site import WAIT_SECONDS, Site
 from tests.support.until import until
 
@@ -158,28 +158,21 @@ class WeightsYard:
         self.engines: dict[str, SimulatedEngine] = {}
         self.signer = site.parts.signer
         self.url = ""
-        self._runner: web.AppRunner | None = None
+        self._server = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
         """Start the parts that a server starts; `site` has a new process."""
-        self._runner = web.AppRunner(build(self.site.parts.services()), access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        app = build(self.site.parts.services())
+        self.url = await self._server.enter_async_context(serve_app(app, shutdown_timeout=60))
 
     async def close(self) -> None:
         for engine in self.engines.values():
             await engine.crash()
-        await self._shut()
-
-    async def _shut(self) -> None:
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        await self._server.aclose()
 
     async def restart(self) -> None:
         """Restart the server; engines stay alive."""
-        await self._shut()
+        await self._server.aclose()
         await self.site.restart()
         await self.open()
 

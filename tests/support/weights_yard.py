@@ -125,6 +125,11 @@ class Yard:
         await self.until(lambda: sum(len(a.ids) >= tokens for a in self.answers) >= count)
 
 
+def embedded(model: Path) -> dict[str, Any]:
+    """Spec of a pool of embedded engines."""
+    return {"model": {"path": str(model)}, "engine": {"embedded": {"maxSequences": 8}}}
+
+
 @contextlib.asynccontextmanager
 async def yard(
     spec: Mapping[str, Any],
@@ -212,3 +217,10 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext,
 @pytest.fixture(scope="module")
 def other_dir(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return other_weights(model_dir, tmp_path_factory.mktemp("weights") / "v2")
+
+
+@pytest.fixture
+async def made(model_dir: Path, tmp_path: Path, certified: Any) -> AsyncIterator[Yard]:
+    """The embedded engine behind its proxy, with the tiny policy."""
+    async with yard(embedded(model_dir), tmp_path, certified) as found:
+        yield found

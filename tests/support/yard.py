@@ -92,6 +92,25 @@ class Yard:
 
     # observe
 
+    async def rollyard(self, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
+        """Run a command as the user of this yard; return its standard output and standard error."""
+        command = [sys.executable, "-m", "rollyard.cli.main", *words]
+        env = {**os.environ, "HOME": str(self.folder)}
+        env.pop("ROLLYARD_KUBECONFIG", None)
+        done = await asyncio.to_thread(
+            subprocess.run,
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            env=env,
+            cwd=ROOT,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
     async def jobs(self, *, live: bool = True) -> list[Job]:
         snapshot = await self.driver.snapshot()
         return [j for j in snapshot.jobs.values() if not (live and j.state.ended)]

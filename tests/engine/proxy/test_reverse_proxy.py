@@ -22,13 +22,11 @@ from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy import reverse_proxy as module
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.proxy.weights_transfer import ROUTES
-from rollyard.trust.ca import Authority
-from rollyard.trust.csr import new_key_and_csr
-from rollyard.trust.tls_contexts import server_ssl_context
 from tests.support.until import until
+from tests.support.weights_yard import TOKEN, certified
 
-TOKEN = "proxy-token"
 WAIT_SECONDS = 60.0
+__all__ = ["certified"]  # a fixture
 COMPLETION = {"model": "policy", "prompt": [5, 6, 7], "max_tokens": 24, "seed": 1, "return_token_ids": True}
 
 
@@ -39,16 +37,6 @@ class Open:
         self.proxy = proxy
         self.url = url
         self.client = client
-
-
-@pytest.fixture(scope="module")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """TLS for the proxy and for its clients, from an authority like the server's."""
-    folder = tmp_path_factory.mktemp("trust")
-    authority = Authority.open(folder)
-    key, csr = new_key_and_csr("policy-0")
-    (folder / "proxy.pem").write_bytes(key + authority.sign_csr(csr.decode(), ["127.0.0.1"]).encode())
-    return server_ssl_context(folder / "proxy.pem"), ssl.create_default_context(cadata=authority.ca_pem)
 
 
 async def nothing() -> EngineCommand:

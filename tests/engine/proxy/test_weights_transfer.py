@@ -23,7 +23,9 @@ from tests.support.weights_yard import (
     PROMPTS,
     Yard,
     certified,
+    embedded,
     furthest,
+    made,
     other_dir,
     other_weights,
     pid_of,
@@ -34,17 +36,7 @@ from tests.support.weights_yard import (
 
 pytestmark = pytest.mark.slow(50)
 
-__all__ = ["certified", "other_dir"]  # fixtures
-
-
-def spec(model: Path) -> dict[str, Any]:
-    return {"model": {"path": str(model)}, "engine": {"embedded": {"maxSequences": 8}}}
-
-
-@pytest.fixture
-async def made(model_dir: Path, tmp_path: Path, certified: Any) -> AsyncIterator[Yard]:
-    async with yard(spec(model_dir), tmp_path, certified) as found:
-        yield found
+__all__ = ["certified", "made", "other_dir"]  # fixtures
 
 
 def body_of(tensors: Mapping[str, tuple[str, Sequence[int], bytes]]) -> bytes:
@@ -188,7 +180,7 @@ async def test_a_trainer_that_falls_silent_is_not_waited_for(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch,
     control: Any, begun: bool,
 ) -> None:  # fmt: skip
-    async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, control=control) as made:
         old = made.weights.report.version
         async with asyncio.TaskGroup() as group:
             stream = group.create_task(made.stream(PROMPTS[0], 3000, after=50))
@@ -282,7 +274,7 @@ class Anew(EmbeddedControl):
 async def test_an_engine_that_offers_no_transfer_reads_the_folder_and_says_so(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, control: Any, words: str
 ) -> None:
-    async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, control=control) as made:
         await made.order(WeightsTarget(version="v2", path=str(other_dir), transfer=True))
         assert made.weights.report.note == f"NoTransfer: {words}"
         await made.order(WeightsTarget(version="v3", path=str(other_dir), transfer=True))
@@ -293,7 +285,7 @@ async def test_an_engine_that_starts_with_such_an_order_reads_the_folder(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
 ) -> None:
     order = WeightsTarget(version="v2", path=str(other_dir), transfer=True)
-    async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, order=order) as made:
         assert (made.weights.report.version, made.weights.report.note) == (
             "v2",
             "NoTransfer: it started with the folder",

@@ -46,7 +46,7 @@ class Server:
             if isinstance(message, Resize):
                 asked.append(message.widths)
 
-        agent = ConnectedAgent(make.identity(uid), KEY, hear, capacity=places, expel=lambda: None)
+        agent = make.agent(KEY, uid, hear, capacity=places)
         self.agents.connect(agent)
         self.agents.heartbeat(agent, [], AT_REST)
         return agent, asked
@@ -115,7 +115,7 @@ async def test_an_allocation_of_unknown_size_is_left_alone(server: Server) -> No
 def test_room_is_not_given_away_twice() -> None:
     """A word said before the last grant arrived counts the same room again."""
     agents = ConnectedAgents(SystemClock())
-    agent = ConnectedAgent(make.identity(), KEY, lambda message: None, expel=lambda: None)
+    agent = make.agent(KEY)
     agents.connect(agent)
     agents.request_capacity(agent, CapacityRequest(init=4, grants=0))
     agent.free_init, agent.grants = 0, 1  # as the dispatcher does

@@ -13,7 +13,6 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.new_rollouts import expand
 from rollyard.server.rollouts.waiting_reason import (
@@ -64,10 +63,8 @@ def allocation(name: str, pool: str = "RolloutPool", **status: Any) -> Allocatio
 
 
 def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, **failed: str) -> ConnectedAgent:
-    pool = PoolKey("default", "swe")
-    made = ConnectedAgent(
-        make.identity(), pool, lambda message: None, init, eval, frozenset(kinds), failed, expel=lambda: None
-    )
+    free = {"free_init": init, "free_eval": eval}
+    made = make.agent(PoolKey("default", "swe"), kinds=frozenset(kinds), failed_kinds=failed, **free)
     made.walltime_ends = ends
     return made
 
@@ -92,8 +89,7 @@ def unserved(status: dict[str, Any] | None = None, *allocations: Allocation, **s
     return {"supplies": [ModelSupply("policy", "policy", inference_pool(status, **spec), allocations)]}
 
 
-V7 = WeightsRecord(version="v7", path="/w", number=1, since=datetime(2026, 1, 1, tzinfo=UTC))
-V7_SERVED = ServedVersions(WeightsStatus(current=V7, history=[V7]), {"e": "v7"}, frozenset({"v7"}))
+V7_SERVED = ServedVersions(make.weights("v7"), {"e": "v7"}, frozenset({"v7"}))
 PENDING = {"jobState": "PENDING", "jobId": "123", "intents": 1, "intendedAt": AT}
 RUNNING = {"jobState": "RUNNING", "jobId": "123", "node": "n1", "startTime": AT}
 NOT_READY = condition("Ready", "False", "CrashLoop", "0 of 1 allocations ready; 3 failed in a row")

@@ -14,7 +14,7 @@ from rollyard.core.errors import Conflict
 from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage, Status
-from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
+from rollyard.kinds.weights import WeightsOperation, WeightsRecord
 from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import RolloutRecord
@@ -36,14 +36,12 @@ class Versions:
 
     def current(self, version: str) -> None:
         self.history.append(version)
-        now = datetime(2026, 1, 1, tzinfo=UTC)
-        records = [WeightsRecord(version=v, path="/w", number=n, since=now) for n, v in enumerate(self.history)]
-        self.yard.endpoints.follow_weights(POOL, WeightsStatus(current=records[-1], history=records))
+        self.yard.endpoints.follow_weights(POOL, make.weights(*self.history))
 
     def updating(self, version: str) -> None:
         """In the middle of an update: the version before it and this one are both in the heap."""
         now, before = datetime(2026, 1, 1, tzinfo=UTC), self.yard.endpoints.weights(POOL)
-        target = WeightsRecord(version=version, path="/w", number=len(self.history), since=now)
+        target = WeightsRecord(version=version, path="/w", number=len(self.history) + 1, since=now)
         operation = WeightsOperation(target=target, phase="Updating", started_at=now)
         update = {"operation": operation, "history": [*before.history, target]}
         self.yard.endpoints.follow_weights(POOL, evolve(before, **update))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
 
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
-from rollyard.kinds.weights import WeightsRecord, WeightsStatus
 from rollyard.server.routing.endpoint_choice import CLEARED_SECONDS
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointState
@@ -236,19 +234,13 @@ def test_rooms_are_told_when_a_full_one_takes_more() -> None:
     assert yard.choose(5) == {"a": 3}
 
 
-def served(version: str, *history: str) -> WeightsStatus:
-    at = datetime(2026, 1, 1, tzinfo=UTC)
-    records = [WeightsRecord(version=v, path=f"/w/{v}", since=at) for v in (*history, version)]
-    return WeightsStatus(current=records[-1], history=records)
-
-
 def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> None:
     yard = Yard("a", "b")
     moved: list[tuple[str, str]] = []
     yard.endpoints.weights_changed.connect(moved.append)
-    yard.endpoints.follow_weights(POOL, served("w"))
+    yard.endpoints.follow_weights(POOL, make.weights("w"))
     assert set(yard.choose(4)) == {"a", "b"}
-    yard.endpoints.follow_weights(POOL, served("x", "w"))
+    yard.endpoints.follow_weights(POOL, make.weights("w", "x"))
     assert (yard.choose(4), moved) == ({}, [POOL, POOL])
     yard.endpoints.probed("a", Reason("Unreachable", "refused"))
     yard.beat("b", ready=False)
@@ -259,7 +251,7 @@ def test_one_with_other_weights_is_out_and_says_why_after_what_is_worse() -> Non
     assert (yard.state("a").ready, yard.state("a").reason) == (False, Reason("WeightsUpdating"))
     yard.clock.turn(STALE_SECONDS)
     yard.endpoints.expire()
-    yard.endpoints.follow_weights(POOL, served("w"))
+    yard.endpoints.follow_weights(POOL, make.weights("w"))
     assert not yard.state("a").ready, "its weights are right again, and it says nothing"
     yard.beat("a")
     assert (yard.state("a").ready, yard.endpoints.served_versions(POOL).ready) == (True, {"w"})

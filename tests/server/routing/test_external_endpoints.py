@@ -24,6 +24,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey
 from rollyard.server.main import RollyardServer, ServeOptions
 from rollyard.server.routing.endpoint_state import EndpointState
+from simulation.serving import serve_app
 from tests.support.until import until
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
@@ -43,14 +44,9 @@ class ModelServer:
     async def serving(self) -> AsyncIterator[ModelServer]:
         app = web.Application()
         app.add_routes([web.get("/v1/models", self._models), web.post("/{path:.*}", self._post)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        try:
+        async with serve_app(app) as url:
+            self.url = f"{url}/v1"
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _models(self, _: web.Request) -> web.Response:
         if self.down:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Stage, Status, WeightsConstraint
-from rollyard.kinds.weights import WeightsOperation, WeightsRecord, WeightsStatus
+from rollyard.kinds.weights import WeightsOperation
 from rollyard.server.rollouts.step import (
     MAX_OUTDATED,
     Ended,
@@ -32,10 +31,7 @@ BLOB = BlobRef("p", 0, 1, "s")
 
 def served(*ready: str, current: str = "v3", **endpoints: str) -> ServedVersions:
     """A pool that has served v1, v2, v3, in this order."""
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    history = [WeightsRecord(version=f"v{n}", path="/w", number=n, since=now) for n in (1, 2, 3)]
-    found = next(r for r in history if r.version == current)
-    return ServedVersions(WeightsStatus(current=found, history=history), endpoints, frozenset(ready))
+    return ServedVersions(make.weights("v1", "v2", "v3", current=current), endpoints, frozenset(ready))
 
 
 def record(**more: Any) -> RolloutRecord:
