@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import secrets
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -34,10 +32,10 @@ from rollyard.gateway.requests.call_errors import (
     turn_limit,
     unavailable,
 )
-from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, ChatToolCall, assistant_message
+from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
-from rollyard.gateway.session.chat_history import ChatBranch, ChatHistory, PreparedChat
-from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
+from rollyard.gateway.session.chat_history import PreparedChat
+from rollyard.gateway.session.recorded_turns import RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.streaming_text import StreamingText
@@ -45,7 +43,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely, parser_for
+from rollyard.tokens.tool_calls import ToolCallParser, parser_for
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +87,6 @@ class GatewaySession:
         """The last error of a prompt that did not fit the context."""
         self.truncated = False
         """True: a limit of calls, of tokens or of the context was reached."""
-        self.tokens = 0
-        """Tokens of all segments together, prompts included."""
         self.opened_at = int(time.time())
         """Unix seconds."""
         self.last_used = time.monotonic()
@@ -98,9 +94,7 @@ class GatewaySession:
         """Memory budget of the session's calls, held until they end."""
         self._template = template
         self._policy = policy
-        self._chats = ChatHistory(template)
-        self._prompts = PromptHistory(template)
-        self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
+        self._recorded = RecordedTurns(template)
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
         """Overrides of the last call, and the sampling that resulted."""
@@ -116,7 +110,12 @@ class GatewaySession:
     @property
     def calls(self) -> int:
         """Number of answered model calls."""
-        return len(self._turns)
+        return self._recorded.count
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all segments together, prompts included."""
+        return self._recorded.tokens
 
     @property
     def in_flight(self) -> int:
@@ -132,23 +131,15 @@ class GatewaySession:
         return await self._executor.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
     def segments(self) -> list[Segment]:
-        return [segment for branch in self._branches() for segment in branch.segments()]
+        return self._recorded.segments()
 
     def turns(self) -> list[Turn]:
         """Turns in the order of their ends, each with the number of its segment."""
-        first, so_far = {}, 0
-        for branch in self._branches():
-            first[id(branch)] = so_far
-            so_far += branch.segment_count
-        own = {id(branch): iter(branch.turns) for branch in self._branches()}
-        ordered = [(branch, next(own[id(branch)])) for branch, _ in self._turns]
-        return [evolve(turn, segment=first[id(b)] + turn.segment) for b, turn in ordered]
+        return self._recorded.turns()
 
     def breaks(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for broken in (broken for branch in self._branches() for broken in branch.breaks):
-            counts[broken.cause.value] = counts.get(broken.cause.value, 0) + 1
-        return counts
+        """Number of breaks, by cause."""
+        return self._recorded.breaks()
 
     def close(self) -> None:
         """Refuse further calls; cancel those in flight."""
@@ -202,10 +193,10 @@ class GatewaySession:
                     decode, stop_ids, stops, calls=bool(asked.tools), trim=True, lead=prepared.continued_ids
                 )
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
-                answer = partial(self._record_turn, asked, parser, prepared, sampled, stops, seconds)
-                said = await self._executor.run(answer, _characters(sampled), self._record_abandoned)
+                add = partial(self._recorded.add_turn, asked, parser, prepared, sampled, stops, seconds)
+                said = await self._record(add, sampled)
         except BaseException:
-            self._executor.run_soon(partial(self._chats.release, prepared))
+            self._executor.run_soon(partial(self._recorded.chats.release, prepared))
             raise
         if on_text is not None and (rest := speech.finish(said.content)):
             await on_text(rest)
@@ -215,16 +206,18 @@ class GatewaySession:
         self, prompt: str | Sequence[int], wanted: SamplingOverrides, on_text: SendText | None = None
     ) -> ChatResponse:
         """Sample one continuation of a prompt without messages. Raises GatewayError."""
-        prepared = await self._executor.run(partial(self._prompts.prepare, prompt), len(prompt), self._prompts.release)
+        prepared = await self._executor.run(
+            partial(self._recorded.prompts.prepare, prompt), len(prompt), self._recorded.prompts.release
+        )
         try:
             with self._admit(wanted) as sampling:
                 stops = sampling.stop or []
                 speech = StreamingText(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
-                continued = partial(self._record_continuation, prepared, sampled, stops, seconds)
-                said = await self._executor.run(continued, _characters(sampled), self._record_abandoned)
+                add = partial(self._recorded.add_continuation, prepared, sampled, stops, seconds)
+                said = await self._record(add, sampled)
         except BaseException:
-            self._executor.run_soon(partial(self._prompts.release, prepared))
+            self._executor.run_soon(partial(self._recorded.prompts.release, prepared))
             raise
         if on_text is not None and (rest := speech.finish(said.content)):
             await on_text(rest)
@@ -233,13 +226,15 @@ class GatewaySession:
     async def prompt_tokens(self, asked: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""
         prepared = await self._prepare(asked)
-        self._executor.run_soon(partial(self._chats.release, prepared))
+        self._executor.run_soon(partial(self._recorded.chats.release, prepared))
         return len(prepared.prompt)
 
     async def _prepare(self, asked: ChatRequest) -> PreparedChat:
         """Prepare a call on its branch. Raises GatewayError."""
         try:
-            return await self._executor.run(partial(self._chats.prepare, asked), asked.characters, self._chats.release)
+            return await self._executor.run(
+                partial(self._recorded.chats.prepare, asked), asked.characters, self._recorded.chats.release
+            )
         except TaskError as error:
             raise bad_request(str(error), param="messages") from error
         except TemplateUnusable as error:
@@ -258,6 +253,16 @@ class GatewaySession:
         finally:
             self._calls_in_progress -= 1
             self.last_used = time.monotonic()
+
+    async def _record(self, add: Callable[[], ChatResponse], sampled: Sampled) -> ChatResponse:
+        """Record a turn, unless the session has been closed meanwhile. Raises GatewayError."""
+
+        def add_while_open() -> ChatResponse:
+            self._check_open()
+            return add()
+
+        size = CHARACTERS_A_TOKEN * len(sampled.token_ids)
+        return await self._executor.run(add_while_open, size, self._record_abandoned)
 
     def _record_abandoned(self, said: ChatResponse) -> None:
         """Record a turn whose caller left while a thread processed it."""
@@ -334,101 +339,3 @@ class GatewaySession:
             raise bad_request(
                 f"the parser of tool calls does not support these tools: {error!r}", param="tools"
             ) from error
-
-    def _record_turn(
-        self,
-        asked: ChatRequest,
-        parser: ToolCallParser | None,
-        prepared: PreparedChat,
-        sampled: Sampled,
-        stops: Sequence[str],
-        seconds: float,
-    ) -> ChatResponse:
-        """Record the turn as ids, and return the response for the caller. Raises GatewayError."""
-        self._check_open()
-        conversation = prepared.branch.conversation
-        lead, none = prepared.continued_ids, [None] * len(prepared.continued_ids)
-        whole = conversation.add_sampled(
-            [*lead, *sampled.token_ids],
-            [*none, *sampled.logprobs],
-            [*none, *sampled.weights_versions],
-            sampled.finish_reason,
-        )
-        text = whole.removeprefix(asked.continued_text)
-        said, stop = _truncate_at_stop(text, stops)
-        shown = asked.continued_text + said
-        turn = parse_safely(parser, shown) if parser is not None else ParsedTurn(shown.strip())
-        calls = turn.calls if asked.overrides.parallel_tool_calls else turn.calls[:1]
-        content = shown.strip() if turn.error is not None and not calls else turn.content
-        given = tuple(
-            ChatToolCall(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False))
-            for c in calls
-        )
-        message = assistant_message(content, [(c.id, c.name, c.arguments) for c in given])
-        self._chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
-        content = content.removeprefix(asked.continued_text.lstrip())  # the caller has this part already
-        self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
-        finish = "tool_calls" if given else _finish_reason(sampled, stop)
-        return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
-
-    def _record_continuation(
-        self, prepared: PreparedPrompt, sampled: Sampled, stops: Sequence[str], seconds: float
-    ) -> ChatResponse:
-        """Record the continuation, and return the response for the caller. Raises GatewayError."""
-        self._check_open()
-        text = self._template.decode(_decoded_text(sampled, self._template.stop_ids))
-        self._prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
-        self._append_turn(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
-        content, stop = _truncate_at_stop(text, stops)
-        return ChatResponse(
-            content, (), _finish_reason(sampled, stop), len(prepared.prompt), len(sampled.token_ids), stop
-        )
-
-    def _append_turn(
-        self,
-        branch: ChatBranch | PromptBranch,
-        prompt: Sequence[int],
-        sampled: Sampled,
-        text: str,
-        parsed: ParsedTurn,
-        seconds: float,
-        results: Sequence[str],
-    ) -> None:
-        """Append a turn. `results`: the tool results for the branch's previous turn."""
-        if results and branch.turns:
-            branch.turns[-1] = evolve(branch.turns[-1], tool_results=list(results))
-        turn = Turn(
-            segment=branch.segment_count - 1,
-            prompt_length=len(prompt),
-            response_length=len(sampled.token_ids),
-            text=text,
-            finish_reason=sampled.finish_reason,
-            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
-            timings={"model": round(seconds, 6), "tools": 0.0},
-        )
-        branch.turns.append(turn)
-        self._turns.append((branch, turn))
-        self.tokens = sum(branch.token_count for branch in self._branches())
-
-    def _branches(self) -> list[ChatBranch | PromptBranch]:
-        return [*self._chats.branches, *self._prompts.branches]
-
-
-def _characters(sampled: Sampled) -> int:
-    return CHARACTERS_A_TOKEN * len(sampled.token_ids)
-
-
-def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
-    ended = bool(sampled.token_ids) and sampled.token_ids[-1] in stop_ids
-    return sampled.token_ids[:-1] if ended else sampled.token_ids
-
-
-def _finish_reason(sampled: Sampled, stop: str | None) -> str:
-    """Return the finish reason. If a turn continued on another endpoint, its text may go on after a stop string."""
-    return "length" if sampled.finish_reason == "length" and stop is None else "stop"
-
-
-def _truncate_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """Return the text before the first stop string, and that string."""
-    at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
-    return text[:at], stop

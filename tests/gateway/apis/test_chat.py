@@ -281,7 +281,7 @@ async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
         again.cancel()
         await asyncio.gather(again, return_exceptions=True)
         await ai.chat.completions.create(model="m", messages=[*words, {"role": "assistant", "content": "Hi."}])
-        assert not any(branch.busy for branch in gateway.sessions["s1"]._branches())
+        assert not any(branch.busy for branch in gateway.sessions["s1"]._recorded._branches())
 
 
 async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_call(scripted: Any) -> None:

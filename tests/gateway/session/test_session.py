@@ -93,7 +93,7 @@ async def test_a_turn_that_a_thread_records_for_nobody_counts(
     template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = made(template, max_calls=1)
-    gate = Gate(monkeypatch, session._chats, "record")
+    gate = Gate(monkeypatch, session._recorded.chats, "record")
     call = asyncio.create_task(session.chat(asked("3 * 4?")))
     await gate.reached()
     call.cancel()
@@ -112,7 +112,7 @@ async def test_a_session_that_closes_while_a_thread_records_says_the_same_from_t
     template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = made(template)
-    gate = Gate(monkeypatch, session._chats, "record")
+    gate = Gate(monkeypatch, session._recorded.chats, "record")
     call = asyncio.create_task(session.chat(asked("3 * 4?")))
     await gate.reached()
     session.close()

@@ -1,0 +1,144 @@
+"""Turns of a session, recorded as ids in its two histories; from them come the parts of its trajectory."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+
+from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, ChatToolCall, assistant_message
+from rollyard.gateway.session.chat_history import ChatBranch, ChatHistory, PreparedChat
+from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
+from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout import Segment, Turn
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
+
+
+class RecordedTurns:
+    """Not for use by two threads at once."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.chats = ChatHistory(template)
+        self.prompts = PromptHistory(template)
+        self.tokens = 0
+        """Tokens of all segments together, prompts included."""
+        self._template = template
+        self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
+
+    @property
+    def count(self) -> int:
+        return len(self._turns)
+
+    def segments(self) -> list[Segment]:
+        return [segment for branch in self._branches() for segment in branch.segments()]
+
+    def turns(self) -> list[Turn]:
+        """Turns in the order of their ends, each with the number of its segment."""
+        first, so_far = {}, 0
+        for branch in self._branches():
+            first[id(branch)] = so_far
+            so_far += branch.segment_count
+        own = {id(branch): iter(branch.turns) for branch in self._branches()}
+        ordered = [(branch, next(own[id(branch)])) for branch, _ in self._turns]
+        return [evolve(turn, segment=first[id(b)] + turn.segment) for b, turn in ordered]
+
+    def breaks(self) -> dict[str, int]:
+        """Number of breaks, by cause."""
+        counts: dict[str, int] = {}
+        for broken in (broken for branch in self._branches() for broken in branch.breaks):
+            counts[broken.cause.value] = counts.get(broken.cause.value, 0) + 1
+        return counts
+
+    def add_turn(
+        self,
+        asked: ChatRequest,
+        parser: ToolCallParser | None,
+        prepared: PreparedChat,
+        sampled: Sampled,
+        stops: Sequence[str],
+        seconds: float,
+    ) -> ChatResponse:
+        """Record the turn as ids, and return the response for the caller."""
+        conversation = prepared.branch.conversation
+        lead, none = prepared.continued_ids, [None] * len(prepared.continued_ids)
+        whole = conversation.add_sampled(
+            [*lead, *sampled.token_ids],
+            [*none, *sampled.logprobs],
+            [*none, *sampled.weights_versions],
+            sampled.finish_reason,
+        )
+        text = whole.removeprefix(asked.continued_text)
+        said, stop = _truncate_at_stop(text, stops)
+        shown = asked.continued_text + said
+        turn = parse_safely(parser, shown) if parser is not None else ParsedTurn(shown.strip())
+        calls = turn.calls if asked.overrides.parallel_tool_calls else turn.calls[:1]
+        content = shown.strip() if turn.error is not None and not calls else turn.content
+        given = tuple(
+            ChatToolCall(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False))
+            for c in calls
+        )
+        message = assistant_message(content, [(c.id, c.name, c.arguments) for c in given])
+        self.chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
+        content = content.removeprefix(asked.continued_text.lstrip())  # the caller has this part already
+        self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
+        finish = "tool_calls" if given else _finish_reason(sampled, stop)
+        return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
+
+    def add_continuation(
+        self, prepared: PreparedPrompt, sampled: Sampled, stops: Sequence[str], seconds: float
+    ) -> ChatResponse:
+        """Record the continuation, and return the response for the caller."""
+        text = self._template.decode(_decoded_text(sampled, self._template.stop_ids))
+        self.prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
+        self._append_turn(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
+        content, stop = _truncate_at_stop(text, stops)
+        return ChatResponse(
+            content, (), _finish_reason(sampled, stop), len(prepared.prompt), len(sampled.token_ids), stop
+        )
+
+    def _append_turn(
+        self,
+        branch: ChatBranch | PromptBranch,
+        prompt: Sequence[int],
+        sampled: Sampled,
+        text: str,
+        parsed: ParsedTurn,
+        seconds: float,
+        results: Sequence[str],
+    ) -> None:
+        """Append a turn. `results`: the tool results for the branch's previous turn."""
+        if results and branch.turns:
+            branch.turns[-1] = evolve(branch.turns[-1], tool_results=list(results))
+        turn = Turn(
+            segment=branch.segment_count - 1,
+            prompt_length=len(prompt),
+            response_length=len(sampled.token_ids),
+            text=text,
+            finish_reason=sampled.finish_reason,
+            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
+            timings={"model": round(seconds, 6), "tools": 0.0},
+        )
+        branch.turns.append(turn)
+        self._turns.append((branch, turn))
+        self.tokens = sum(branch.token_count for branch in self._branches())
+
+    def _branches(self) -> list[ChatBranch | PromptBranch]:
+        return [*self.chats.branches, *self.prompts.branches]
+
+
+def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
+    ended = bool(sampled.token_ids) and sampled.token_ids[-1] in stop_ids
+    return sampled.token_ids[:-1] if ended else sampled.token_ids
+
+
+def _finish_reason(sampled: Sampled, stop: str | None) -> str:
+    """Return the finish reason. If a turn continued on another endpoint, its text may go on after a stop string."""
+    return "length" if sampled.finish_reason == "length" and stop is None else "stop"
+
+
+def _truncate_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Return the text before the first stop string, and that string."""
+    at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
+    return text[:at], stop
