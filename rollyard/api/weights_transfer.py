@@ -59,10 +59,10 @@ async def _relay(request: web.Request) -> web.StreamResponse:
             headers={**headers, "Authorization": f"Bearer {endpoint.token}"},
             allow_redirects=False,
         ) as answer:
-            said = await answer.read()
+            body = await answer.read()
             if answer.status >= 400:
-                raise _error_response(answer, said)
-            return web.Response(status=answer.status, body=said, content_type=answer.content_type)
+                raise _error_response(answer, body)
+            return web.Response(status=answer.status, body=body, content_type=answer.content_type)
     except aiohttp.ClientError as error:
         raise Unavailable(f"{endpoint.id} does not answer: {type(error).__name__}") from None
 
@@ -77,10 +77,10 @@ def _state(request: web.Request) -> EndpointState:
     return state
 
 
-def _error_response(answer: aiohttp.ClientResponse, said: bytes) -> ApiError:
+def _error_response(answer: aiohttp.ClientResponse, body: bytes) -> ApiError:
     """Turn an error of the proxy or the engine into an ApiError."""
     try:
-        message = str(json.loads(said)["error"]["message"])
+        message = str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        message = " ".join(said.decode(errors="replace").split())[:300]
+        message = " ".join(body.decode(errors="replace").split())[:300]
     return error_from_reason(answer.status, "", message or f"the engine answered {answer.status}")

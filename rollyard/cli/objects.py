@@ -315,7 +315,7 @@ async def _wait_until(
     Ends the process with exit code 1 after `seconds`.
     """
     obj: KindObject | None = None
-    name, said, loop = f"{KINDS[key.kind].SINGULAR}/{key.name}", "", asyncio.get_running_loop()
+    name, reported, loop = f"{KINDS[key.kind].SINGULAR}/{key.name}", "", asyncio.get_running_loop()
     report_at = loop.time() + REPORT_SECONDS
     try:
         async with asyncio.timeout(seconds):
@@ -327,9 +327,9 @@ async def _wait_until(
                 if holds(obj):
                     return obj
                 why = waiting_text(obj, types)
-                if why and why != said and loop.time() >= report_at:
+                if why and why != reported and loop.time() >= report_at:
                     click.echo(f"{name}: {why}", err=True)
-                    said, report_at = why, loop.time() + REPORT_SECONDS
+                    reported, report_at = why, loop.time() + REPORT_SECONDS
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         why = waiting_text(obj, types)

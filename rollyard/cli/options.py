@@ -79,11 +79,11 @@ async def _wait_for_server(kubeconfig: Path | None) -> None:
 
 def _once_per_warning() -> Callable[[str], None]:
     """Return a function that prints each warning once, as kubectl does."""
-    said: set[str] = set()
+    printed: set[str] = set()
 
     def warn(text: str) -> None:
-        if text not in said:
-            said.add(text)
+        if text not in printed:
+            printed.add(text)
             click.echo(f"Warning: {text}", err=True)
 
     return warn

@@ -44,13 +44,13 @@ class ProgressLine:
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _print_lines(self) -> None:
-        said = ""
+        printed = ""
         while True:
             with contextlib.suppress(RollyardError):
                 await self._poll()
-            if self._reason != said and self._waiting:
+            if self._reason != printed and self._waiting:
                 click.echo(self._waiting, err=True)
-            said = self._reason
+            printed = self._reason
             await asyncio.sleep(POLL_SECONDS)
 
     async def _poll(self) -> str:
@@ -82,17 +82,17 @@ def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:
     """Wait for one rollout; print a line for each change of its state or of its reason for waiting."""
-    said, missed = "", 0
+    printed, missed = "", 0
     while True:
         try:
             view, trajectory = await client.rollout(id, namespace, wait=0.3)
         except Unavailable as error:  # the server is away for longer than a call retries
             missed += 1
-            said = _print_state(said, f"rollout/{id}: {error}" if missed == 1 else said)
+            printed = _print_state(printed, f"rollout/{id}: {error}" if missed == 1 else printed)
             continue
         missed = 0
-        if Reason.parse(view.waiting or "").word != IN_QUEUE or IN_QUEUE not in said:
-            said = _print_state(said, state_line(view))
+        if Reason.parse(view.waiting or "").word != IN_QUEUE or IN_QUEUE not in printed:
+            printed = _print_state(printed, state_line(view))
         if trajectory is not None:
             return trajectory
 
@@ -102,7 +102,7 @@ def state_line(view: RolloutView) -> str:
     return f"rollout/{view.id} {view.status.value}{stage}{f': {view.waiting}' if view.waiting else ''}"
 
 
-def _print_state(said: str, now: str) -> str:
-    if now != said:
+def _print_state(printed: str, now: str) -> str:
+    if now != printed:
         click.echo(now, err=True)
     return now

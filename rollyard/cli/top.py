@@ -104,11 +104,11 @@ async def _follow(poll: Callable[[], Coroutine[Any, Any, TopView]], pause: float
     shown, word = list[Line](), ""
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            asked = clock()
+            asked_at = clock()
             try:
                 async with running(poll()) as task:
                     while not (await asyncio.wait({task}, timeout=pause))[0]:
-                        live.update(picture(shown, f"no answer for {clock() - asked:.0f} s"), refresh=True)
+                        live.update(picture(shown, f"no answer for {clock() - asked_at:.0f} s"), refresh=True)
                 shown, word = lines(task.result(), console.height, console.width) or [Line(empty)], ""
             except Unavailable as error:
                 word = str(error)

@@ -316,13 +316,13 @@ class AsyncClient:
 
         Set a limit around the call if you need one, such as `asyncio.timeout`.
         """
-        backoff, said = Backoff(), ""
+        backoff, logged = Backoff(), ""
         while True:
             try:
                 _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
             except Unavailable as error:
-                if str(error) != said:  # one log line for the same error, however long it lasts
-                    said = str(error)
+                if str(error) != logged:  # one log line for the same error, however long it lasts
+                    logged = str(error)
                     log.warning("still waiting for rollout %s: %s", id, error)
                 await backoff.wait(error.retry_after or 0)
                 continue

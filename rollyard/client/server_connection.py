@@ -94,7 +94,7 @@ class ServerConnection:
         backoff, loop = Backoff(), asyncio.get_running_loop()
         deadline, reported = loop.time() + self._retry_seconds, False
         while True:
-            asked = 0
+            least_wait = 0
             try:
                 payload = _payload(body, content_type)
                 async with self._open(method, path, query, payload, seconds, headers) as answer:
@@ -105,13 +105,13 @@ class ServerConnection:
                 if loop.time() >= deadline or not (repeat or unsent):
                     raise Unavailable(f"{words}; is `rollyard serve` running?") from None
             except Unavailable as error:
-                asked, words = error.retry_after or 0, f"the server cannot answer at present: {error}"
-                if loop.time() + asked >= deadline or not repeat:
+                least_wait, words = error.retry_after or 0, f"the server cannot answer at present: {error}"
+                if loop.time() + least_wait >= deadline or not repeat:
                     raise
             if not reported:
                 self._warn(f"{words}; trying again for {max(0.0, deadline - loop.time()):.0f} s")
                 reported = True
-            await asyncio.sleep(max(asked, min(backoff.seconds(), deadline - loop.time())))
+            await asyncio.sleep(max(least_wait, min(backoff.seconds(), deadline - loop.time())))
 
     @asynccontextmanager
     async def stream(

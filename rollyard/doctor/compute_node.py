@@ -51,8 +51,12 @@ def probe_node(question: NodeProbeRequest) -> Iterator[Finding]:
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=question.data.resolve()))
     try:
         with _listener() as port:
-            asked = {"host": advertised(question.advertise, "0.0.0.0"), "port": port, "scratch": str(question.scratch)}
-            (folder / "asked.json").write_text(json.dumps(asked))
+            request = {
+                "host": advertised(question.advertise, "0.0.0.0"),
+                "port": port,
+                "scratch": str(question.scratch),
+            }
+            (folder / "request.json").write_text(json.dumps(request))
             # The file exists before it is read. An NFS client caches that a file is missing, but at each open it checks
             # whether a file has changed.
             (folder / "report.json").touch()
@@ -102,13 +106,13 @@ async def _wait_for_report(driver: Driver, id: str, folder: Path, seconds: float
     return [Finding("WARN", "node", words)]
 
 
-def _read(report: Path) -> list[Finding]:
+def _read(file: Path) -> list[Finding]:
     """Read the report; empty until it is complete."""
-    text = report.read_text()
+    text = file.read_text()
     if not text.endswith("\n"):
         return []
-    said = json.loads(text)
-    return [Finding(f["level"], f"{said['node']}: {f['what']}", f["detail"]) for f in said["findings"]]
+    report = json.loads(text)
+    return [Finding(f["level"], f"{report['node']}: {f['what']}", f["detail"]) for f in report["findings"]]
 
 
 def _why_no_report(job: Job, folder: Path) -> str:
@@ -116,12 +120,12 @@ def _why_no_report(job: Job, folder: Path) -> str:
         lines = (folder / "log").read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    said = (
+    reason = (
         lines[-1]
         if lines
         else "it wrote no log here, so perhaps the node does not have this folder under the same path"
     )
-    return f"job {job.id} on {job.node or 'no node'} ended {job.state.value} without a report: {said}"
+    return f"job {job.id} on {job.node or 'no node'} ended {job.state.value} without a report: {reason}"
 
 
 @contextlib.contextmanager
@@ -143,13 +147,13 @@ def _send_time(server: socket.socket) -> None:
 
 def report(folder: Path) -> None:
     """Run the probes, in the job. Raises OSError."""
-    asked = json.loads((folder / "asked.json").read_text())
+    request = json.loads((folder / "request.json").read_text())
     made = [
-        *findings(this_machine.probes(Path(asked["scratch"]))),
-        *findings([("network", lambda: _dial(asked["host"], asked["port"]))]),
+        *findings(this_machine.probes(Path(request["scratch"]))),
+        *findings([("network", lambda: _dial(request["host"], request["port"]))]),
     ]
-    said = {"node": socket.gethostname(), "findings": [asdict(found) for found in made]}
-    (folder / "report.json").write_text(json.dumps(said) + "\n")
+    answer = {"node": socket.gethostname(), "findings": [asdict(found) for found in made]}
+    (folder / "report.json").write_text(json.dumps(answer) + "\n")
 
 
 def _dial(host: str, port: int) -> Iterator[Finding]:

@@ -54,11 +54,11 @@ def _describe_site(driver: str, site: Site, seconds: float) -> Finding:
         (f", by default {p.name}" for p in up if p.default), "; none is the default, so each pool must name one"
     )
     usable = sum(node.usable for node in site.nodes.values())
-    said = (
+    detail = (
         f"Slurm {site.version} by the driver {driver}; partitions {', '.join(sorted(p.name for p in up))} are up{default}; "
         f"{usable} of {len(site.nodes)} nodes usable; a look at the queue took {1e3 * seconds:.0f} ms"
     )
-    return Finding("OK" if up and usable else "WARN", "cluster", said)
+    return Finding("OK" if up and usable else "WARN", "cluster", detail)
 
 
 def check_config(config: Mapping[str, str]) -> Iterator[Finding]:

@@ -72,9 +72,9 @@ def sandbox() -> Finding:
         ):
             return (await started.bash("echo works", 30.0)).output.strip()
 
-    said = asyncio.run(try_one())
-    if said != "works":
-        return Finding("FAIL", "sandbox", f"{runtime.name} started, but bash in it printed {said!r}")
+    printed = asyncio.run(try_one())
+    if printed != "works":
+        return Finding("FAIL", "sandbox", f"{runtime.name} started, but bash in it printed {printed!r}")
     hint = "" if runtime.name != "bubblewrap" else "; for .sif images install Apptainer (deploy/apptainer/install.sh)"
     return Finding("OK", "sandbox", f"{runtime.name}: a sandbox started and ran a command{hint}")
 

@@ -247,12 +247,12 @@ class InferenceServer:
     async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
         """Report the engine's state for ever, at once after a change. Raises Fenced."""
         assert self._weights is not None
-        said: EngineHeartbeat | None = None
+        sent: EngineHeartbeat | None = None
         due = 0.0
         loop = asyncio.get_running_loop()
         while True:
             beat = self._heartbeat(url)
-            if said is None or _changes_to_report(beat) != _changes_to_report(said) or loop.time() >= due:
+            if sent is None or _changes_to_report(beat) != _changes_to_report(sent) or loop.time() >= due:
                 try:
                     orders = await self._send_heartbeat(http, url)
                     if not orders.known:
@@ -261,12 +261,12 @@ class InferenceServer:
                     self._weights.set_target(orders.weights)
                     if orders.drain and not self._stop.is_set():
                         self._end_within(DRAIN_SECONDS)
-                    said, due = beat, loop.time() + seconds
+                    sent, due = beat, loop.time() + seconds
                 except (Fenced, Incompatible):
                     raise
                 except ApiError as error:
                     log.warning("the server did not get the heartbeat: %s", error)
-                    said, due = beat, loop.time() + seconds / 2
+                    sent, due = beat, loop.time() + seconds / 2
             await asyncio.sleep(0.1)
 
     async def _send_heartbeat(self, http: aiohttp.ClientSession, url: str) -> EngineOrders:

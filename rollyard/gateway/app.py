@@ -208,10 +208,10 @@ def _errors_as_refusals() -> Iterator[None]:
 
 def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
     """Return the limit of the body in bytes. Raises GatewayError if the request's length header exceeds it."""
-    most, said = session.config.max_body, request.content_length
-    if said is not None and said > most:
+    most, length = session.config.max_body, request.content_length
+    if length is not None and length > most:
         raise session.too_large()
-    return most if said is None or "Content-Encoding" in request.headers else said
+    return most if length is None or "Content-Encoding" in request.headers else length
 
 
 async def _exchange(make: Callable[[dict[str, Any]], E], request: web.Request, session: GatewaySession) -> E:

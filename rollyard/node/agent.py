@@ -186,8 +186,8 @@ class NodeAgent:
             # The outermost boundary of one rollout: a bug of ours must not end other rollouts, and must not keep the
             # lease.
             log.exception("rollout %s caused an error in the code of the node agent", key.id)
-            said = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
-            await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=said))
+            message = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
+            await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=message))
         finally:
             self._runs.pop(key, None)
             self._policies.pop(key, None)

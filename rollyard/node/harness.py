@@ -119,8 +119,8 @@ class Harness:
 
     async def _write_prompt(self, prompt: Sequence[Mapping[str, Any]]) -> None:
         for path, system in ((SYSTEM_FILE, True), (PROMPT_FILE, False)):
-            said = [str(m["content"]) for m in prompt if (m["role"] == "system") == system]
-            await self._sandbox.write_file(path, "\n\n".join(said).encode("utf-8", "replace"))
+            texts = [str(m["content"]) for m in prompt if (m["role"] == "system") == system]
+            await self._sandbox.write_file(path, "\n\n".join(texts).encode("utf-8", "replace"))
 
     async def _command(self, agent: AgentSpec, base: str) -> CommandResult:
         async with running(self._sandbox.bash(_script(agent, base, self._session.id), MAX_COMMAND_SECONDS)) as command:

@@ -73,12 +73,12 @@ class LeaseSampler:
                 f"the conversation has {len(prompt_ids)} tokens, and the context {self._context}", context=self._context
             )
 
-        def hear(ids: Sequence[int]) -> None:
+        def on_ids(ids: Sequence[int]) -> None:
             self.answered_at += len(ids)
             if on_progress is not None:
                 on_progress(ids)
 
-        return await self.failover.sample(prompt_ids, sampling, limit, hear)
+        return await self.failover.sample(prompt_ids, sampling, limit, on_ids)
 
     async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
         """Ask the server if an endpoint failed, or if a better one was announced. Raises Unavailable, Fenced."""

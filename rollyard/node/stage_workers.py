@@ -104,13 +104,13 @@ class StagePools:
         or will have one soon.
         """
         evals = max(self._minimum[Stage.EVAL], self._capacity - sandboxes)
-        asked = {**self._requested, Stage.EVAL: min(self._requested[Stage.EVAL], evals)}
-        kept = {stage: max(pool.in_flight, min(pool.limit, asked[stage])) for stage, pool in self._pools.items()}
+        requested = {**self._requested, Stage.EVAL: min(self._requested[Stage.EVAL], evals)}
+        kept = {stage: max(pool.in_flight, min(pool.limit, requested[stage])) for stage, pool in self._pools.items()}
         free = self._capacity - sum(kept.values())
         for stage in STAGES_LAST_FIRST:
-            more = max(0, min(asked[stage] - kept[stage], free))
+            more = max(0, min(requested[stage] - kept[stage], free))
             free -= more
-            self._pools[stage].resize(min(kept[stage] + more, asked[stage]))
+            self._pools[stage].resize(min(kept[stage] + more, requested[stage]))
 
     def free_capacity(self, sandboxes: int) -> int:
         """Return how many rollouts may begin now. INIT works ahead of RUN by its own width, so that RUN waits for no

@@ -153,11 +153,11 @@ class AllocationReconciler:
         limit, now = allocation.spec.drain_timeout_seconds, self._clock.time()
         if status.job_id is not None and status.job_state != JobState.COMPLETING and now - since > limit:
             if get_condition(status.conditions, ENDING) is None:
-                said = f"still busy after {limit} s of draining; unfinished work is handed back"
-                await self._recorder.record_event(allocation, "DrainTimedOut", said)
+                text = f"still busy after {limit} s of draining; unfinished work is handed back"
+                await self._recorder.record_event(allocation, "DrainTimedOut", text)
                 conditions = set_conditions(
                     status.conditions,
-                    [ConditionUpdate(ENDING, True, "DrainTimedOut", said)],
+                    [ConditionUpdate(ENDING, True, "DrainTimedOut", text)],
                     generation=allocation.metadata.generation,
                     now=as_datetime(now),
                 )
@@ -294,11 +294,11 @@ class AllocationReconciler:
         if listed is not None and listed.status == "False" and (not listed_before or listed_before.status == "True"):
             await self._recorder.record_event(allocation, "MissingFromQueue", listed.message, "Warning")
         if _is_requeued(status) and not _is_requeued(before):
-            said = (
+            text = (
                 f"job {status.job_id} was requeued, not by Rollyard; its second run is ended, because other allocations "
                 "have its work"
             )
-            await self._recorder.record_event(allocation, "Requeued", said, "Warning")
+            await self._recorder.record_event(allocation, "Requeued", text, "Warning")
         if status.job_state == before.job_state:
             return
         if status.is_ended:

@@ -157,14 +157,14 @@ def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutp
 
     `written_at`: time of the last line (Unix seconds). Lines of our own logs have their own time. Pure.
     """
-    said = [line for line in lines if line.strip()]
-    for line in reversed(said[-TAIL_LINES:]):
+    written = [line for line in lines if line.strip()]
+    for line in reversed(written[-TAIL_LINES:]):
         at, level, message = _parse_log_line(line)
         if at is not None and level == "critical" and end - at < RECENT_SECONDS:
             return LastOutput(message, end - at, is_exit_reason=True)
-    if not said or said[-1].startswith(SLURM_LOG_PREFIXES):  # Slurm's lines change the file's time
+    if not written or written[-1].startswith(SLURM_LOG_PREFIXES):  # Slurm's lines change the file's time
         return None
-    at, _, message = _parse_log_line(said[-1])
+    at, _, message = _parse_log_line(written[-1])
     before = end - (written_at if at is None else at)
     return LastOutput(message, before) if before < RECENT_SECONDS else None
 

@@ -104,11 +104,11 @@ def pool_conditions(view: PoolView) -> list[Condition]:
 
 def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
     """Yield one event for each change. A reason that Ready and Updated share gives one event."""
-    told: set[str] = set()
+    recorded: set[str] = set()
     for type in ("Ready", "Updated"):
         old, new = (get_condition(s.conditions, type) for s in (before, after))
-        if new is not None and new.reason not in told and (old is None or old.reason != new.reason):
-            told.add(new.reason)
+        if new is not None and new.reason not in recorded and (old is None or old.reason != new.reason):
+            recorded.add(new.reason)
             yield PoolEvent(*new.why, warning=new.reason not in NO_WARNING)
     old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
     if new is not None and new.status == "True" and (old is None or old.status != "True"):
@@ -117,7 +117,7 @@ def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
 
 def ready(view: PoolView) -> ConditionUpdate:
     """Whether the desired number serves now, with any template."""
-    pool, look, count = view.pool, view.observation, replicas(view)
+    pool, observation, count = view.pool, view.observation, replicas(view)
     counted = f"{count.ready} of {count.desired} allocations ready"
     if pool.metadata.deletion_timestamp is not None:
         return ConditionUpdate("Ready", False, "Deleting", f"{len(view.members)} allocations left")
@@ -125,8 +125,8 @@ def ready(view: PoolView) -> ConditionUpdate:
         return ConditionUpdate("Ready", False, "Suspended", "spec.suspend is true")
     if view.scale.limit is not None and view.scale.limit.word == GPU_HOURS_SPENT:
         return ConditionUpdate("Ready", False, GPU_HOURS_SPENT, view.scale.limit.message)
-    if look.problem is not None:
-        return ConditionUpdate("Ready", False, *look.problem)
+    if observation.problem is not None:
+        return ConditionUpdate("Ready", False, *observation.problem)
     if count.ready and (ending := _why_nothing_placed(view)):
         return ConditionUpdate("Ready", False, "WalltimeEnds", ending)
     if count.ready >= count.desired:
@@ -278,13 +278,13 @@ def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
     """Text about submits that have taken too long; empty if there are none."""
     late: list[tuple[float, str, str]] = []
     for a in allocations:
-        asked, told = _submitted_at(a), get_condition(a.status.conditions, SUBMITTED)
-        if a.status.job_id is not None or a.status.is_ended or asked is None:
+        submitted_at, condition = _submitted_at(a), get_condition(a.status.conditions, SUBMITTED)
+        if a.status.job_id is not None or a.status.is_ended or submitted_at is None:
             continue
-        if told is not None and told.status != "True":
-            late.append((asked, a.metadata.name, told.message))
-        elif now - asked > SUBMIT_ANSWER_SECONDS:
-            late.append((asked, a.metadata.name, f"Slurm has not answered since {time_of_day(asked)}"))
+        if condition is not None and condition.status != "True":
+            late.append((submitted_at, a.metadata.name, condition.message))
+        elif now - submitted_at > SUBMIT_ANSWER_SECONDS:
+            late.append((submitted_at, a.metadata.name, f"Slurm has not answered since {time_of_day(submitted_at)}"))
     if not late:
         return ""
     _, name, why = min(late)
@@ -293,8 +293,8 @@ def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
 
 
 def _submitted_at(allocation: Allocation) -> float | None:
-    asked = allocation.status.intended_at or allocation.metadata.creation_timestamp
-    return asked.timestamp() if asked is not None else None
+    submitted_at = allocation.status.intended_at or allocation.metadata.creation_timestamp
+    return submitted_at.timestamp() if submitted_at is not None else None
 
 
 def _is_notable_wait(view: PoolView, reason: str) -> bool:
@@ -304,8 +304,8 @@ def _is_notable_wait(view: PoolView, reason: str) -> bool:
     pending = [
         a for a in view.active if a.status.job_state == JobState.PENDING and reason_word(a.status.reason) == reason
     ]
-    asked = [at for a in pending if (at := _submitted_at(a)) is not None]
-    return any(view.now - at > SHORT_WAIT_SECONDS for at in asked)
+    submitted_at = [at for a in pending if (at := _submitted_at(a)) is not None]
+    return any(view.now - at > SHORT_WAIT_SECONDS for at in submitted_at)
 
 
 def _why_nothing_placed(view: PoolView) -> str:

@@ -299,9 +299,9 @@ def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> t
         return None
     after, limit = successor.allocation.spec.after_job is not None, is_limit(status.reason)
     expected = status.start_time.timestamp() if status.start_time is not None else None
-    asked = status.intended_at.timestamp() if status.intended_at is not None else now
+    submitted_at = status.intended_at.timestamp() if status.intended_at is not None else now
     # Without a start time it is late if Slurm has had time to give one, or if no time is left for the start.
-    late = now - asked > STUCK_SECONDS or old.ends - now < startup_seconds(pool)
+    late = now - submitted_at > STUCK_SECONDS or old.ends - now < startup_seconds(pool)
     stuck = expected is None and (late or not is_transient(status.reason))
     if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
         return None

@@ -224,8 +224,10 @@ class PoolReconciler:
         if scale.desired != before.replicas.desired:
             message = f"from {before.replicas.desired} to {scale.desired} allocations: {scale.message}"
             events.append(PoolEvent("Scaled", message))
-        for said in [*events, *changes(before, written.status)]:
-            await self._recorder.record_event(pool, said.reason, said.message, "Warning" if said.warning else "Normal")
+        for event in [*events, *changes(before, written.status)]:
+            await self._recorder.record_event(
+                pool, event.reason, event.message, "Warning" if event.warning else "Normal"
+            )
         return written
 
 

@@ -31,10 +31,10 @@ MIN_LEFT_SECONDS = 20.0
 
 def before_expiry(pool: Pool) -> float:
     """Seconds before the end of the walltime at which a successor should be ready."""
-    asked = pool.spec.renewal.before_expiry_seconds
-    if asked is None:
-        asked = pool.spec.budget_seconds + MARGIN_SECONDS if isinstance(pool, RolloutPool) else BEFORE_EXPIRY_SECONDS
-    return min(float(asked), MAX_EARLY_SHARE * walltime_seconds(pool.spec.allocation.time_limit))
+    seconds = pool.spec.renewal.before_expiry_seconds
+    if seconds is None:
+        seconds = pool.spec.budget_seconds + MARGIN_SECONDS if isinstance(pool, RolloutPool) else BEFORE_EXPIRY_SECONDS
+    return min(float(seconds), MAX_EARLY_SHARE * walltime_seconds(pool.spec.allocation.time_limit))
 
 
 def startup_seconds(pool: Pool) -> float:

@@ -187,8 +187,8 @@ def _declared_part(pool: Pool | None) -> tuple[object, ...] | None:
     meta = pool.metadata
     operation = pool.status.weights.operation if isinstance(pool, InferencePool) else None
     pending = operation is not None and operation.phase == "Pending"
-    asked = (operation.target.version, operation.started_at) if operation is not None and pending else None
-    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers, asked
+    update = (operation.target.version, operation.started_at) if operation is not None and pending else None
+    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers, update
 
 
 def _is_ready(pool: Pool | None) -> bool:

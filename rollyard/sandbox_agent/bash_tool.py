@@ -163,15 +163,15 @@ class _Terminal:
         return int(self._process.pid)
 
     def _get_ready(self) -> None:
-        said = OutputCapture()
+        output = OutputCapture()
         deadline = time.monotonic() + START_SECONDS
         with contextlib.suppress(ShellEnded):
-            if self.until_prompt(said, deadline, None) is not None:
+            if self.until_prompt(output, deadline, None) is not None:
                 self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset HISTFILE; BASH_ARGV0=bash")
-                if self.until_prompt(said, deadline, None) is not None:
+                if self.until_prompt(output, deadline, None) is not None:
                     return
         self.end()
-        raise RuntimeError(f"bash did not start; it said: {said.pop().decode(errors='replace')!r}")
+        raise RuntimeError(f"bash did not start; it said: {output.pop().decode(errors='replace')!r}")
 
     def type(self, command: bytes) -> None:
         os.ftruncate(self._script, 0)

@@ -160,12 +160,12 @@ class _Kernel:
         self._get_ready()
 
     def _get_ready(self) -> None:
-        said = OutputCapture()
+        output = OutputCapture()
         with contextlib.suppress(KernelEnded):
-            if self._await_message(said, time.monotonic() + START_SECONDS, None):
+            if self._await_message(output, time.monotonic() + START_SECONDS, None):
                 return
-        self.end(said)
-        raise RuntimeError(f"IPython did not start; it said: {said.pop().decode(errors='replace')[-2000:]!r}")
+        self.end(output)
+        raise RuntimeError(f"IPython did not start; it said: {output.pop().decode(errors='replace')[-2000:]!r}")
 
     def request(self, code: str) -> None:
         header = {"msg_id": str(next(self._numbers)), "msg_type": "execute_request", "version": "5.4"}

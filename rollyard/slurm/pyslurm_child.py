@@ -35,12 +35,12 @@ def main() -> None:
 def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
     """Send the result of `ask`, or its error; return False for an error."""
     try:
-        said = {"id": id, "answer": ask()}
+        answer = {"id": id, "answer": ask()}
     except Exception as error:  # noqa: BLE001  (the server logs it)
         from_slurm = type(error).__module__.startswith("pyslurm")
-        said = {"id": id, "error": str(error) if from_slurm else f"{type(error).__name__}: {error}"}
-    print(json.dumps(said), file=answers, flush=True)
-    return "answer" in said
+        answer = {"id": id, "error": str(error) if from_slurm else f"{type(error).__name__}: {error}"}
+    print(json.dumps(answer), file=answers, flush=True)
+    return "answer" in answer
 
 
 def start() -> str:

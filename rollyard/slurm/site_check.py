@@ -65,9 +65,9 @@ def _template_fields(template: AllocationTemplate) -> list[str]:
 
 def _partitions(template: AllocationTemplate, site: Site) -> list[Partition]:
     """Return the requested partitions that exist, or the default one."""
-    asked = _template_fields(template)
-    if asked:
-        return [site.partitions[name] for name in asked if name in site.partitions]
+    requested = _template_fields(template)
+    if requested:
+        return [site.partitions[name] for name in requested if name in site.partitions]
     return [p for p in site.partitions.values() if p.default]
 
 
@@ -83,8 +83,8 @@ def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
 def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
     """Yield features that no node has. Slurm refuses an expression that contains such a name anywhere."""
     known = {feature for node in site.nodes.values() for feature in node.features}
-    asked = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
-    names = [name for name in asked if name not in known]
+    requested = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
+    names = [name for name in requested if name not in known]
     if known and names:
         yield _cause(
             "constraint", f"no node has the feature {_some_names(names)}; known features: {_some_names(known)}"
@@ -98,9 +98,9 @@ def _refusals(template: AllocationTemplate, partition: Partition, site: Site) ->
 def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Cause]:
     name = partition.name
     for field, allowed in (("account", partition.accounts), ("qos", partition.qos)):
-        asked = getattr(template, field)
-        if asked is not None and allowed is not None and asked not in allowed:
-            yield _cause(field, f"partition {name} allows {_some_names(allowed)}, not {asked}")
+        requested = getattr(template, field)
+        if requested is not None and allowed is not None and requested not in allowed:
+            yield _cause(field, f"partition {name} allows {_some_names(allowed)}, not {requested}")
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
@@ -125,8 +125,8 @@ def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> li
         return [_cause("exclude", f"excludes every node of partition {partition.name}; remove some nodes from it")]
     found = [
         _cause(field, f"the largest node of partition {partition.name} has {show(max(sizes))} {what}")
-        for field, what, asked, sizes, show in _requested_sizes(template, nodes)
-        if asked > max(sizes)
+        for field, what, requested, sizes, show in _requested_sizes(template, nodes)
+        if requested > max(sizes)
     ]
     types = {type for node in nodes for type in node.gpu_types}
     if template.gpu_type is not None and types and template.gpu_type not in types:

@@ -72,10 +72,10 @@ class SampledTurn:
 def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[int] = ()) -> SampledTurn:
     """Read a turn that was sampled after a prompt. No part of it is ever tokenised."""
     ended = bool(ids) and ids[-1] in template.stop_ids
-    said = list(ids[:-1] if ended else ids)
-    text, end = template.decode(said), template.ends[ids[-1]] if ended else ""
-    stands = end or not text.endswith(REPLACEMENT) or _is_stable(template, said, text)
-    spellings = _spellings(template, said, text, prompt[-TAIL:]) if stands else ()
+    content = list(ids[:-1] if ended else ids)
+    text, end = template.decode(content), template.ends[ids[-1]] if ended else ""
+    stands = end or not text.endswith(REPLACEMENT) or _is_stable(template, content, text)
+    spellings = _spellings(template, content, text, prompt[-TAIL:]) if stands else ()
     return SampledTurn(list(ids), text, end, spellings, _marker(template, text))
 
 
@@ -86,15 +86,17 @@ def _marker(template: ChatTemplate, text: str) -> str:
     return NEXT_MESSAGE if thoughts >= 0 and NEXT_MESSAGE in text[thoughts:] else ""
 
 
-def _is_stable(template: ChatTemplate, said: Sequence[int], text: str) -> bool:
+def _is_stable(template: ChatTemplate, content: Sequence[int], text: str) -> bool:
     """Return whether half a character at the end decodes to the same text before another byte. With byte tokens it may not."""
     byte = "\x01"
-    return template.decode([*said, *template.encode_behind(next(iter(template.stop_ids), None), byte)]) == text + byte
+    return (
+        template.decode([*content, *template.encode_behind(next(iter(template.stop_ids), None), byte)]) == text + byte
+    )
 
 
-def _spellings(template: ChatTemplate, said: Sequence[int], text: str, tail: Sequence[int]) -> tuple[str, ...]:
+def _spellings(template: ChatTemplate, content: Sequence[int], text: str, tail: Sequence[int]) -> tuple[str, ...]:
     """Decode the turn after the prompt's last ids; also alone, if the tokenizer does not return texts unchanged."""
-    before, together = template.decode(tail), template.decode([*tail, *said])
+    before, together = template.decode(tail), template.decode([*tail, *content])
     if not together.startswith(before):
         return () if template.exact else (text,)
     behind = together[len(before) :]

@@ -93,9 +93,9 @@ class SegmentBuilder:
     def text_after(self, rendered: str) -> str | None:
         """Return the part of a rendering after this segment's text; None if the rendering does not begin with that text."""
         if rendered.startswith(self.text):
-            for said in self.sampled_text:
-                if rendered.startswith(said, len(self.text)):
-                    return rendered[len(self.text) + len(said) :]
+            for sampled in self.sampled_text:
+                if rendered.startswith(sampled, len(self.text)):
+                    return rendered[len(self.text) + len(sampled) :]
         return None
 
     def difference(

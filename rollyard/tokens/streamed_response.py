@@ -62,13 +62,11 @@ class PromptTooLong(ContextExceeded):
 class StreamedResponse:
     """One answer while it arrives."""
 
-    def __init__(
-        self, endpoint: Endpoint, dialect: Dialect, asked: SentRequest, on_progress: OnProgress | None
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, dialect: Dialect, sent: SentRequest, on_progress: OnProgress | None) -> None:
         self._endpoint = endpoint
         self._dialect = dialect
         self._read = dialect.reader()
-        self._sent = asked
+        self._sent = sent
         self._on_progress = on_progress
         self._ids: list[int] = []
         self._logprobs: list[float] = []
@@ -143,8 +141,8 @@ class StreamedResponse:
         echoed = chunk.prompt_ids if self._dialect.echoes else chunk.prompt_tokens
         if echoed is not None and not self._echoed:
             self._echoed = True
-            asked = self._sent.prompt_ids
-            if echoed != (asked if self._dialect.echoes else len(asked)):
+            prompt_ids = self._sent.prompt_ids
+            if echoed != (prompt_ids if self._dialect.echoes else len(prompt_ids)):
                 self._refuse_answer(
                     "answered another prompt than Rollyard sent",
                     "use an engine that accepts ids unchanged, without truncation and without tokens before them",

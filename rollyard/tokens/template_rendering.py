@@ -41,8 +41,8 @@ class SampledMessage:
         """Ids of the calls: the model's own if they fit, else nine digits. Mistral's template takes exactly nine
         letters or digits."""
         made = (f"{self.number % 100_000:05d}{k % 10_000:04d}" for k in range(len(self.calls)))
-        said = (call.id if call.id is not None and CALL_ID.fullmatch(call.id) else None for call in self.calls)
-        return [its or ours for its, ours in zip(said, made, strict=True)]
+        given = (call.id if call.id is not None and CALL_ID.fullmatch(call.id) else None for call in self.calls)
+        return [its or ours for its, ours in zip(given, made, strict=True)]
 
 
 @dataclass(frozen=True)

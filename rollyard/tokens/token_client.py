@@ -37,8 +37,8 @@ class StreamTimeouts:
     @classmethod
     def of(cls, endpoint: Endpoint) -> StreamTimeouts:
         """Return the timeouts that the endpoint's pool sets."""
-        said = endpoint.patience
-        return cls(said.connect_seconds, said.first_token_seconds, said.idle_seconds)
+        limits = endpoint.patience
+        return cls(limits.connect_seconds, limits.first_token_seconds, limits.idle_seconds)
 
 
 class TokenClient:
@@ -100,9 +100,9 @@ class TokenClient:
         on_progress: OnProgress | None,
         in_flight: InFlightRequests | None,
     ) -> Sampled:
-        asked = SentRequest(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
+        sent = SentRequest(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
         request = InFlightRequest(endpoint.id, on_progress)
-        answer = StreamedResponse(endpoint, way.dialect, asked, request)
+        answer = StreamedResponse(endpoint, way.dialect, sent, request)
         body = way.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
         try:
             async with (in_flight or InFlightRequests()).during(request):

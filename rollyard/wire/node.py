@@ -65,9 +65,9 @@ class Lease(LeaseRef):
     """Role -> model server."""
 
     @field_serializer("agent", "sampling", "budgets")
-    def _dump_without_defaults(self, asked: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
+    def _dump_without_defaults(self, given: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
         """Users' fields are parsed strictly, so an older node agent gets a new field only if a user has set it."""
-        return asked.model_dump(mode="json", exclude_defaults=True)
+        return given.model_dump(mode="json", exclude_defaults=True)
 
 
 # node agent -> server, over one WebSocket

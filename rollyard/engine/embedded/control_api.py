@@ -65,20 +65,20 @@ class ControlRoutes:
         ]
 
     async def _pause(self, request: web.Request) -> web.Response:
-        asked = await _read(request, PauseRequest)
-        return await _done(self._engine.freeze(abort=asked.mode == "abort"))
+        command = await _read(request, PauseRequest)
+        return await _done(self._engine.freeze(abort=command.mode == "abort"))
 
     async def _resume(self, request: web.Request) -> web.Response:
         return await _done(self._engine.thaw())
 
     async def _load(self, request: web.Request) -> web.Response:
-        asked, self._staging = await _read(request, LoadRequest), None
-        self._model = await asyncio.to_thread(self._read_model, asked)
+        command, self._staging = await _read(request, LoadRequest), None
+        self._model = await asyncio.to_thread(self._read_model, command)
         return await _done(self._engine.swap(self._model))
 
     async def _set_version(self, request: web.Request) -> web.Response:
-        asked = await _read(request, VersionRequest)
-        return await _done(self._engine.set_version(asked.version))
+        command = await _read(request, VersionRequest)
+        return await _done(self._engine.set_version(command.version))
 
     async def _start(self, request: web.Request) -> web.Response:
         """Start a transfer. Tensors that an earlier one has left are discarded."""
@@ -100,12 +100,12 @@ class ControlRoutes:
             raise Conflict(f"{request.path}: no transfer has started; call /start_weight_update first")
         return self._staging
 
-    def _read_model(self, asked: LoadRequest) -> Model:
+    def _read_model(self, command: LoadRequest) -> Model:
         """Read the model of a load request. Raises Invalid if the folder has no model, or a model of another shape."""
-        config = read_config(asked.path)
+        config = read_config(command.path)
         if config.shape != self._model.config.shape:
-            raise Invalid(f"{asked.path} has another shape than the running model; start an engine on it instead")
-        return Model(config, load_weights(asked.path, config, asked.adapter), self._model.capacity)
+            raise Invalid(f"{command.path} has another shape than the running model; start an engine on it instead")
+        return Model(config, load_weights(command.path, config, command.adapter), self._model.capacity)
 
 
 async def _read(request: web.Request, model: type[M]) -> M:

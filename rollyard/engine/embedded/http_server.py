@@ -137,21 +137,21 @@ class EngineServer:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
-        asked = read_request(await request.read())
-        generation = self._served.generation(asked, await self._prompt(asked))
-        answer = CompletionBuilder(self._served, asked, generation)
+        completion = read_request(await request.read())
+        generation = self._served.generation(completion, await self._prompt(completion))
+        answer = CompletionBuilder(self._served, completion, generation)
         async with self._running(generation) as inbox:
-            if asked.stream:
-                return await _stream(request, asked, answer, inbox)
+            if completion.stream:
+                return await _stream(request, completion, answer, inbox)
             steps = await inbox.pop_all()
             spans = version_spans(steps)
             headers = {VERSION_HEADER: spans[-1]["version"]} if spans else {}
             return web.json_response(answer.whole(steps), headers=headers)
 
-    async def _prompt(self, asked: CompletionRequest) -> list[int]:
-        if isinstance(asked.prompt, list):
-            return asked.prompt
-        encoding = await asyncio.to_thread(self._served.tokenizer.encode, asked.prompt)
+    async def _prompt(self, completion: CompletionRequest) -> list[int]:
+        if isinstance(completion.prompt, list):
+            return completion.prompt
+        encoding = await asyncio.to_thread(self._served.tokenizer.encode, completion.prompt)
         ids: list[int] = encoding.ids
         return ids
 
@@ -170,21 +170,21 @@ class EngineServer:
 
 
 async def _stream(
-    request: web.Request, asked: CompletionRequest, answer: CompletionBuilder, inbox: _Inbox
+    request: web.Request, completion: CompletionRequest, answer: CompletionBuilder, inbox: _Inbox
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
     await response.prepare(request)
-    ended, said = False, ""
+    ended, announced = False, ""
     while not ended:
         steps = await inbox.pop()
         ended = steps[-1].finish_reason is not None
         for version, run in groupby(steps, key=lambda step: step.version):
-            if version and version != said:  # a version's event precedes its first token
-                said = version
+            if version and version != announced:  # a version's event precedes its first token
+                announced = version
                 await response.write(_event({"object": "rollyard.weights", "weights_version": version}))
             await response.write(_event(answer.body(list(run))))
         await inbox.gather(FLUSH_SECONDS)
-    if asked.stream_options.include_usage:
+    if completion.stream_options.include_usage:
         await response.write(_event(answer.usage_chunk()))
     await response.write(b"data: [DONE]\n\n")
     await response.write_eof()

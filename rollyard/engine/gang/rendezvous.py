@@ -51,8 +51,8 @@ class Gang:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS):
                 while True:
-                    if (told := await asyncio.to_thread(self._read)) is not None:
-                        return GangRank(self.rank, self.size, *told)
+                    if (meeting := await asyncio.to_thread(self._read)) is not None:
+                        return GangRank(self.rank, self.size, *meeting)
                     await asyncio.sleep(POLL_SECONDS)
         raise Unavailable(f"rank 0 of this gang has not reported its address within {JOIN_SECONDS:g} s")
 

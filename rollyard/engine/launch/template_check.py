@@ -35,13 +35,13 @@ async def check_template(model: ModelSpec) -> None:
     process = await start_engine(EngineCommand(argv), stdout=asyncio.subprocess.PIPE)
     try:
         async with asyncio.timeout(CHECK_SECONDS):
-            said = (await process.communicate())[0].decode(errors="replace").strip()
+            output = (await process.communicate())[0].decode(errors="replace").strip()
     except TimeoutError:
         log.warning("the check of the chat template of %s did not finish within %g s", folder, CHECK_SECONDS)
         return
     finally:
         await end_engine(process)
-    why = said.rpartition("\n")[2]
+    why = output.rpartition("\n")[2]
     if process.returncode and why.startswith(REASON):
         raise EngineFailed(why)
     if process.returncode:

@@ -214,8 +214,8 @@ class Supervisor:
             return EngineDeath("OutOfMemory", words)
         if why and code > 0:
             return EngineDeath("EngineDied", f"{how}: {why}")
-        said = self._last_output(ended_at) if recent else f"it wrote nothing in its last {RECENT_SECONDS:g} s"
-        return EngineDeath("EngineDied", f"{how}; {said}")
+        output = self._last_output(ended_at) if recent else f"it wrote nothing in its last {RECENT_SECONDS:g} s"
+        return EngineDeath("EngineDied", f"{how}; {output}")
 
     def _last_output(self, now: float) -> str:
         if not self._last_lines:

@@ -224,7 +224,7 @@ class EpochRelay:
     async def _write(
         self, request: web.Request, response: web.StreamResponse, passage: _ProxiedRequest, labelled: bool
     ) -> None:
-        said = ""
+        announced = ""
         while (piece := await passage.pieces.get()) is not None:
             if isinstance(piece, BaseException):
                 log.warning("the engine's answer broke off: %s: %s", type(piece).__name__, piece)
@@ -232,9 +232,9 @@ class EpochRelay:
             if isinstance(piece, _Truncated) or not await _wait_until_judged(piece[0]):
                 return await _end(request, response, labelled)
             epoch, data = piece
-            if labelled and data and epoch.version not in ("", said):
-                said = epoch.version
-                data = _event({"object": "rollyard.weights", "weights_version": said}) + data
+            if labelled and data and epoch.version not in ("", announced):
+                announced = epoch.version
+                data = _event({"object": "rollyard.weights", "weights_version": announced}) + data
             await response.write(data)
         await response.write_eof()
 
@@ -271,10 +271,10 @@ def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
         # If a JSON object has a key twice, the last one counts. To parse and write 32,000 ids would take milliseconds.
         return head[:-1] + b"," + json.dumps(dict(fields)).encode()[1:]
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except ValueError:
         return body
-    if not isinstance(asked, dict):
+    if not isinstance(request, dict):
         return body
-    salts = [str(salt) for salt in (asked.get("cache_salt"), fields.get("cache_salt")) if salt]
-    return json.dumps({**asked, **fields, **({"cache_salt": "/".join(salts)} if salts else {})}).encode()
+    salts = [str(salt) for salt in (request.get("cache_salt"), fields.get("cache_salt")) if salt]
+    return json.dumps({**request, **fields, **({"cache_salt": "/".join(salts)} if salts else {})}).encode()

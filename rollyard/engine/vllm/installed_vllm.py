@@ -126,12 +126,12 @@ async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str,
     process = await start_engine(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     try:
         async with asyncio.timeout(QUERY_SECONDS):
-            said = (await process.communicate())[0].decode(errors="replace")
+            output = (await process.communicate())[0].decode(errors="replace")
     except TimeoutError:
         raise EngineFailed(f"EngineMissing: {who} did not report its vLLM version within {QUERY_SECONDS:g} s") from None
     finally:
         await end_engine(process)
-    lines = said.splitlines()
+    lines = output.splitlines()
     facts = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
     if facts is None:
         raise EngineFailed(f"EngineMissing: vLLM of {who} cannot be used: {crash_reason(lines)}")

@@ -104,8 +104,8 @@ class VllmControl:
 
     async def _reset_cache(self) -> None:
         if RESET in self._served:
-            said = await command(self._http, RESET)
-            if not json.loads(said).get("success"):
+            answer = await command(self._http, RESET)
+            if not json.loads(answer).get("success"):
                 log.info("paused requests hold blocks of the prefix cache; the cache salt separates them")
 
     async def _unload_adapter(self, now: WeightsSource) -> None:

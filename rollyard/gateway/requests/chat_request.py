@@ -42,8 +42,10 @@ class ChatRequest:
     @property
     def characters(self) -> int:
         """Approximate number of characters of the prompt."""
-        said = sum(len(m["content"]) + len(str(m.get("tool_calls", ""))) + MESSAGE_CHARACTERS for m in self.messages)
-        return said + (len(str(self.tools)) if self.tools else 0)
+        characters = sum(
+            len(m["content"]) + len(str(m.get("tool_calls", ""))) + MESSAGE_CHARACTERS for m in self.messages
+        )
+        return characters + (len(str(self.tools)) if self.tools else 0)
 
 
 @dataclass(frozen=True)

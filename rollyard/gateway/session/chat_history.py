@@ -43,7 +43,7 @@ class ChatBranch:
     """Digest of the tools: the key before any message."""
     keys: list[Key] = field(default_factory=list)
     """The key before any message, then one after each message up to the last sampled turn."""
-    said: list[Message] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
     """Messages up to the last sampled turn, as the caller sees them."""
     first: int = 0
     """Number of messages before the first sampled turn."""
@@ -56,7 +56,7 @@ class ChatBranch:
     @property
     def length(self) -> int:
         """Number of messages up to the last sampled turn."""
-        return len(self.said)
+        return len(self.messages)
 
     def common_prefix(self, keys: Sequence[Key]) -> int:
         """Return the number of equal messages at the beginning; -1 if the tools differ."""
@@ -135,30 +135,30 @@ class ChatHistory:
     def branches(self) -> Sequence[ChatBranch]:
         return self._branches
 
-    def prepare(self, asked: ChatRequest) -> PreparedChat:
+    def prepare(self, request: ChatRequest) -> PreparedChat:
         """Find or open the branch, and hold it until `record` or `release`. Raises TaskError if the template refuses."""
-        lead = self._continued_ids(asked) if asked.continued_text else []
-        start = _digest("tools", json.dumps(asked.tools, sort_keys=True))
-        keys = self._keys(start, asked.messages)
+        lead = self._continued_ids(request) if request.continued_text else []
+        start = _digest("tools", json.dumps(request.tools, sort_keys=True))
+        keys = self._keys(start, request.messages)
         # A branch must reach the last assistant's message. If another branch sampled it, only a new branch gets its
         # ids.
-        last = max((i for i, m in enumerate(asked.messages, 1) if m["role"] == "assistant"), default=0)
+        last = max((i for i, m in enumerate(request.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
         branch = max(going_on, key=lambda b: b.length, default=None)
         if branch is None:
-            branch = self._open(asked, keys)
+            branch = self._open(request, keys)
         else:
             branch.busy = True
-            branch.append_messages(asked.messages[branch.length :])
+            branch.append_messages(request.messages[branch.length :])
         try:
             prompt = branch.conversation.prompt_ids()
         except BaseException:
             branch.append_messages([])
             branch.busy = False
             raise
-        results = [str(m["content"]) for m in asked.messages[branch.length :] if m["role"] == "tool"]
-        return PreparedChat(branch, asked.messages, [*prompt, *lead], keys, results, lead)
+        results = [str(m["content"]) for m in request.messages[branch.length :] if m["role"] == "tool"]
+        return PreparedChat(branch, request.messages, [*prompt, *lead], keys, results, lead)
 
     def record(self, prepared: PreparedChat, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
         """Record that the branch's conversation has the turn; `message` is the turn as the caller sees it.
@@ -175,7 +175,7 @@ class ChatHistory:
             other = _message_digest({**message, "content": f"{message['content']}{ended_by}"})
             self._aliases[before, other], self._latest[other] = own, answer
         branch.keys += [*prepared.keys[len(branch.keys) :], _digest(before, own)]
-        branch.said += [*prepared.messages[branch.length :], message]
+        branch.messages += [*prepared.messages[branch.length :], message]
         if branch not in self._branches:
             self._branches.append(branch)
         branch.busy = False
@@ -185,39 +185,41 @@ class ChatHistory:
         prepared.branch.append_messages([])
         prepared.branch.busy = False
 
-    def _continued_ids(self, asked: ChatRequest) -> list[int]:
+    def _continued_ids(self, request: ChatRequest) -> list[int]:
         """Return the ids of the beginning that the caller gave for the next turn.
 
         Raises TaskError if they differ from the ids of such a message in the template's rendering.
         """
         render, encode = self._template.render, self._template.encode
-        open_turn = render(asked.messages, asked.tools, True)
-        shown = render([*asked.messages, {"role": "assistant", "content": asked.continued_text}], asked.tools, False)
+        open_turn = render(request.messages, request.tools, True)
+        shown = render(
+            [*request.messages, {"role": "assistant", "content": request.continued_text}], request.tools, False
+        )
         seam = open_turn[-SEAM_CHARS:]
-        before, ids = encode(seam), encode(seam + asked.continued_text)
+        before, ids = encode(seam), encode(seam + request.continued_text)
         lead = ids[len(before) :]
-        exact = shown.startswith(open_turn + asked.continued_text) and ids[: len(before)] == before
-        if not exact or self._template.decode(lead) != asked.continued_text:
+        exact = shown.startswith(open_turn + request.continued_text) and ids[: len(before)] == before
+        if not exact or self._template.decode(lead) != request.continued_text:
             raise TaskError(
                 "the last message is the assistant's, but this model's chat template changes it, so no turn can continue it: "
                 "end with a message of the user, or change the assistant's text (no white space at its end)"
             )
         return lead
 
-    def _open(self, asked: ChatRequest, keys: Sequence[Key]) -> ChatBranch:
+    def _open(self, request: ChatRequest, keys: Sequence[Key]) -> ChatBranch:
         recalled: list[SampledMessage | None] = []
-        for message, before in zip(asked.messages, keys, strict=False):
+        for message, before in zip(request.messages, keys, strict=False):
             found = self._sampled(message, before, any(recalled)) if message["role"] == "assistant" else None
             recalled.append(found)
-        opened_by = self._why_no_branch(asked.messages, keys, any(recalled))
-        branch = ChatBranch(Conversation(self._template, [], asked.tools, opened_by), keys[0])
-        for message, answer in zip(asked.messages, recalled, strict=True):
+        opened_by = self._why_no_branch(request.messages, keys, any(recalled))
+        branch = ChatBranch(Conversation(self._template, [], request.tools, opened_by), keys[0])
+        for message, answer in zip(request.messages, recalled, strict=True):
             if answer is not None:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
         # the branch gets the first call's messages only with the call's answer
-        branch.keys, branch.said = list(keys), list(asked.messages)
+        branch.keys, branch.messages = list(keys), list(request.messages)
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
 
@@ -272,7 +274,7 @@ def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> s
     if common >= near.length:
         what = "another call continues from there" if near.busy else "a turn of another branch follows"
         return f"after message {common}, {what}"
-    then, now = near.said[common], messages[common]
+    then, now = near.messages[common], messages[common]
     old, new = _quote_difference(then, now), _quote_difference(now, then)
     return f"message {common + 1} ({now['role']}) has {new!r}, but had {old!r} ({then['role']})"
 
@@ -291,8 +293,8 @@ def common_length(text: str, other: str) -> int:
 
 def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
     """Return whether the message shows the turn's thoughts. Callers never see those of Harmony."""
-    said, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
-    return said[0].strip() == shown[0].strip() and (bool(said[1]) or not answer.turn.thinks)
+    sampled, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
+    return sampled[0].strip() == shown[0].strip() and (bool(sampled[1]) or not answer.turn.thinks)
 
 
 def _message_digest(message: Message) -> str:

@@ -53,7 +53,7 @@ class RecordedTurns:
 
     def add_turn(
         self,
-        asked: ChatRequest,
+        request: ChatRequest,
         parser: ToolCallParser | None,
         prepared: PreparedChat,
         sampled: Sampled,
@@ -69,11 +69,11 @@ class RecordedTurns:
             [*none, *sampled.weights_versions],
             sampled.finish_reason,
         )
-        text = whole.removeprefix(asked.continued_text)
-        said, stop = _truncate_at_stop(text, stops)
-        shown = asked.continued_text + said
+        text = whole.removeprefix(request.continued_text)
+        before_stop, stop = _truncate_at_stop(text, stops)
+        shown = request.continued_text + before_stop
         turn = parse_safely(parser, shown) if parser is not None else ParsedTurn(shown.strip())
-        calls = turn.calls if asked.overrides.parallel_tool_calls else turn.calls[:1]
+        calls = turn.calls if request.overrides.parallel_tool_calls else turn.calls[:1]
         content = shown.strip() if turn.error is not None and not calls else turn.content
         given = tuple(
             ChatToolCall(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False))
@@ -81,7 +81,7 @@ class RecordedTurns:
         )
         message = assistant_message(content, [(c.id, c.name, c.arguments) for c in given])
         self.chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
-        content = content.removeprefix(asked.continued_text.lstrip())  # the caller has this part already
+        content = content.removeprefix(request.continued_text.lstrip())  # the caller has this part already
         self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
         finish = "tool_calls" if given else _finish_reason(sampled, stop)
         return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)

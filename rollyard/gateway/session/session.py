@@ -181,26 +181,26 @@ class GatewaySession:
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
 
-    async def chat(self, asked: ChatRequest, on_text: SendText | None = None) -> ChatResponse:
+    async def chat(self, request: ChatRequest, on_text: SendText | None = None) -> ChatResponse:
         """Sample one turn of a conversation. Raises GatewayError."""
-        parser = self._parser(asked)
-        prepared = await self._prepare(asked)
+        parser = self._parser(request)
+        prepared = await self._prepare(request)
         try:
-            with self._admit(asked.overrides) as sampling:
+            with self._admit(request.overrides) as sampling:
                 stops = sampling.stop or []
                 decode, stop_ids = self._template.decode, self._template.stop_ids
                 speech = StreamingText(
-                    decode, stop_ids, stops, calls=bool(asked.tools), trim=True, lead=prepared.continued_ids
+                    decode, stop_ids, stops, calls=bool(request.tools), trim=True, lead=prepared.continued_ids
                 )
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
-                add = partial(self._recorded.add_turn, asked, parser, prepared, sampled, stops, seconds)
-                said = await self._record(add, sampled)
+                add = partial(self._recorded.add_turn, request, parser, prepared, sampled, stops, seconds)
+                response = await self._record(add, sampled)
         except BaseException:
             self._executor.run_soon(partial(self._recorded.chats.release, prepared))
             raise
-        if on_text is not None and (rest := speech.finish(said.content)):
+        if on_text is not None and (rest := speech.finish(response.content)):
             await on_text(rest)
-        return said
+        return response
 
     async def complete(
         self, prompt: str | Sequence[int], wanted: SamplingOverrides, on_text: SendText | None = None
@@ -215,25 +215,25 @@ class GatewaySession:
                 speech = StreamingText(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
                 sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
                 add = partial(self._recorded.add_continuation, prepared, sampled, stops, seconds)
-                said = await self._record(add, sampled)
+                response = await self._record(add, sampled)
         except BaseException:
             self._executor.run_soon(partial(self._recorded.prompts.release, prepared))
             raise
-        if on_text is not None and (rest := speech.finish(said.content)):
+        if on_text is not None and (rest := speech.finish(response.content)):
             await on_text(rest)
-        return said
+        return response
 
-    async def prompt_tokens(self, asked: ChatRequest) -> int:
+    async def prompt_tokens(self, request: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""
-        prepared = await self._prepare(asked)
+        prepared = await self._prepare(request)
         self._executor.run_soon(partial(self._recorded.chats.release, prepared))
         return len(prepared.prompt)
 
-    async def _prepare(self, asked: ChatRequest) -> PreparedChat:
+    async def _prepare(self, request: ChatRequest) -> PreparedChat:
         """Prepare a call on its branch. Raises GatewayError."""
         try:
             return await self._executor.run(
-                partial(self._recorded.chats.prepare, asked), asked.characters, self._recorded.chats.release
+                partial(self._recorded.chats.prepare, request), request.characters, self._recorded.chats.release
             )
         except TaskError as error:
             raise bad_request(str(error), param="messages") from error
@@ -264,7 +264,7 @@ class GatewaySession:
         size = CHARACTERS_A_TOKEN * len(sampled.token_ids)
         return await self._executor.run(add_while_open, size, self._record_abandoned)
 
-    def _record_abandoned(self, said: ChatResponse) -> None:
+    def _record_abandoned(self, response: ChatResponse) -> None:
         """Record a turn whose caller left while a thread processed it."""
         self._calls_admitted += 1
 
@@ -328,10 +328,10 @@ class GatewaySession:
             await asyncio.gather(task, return_exceptions=True)
             self._in_flight.discard(task)
 
-    def _parser(self, asked: ChatRequest) -> ToolCallParser | None:
+    def _parser(self, request: ChatRequest) -> ToolCallParser | None:
         """Make the parser before anything is sampled; None if there are no tools. Raises GatewayError."""
         try:
-            return parser_for(self._template, self.config.tool_parser, asked.tools) if asked.tools else None
+            return parser_for(self._template, self.config.tool_parser, request.tools) if request.tools else None
         except TaskError as error:
             raise bad_request(str(error), param="tools") from error
         except Exception as error:  # a parser may be a plug-in

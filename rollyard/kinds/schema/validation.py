@@ -117,13 +117,13 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
     kind = KINDS.get(word) if isinstance(word, str) else None
     if kind is None:
         choices = [name for name, k in KINDS.items() if k.USER_WRITTEN]
-        said = (
+        start = (
             "is missing; write"
             if word is None
             else f"there is no {_given_text(word)}{did_you_mean(word, choices)}; write"
         )
         reason = "FieldValueRequired" if word is None else "FieldValueNotSupported"
-        problems.append(Problem(("kind",), f"{said} one of {', '.join(choices)}", reason))
+        problems.append(Problem(("kind",), f"{start} one of {', '.join(choices)}", reason))
     return (None if problems else kind), problems
 
 

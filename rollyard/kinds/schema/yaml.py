@@ -129,14 +129,14 @@ def load_manifests(text: str, source: str, base: str | None = None) -> list[Kind
     lines: list[str] = []
     problems: list[Problem] = []
     for document in _documents(text, source, lines):
-        told = list(document.problems)
+        mistakes = list(document.problems)
         for data, above in _items(document.data):
             if base is not None:
                 make_absolute(data, base)
             obj, found = _check(data)
-            told += [Problem((*above, *p.path), p.message, p.reason, p.at_key) for p in found]
+            mistakes += [Problem((*above, *p.path), p.message, p.reason, p.at_key) for p in found]
             objects += [obj] if obj else []
-        marked = sorted(((document.locate(p), p) for p in told), key=lambda pair: (pair[0].line, pair[0].column))
+        marked = sorted(((document.locate(p), p) for p in mistakes), key=lambda pair: (pair[0].line, pair[0].column))
         lines += [f"{source}:{m.line + 1}:{m.column + 1}: {p}" for m, p in marked]
         problems += [p for _, p in marked]
     if lines:

@@ -61,8 +61,8 @@ async def run_agent(
         )
         sampled = time.monotonic()
         segment = run.conversation.segment_count - 1
-        said = parse_safely(run.parser, text)
-        calls = [{"name": c.name, "arguments": c.arguments} for c in said.calls]
+        parsed = parse_safely(run.parser, text)
+        calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
         turn = Turn(
             segment=segment,
             prompt_length=len(prompt),
@@ -75,11 +75,11 @@ async def run_agent(
         run.turns.append(turn)
         if sample.finish_reason == "length":
             return
-        if not said.calls and said.error is None:
+        if not parsed.calls and parsed.error is None:
             run.status = Status.COMPLETED
             return
-        results = [await tools.call(c.name, c.arguments) for c in said.calls]
-        results = _append_results(run, said, results)
+        results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
+        results = _append_results(run, parsed, results)
         timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
         run.turns[-1] = evolve(turn, tool_results=results, timings=timings)
 
@@ -98,13 +98,13 @@ async def _prompt_ids(conversation: Conversation) -> list[int]:
         raise
 
 
-def _append_results(run: AgentProgress, said: ParsedTurn, results: list[str]) -> list[str]:
+def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) -> list[str]:
     """Append the results of the turn's calls, and a message about an unreadable call; return the appended texts."""
-    wrong = tool_schemas.malformed_call_result(said.error, run.parser.form) if said.error is not None else None
+    wrong = tool_schemas.malformed_call_result(parsed.error, run.parser.form) if parsed.error is not None else None
     if wrong is not None and results and run.parser.error_role == "user":
         # Mistral's template refuses a user message after tool results, where only the model may speak
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
-    run.conversation.add_results(said.calls, results, said.content)
+    run.conversation.add_results(parsed.calls, results, parsed.content)
     if wrong is None:
         return results
     run.conversation.add_messages([{"role": run.parser.error_role, "content": wrong}])

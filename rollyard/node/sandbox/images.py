@@ -86,8 +86,8 @@ class Images:
             timeout=UNPACK_SECONDS, **account.credentials,
         )  # fmt: skip
         if done.returncode != 0 or not (folder / "root").is_dir():
-            said = done.stderr.decode(errors="replace").strip()[-1000:]
-            raise SandboxStartFailed(f"{image} could not be unpacked: {said}")
+            output = done.stderr.decode(errors="replace").strip()[-1000:]
+            raise SandboxStartFailed(f"{image} could not be unpacked: {output}")
 
 
 def default_root(cache: Path) -> Root:

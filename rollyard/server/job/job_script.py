@@ -36,7 +36,7 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
             sbatch_directives.check_option(option, OWN_OPTIONS)
         except ValueError as error:
             raise BadRequest(f"--sbatch {error}") from None
-    asked = {
+    directives = {
         **options.directives,
         "job-name": name,
         "comment": comment,
@@ -50,7 +50,7 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
         "no-requeue": "",
         "signal": f"B:USR1@{WARNING_SECONDS}",
     }
-    lines = ["#!/bin/bash", *(directive(option, value) for option, value in asked.items())]
+    lines = ["#!/bin/bash", *(directive(option, value) for option, value in directives.items())]
     lines.append(":  # sbatch looks for directives up to the first command: none in the lines below may replace ours")
     if options.setup.strip():
         lines.append(options.setup.strip("\n"))

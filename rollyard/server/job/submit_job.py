@@ -129,12 +129,12 @@ async def _live_jobs(place: ServerJobFolder, driver: Driver) -> list[Job]:
 
 
 async def _wait_until_serving(place: ServerJobFolder, driver: Driver, report: Print) -> RunningServer:
-    said = ""
+    reported = ""
     while True:
         try:
             live = await _live_jobs(place, driver)
         except SlurmUnreachable as error:
-            live, said = None, _print_once(report, said, f"Slurm does not answer: {error}")
+            live, reported = None, _print_once(report, reported, f"Slurm does not answer: {error}")
         if live == []:
             raise Unavailable(f"the server's job has ended: {place.last_log_line() or f'see {place.log}'}")
         running = {job.id: job for job in live or () if job.state is JobState.RUNNING}
@@ -144,14 +144,18 @@ async def _wait_until_serving(place: ServerJobFolder, driver: Driver, report: Pr
             if not trouble:
                 kubeconfig = str(place.data / "admin.kubeconfig")
                 return RunningServer(found.url, kubeconfig, found.job, running[found.job].node)
-            said = _print_once(report, said, f"this machine cannot reach {found.url} ({trouble}); see --advertise")
+            reported = _print_once(
+                report, reported, f"this machine cannot reach {found.url} ({trouble}); see --advertise"
+            )
         elif live and not running:
-            said = _print_once(report, said, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}")
+            reported = _print_once(
+                report, reported, f"job {live[0].id} waits: {live[0].reason or 'it was just submitted'}"
+            )
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _print_once(report: Print, said: str, now: str) -> str:
-    if now != said:
+def _print_once(report: Print, reported: str, now: str) -> str:
+    if now != reported:
         report(now)
     return now
 

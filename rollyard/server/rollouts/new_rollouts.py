@@ -23,11 +23,11 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
     body = single.model_dump_json()
     if len(body) > MAX_TASK_BYTES:
         raise too_large(len(body))
-    said = single.model_dump_json(exclude_defaults=True)  # so that a field of a later release changes no digest
+    text = single.model_dump_json(exclude_defaults=True)  # so that a field of a later release changes no digest
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
-        digest = _digest(request.n, index, said)
+        digest = _digest(request.n, index, text)
         records.append(
             RolloutRecord(
                 namespace=namespace,

@@ -207,10 +207,10 @@ def _scaled_to_zero(shortage: PoolShortage) -> WaitReason | None:
 
 def _submit_unanswered(shortage: PoolShortage) -> WaitReason | None:
     for a in shortage.allocations:
-        said = get_condition(a.status.conditions, SUBMITTED)
-        if a.status.job_id is None and said is not None and said.status != "True":
-            sentence = f"{shortage.name} needs an allocation, but for {a.metadata.name} {said.message}"
-            return WaitReason(sentence, said.last_transition_time)
+        condition = get_condition(a.status.conditions, SUBMITTED)
+        if a.status.job_id is None and condition is not None and condition.status != "True":
+            sentence = f"{shortage.name} needs an allocation, but for {a.metadata.name} {condition.message}"
+            return WaitReason(sentence, condition.last_transition_time)
     return None
 
 
@@ -258,8 +258,12 @@ def _starting(shortage: PoolShortage) -> WaitReason | None:
 
 
 def _engine_reason(allocation: Allocation) -> str:
-    said = get_condition(allocation.status.conditions, "Ready")
-    how = f": {said.message}" if said is not None and said.reason == "Starting" and said.message else ""
+    condition = get_condition(allocation.status.conditions, "Ready")
+    how = (
+        f": {condition.message}"
+        if condition is not None and condition.reason == "Starting" and condition.message
+        else ""
+    )
     return f"its model server accepts no rollouts yet{how}"
 
 

@@ -170,10 +170,10 @@ class EndpointRegistry:
             # Also ejected ones and those with other weights: neither a probe nor other weights bring a silent endpoint
             # back.
             if state.healthy and state.uid and state.heard_at < horizon:
-                said = Reason(EJECTED, f"no heartbeat for {STALE_SECONDS:g} s")
-                log.warning("endpoint %s: %s", state.endpoint.id, said)
+                silence = Reason(EJECTED, f"no heartbeat for {STALE_SECONDS:g} s")
+                log.warning("endpoint %s: %s", state.endpoint.id, silence)
                 silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
-                self._put(replace(silent, healthy=False, engine_reason=said))
+                self._put(replace(silent, healthy=False, engine_reason=silence))
 
     # calls of the reconcilers
 

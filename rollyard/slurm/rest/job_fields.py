@@ -30,12 +30,12 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
     for option, value in directives.items():
         if option in GENERATED:
             continue
-        said = _fields_of(option, value, column, version)
-        if said is None or (known is not None and not said.keys() <= known):
+        translated = _fields_of(option, value, column, version)
+        if translated is None or (known is not None and not translated.keys() <= known):
             raise SubmitRefused(
                 f"slurmrestd {version} does not support --{option}; leave it out, or run the server with --cluster cli"
             )
-        for key, field in said.items():
+        for key, field in translated.items():
             fields[key] = _joined(fields[key], field) if key in fields else field
     _count_tasks(fields)
     return fields

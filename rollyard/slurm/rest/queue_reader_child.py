@@ -11,8 +11,8 @@ from rollyard.slurm.rest.queue_reader import FAULTS, LENGTH_BYTES
 
 
 def main() -> None:
-    while (asked := receive()) is not None and (raw := receive()) is not None:
-        codec, user = pickle.loads(asked)
+    while (pickled := receive()) is not None and (raw := receive()) is not None:
+        codec, user = pickle.loads(pickled)
         try:
             found = codec.queue(parse_json(raw), user)
         except FAULTS as error:

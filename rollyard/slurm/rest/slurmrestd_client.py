@@ -54,8 +54,8 @@ class SlurmrestdClient:
         try:
             return await read(raw)
         except NotJson:
-            said = " ".join(raw[:200].decode(errors="replace").split())
-            raise SlurmUnreachable(f"slurmrestd at {self._address} answered {status} to {path}: {said!r}") from None
+            start = " ".join(raw[:200].decode(errors="replace").split())
+            raise SlurmUnreachable(f"slurmrestd at {self._address} answered {status} to {path}: {start!r}") from None
 
     async def _headers(self) -> dict[str, str]:
         token = await asyncio.to_thread(self._identity.read)

@@ -26,9 +26,9 @@ class DeepSeek:
 
     def parse(self, text: str) -> ParsedTurn:
         turn = parse_tagged(text, BEGIN, END, _read)
-        thoughts, ends, said = turn.content.rpartition(THINK_ENDS)
-        content = (thoughts + ends + said.replace(ALL_BEGIN, "").replace(ALL_END, "")).strip()
-        if turn.error is None and not turn.calls and ALL_BEGIN in said:
+        thoughts, ends, answer = turn.content.rpartition(THINK_ENDS)
+        content = (thoughts + ends + answer.replace(ALL_BEGIN, "").replace(ALL_END, "")).strip()
+        if turn.error is None and not turn.calls and ALL_BEGIN in answer:
             return ParsedTurn(content, (), f"between {ALL_BEGIN} and {ALL_END} stands no call")
         return ParsedTurn(content, turn.calls, turn.error)
 
