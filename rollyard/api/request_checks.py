@@ -35,12 +35,12 @@ async def check_pools(services: Services, namespace: str, requests: Sequence[Rol
 async def _check_versions(services: Services, pool: RolloutPool) -> None:
     """Check the weights versions in a request. They are known only for engines that Rollyard starts."""
     inference = pool.spec.inference[POLICY_ROLE]
-    asked = "min_weights_version, group_version and max_staleness"
+    fields = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
         found = await services.store.get(InferencePool.key_of(pool.metadata.namespace, inference), InferencePool)
         if found.spec.engine.external is not None:
             raise Invalid(
-                f"the engines of InferencePool {inference!r} are external, so their weights are not known: leave out {asked}"
+                f"the engines of InferencePool {inference!r} are external, so their weights are not known: leave out {fields}"
             )
 
 
