@@ -1,4 +1,4 @@
-"""Trajectories in answers: as JSON, or as one file of columns for callers whose `Accept` names it."""
+"""Trajectories in answers: as JSON, or as one file of columns for callers whose `Accept` header requests it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollyard.wire.columns import CONTENT_TYPE, join
 
 
 def wants_columns(request: web.Request) -> bool:
-    """Whether `Accept` names columns. `*/*` does not: JSON is the default."""
+    """Whether the `Accept` header requests columns. `*/*` does not: then JSON is the default."""
     accepted = ",".join(request.headers.getall(hdrs.ACCEPT, ()))
     return any(one.partition(";")[0].strip().lower() == CONTENT_TYPE for one in accepted.split(","))
 
@@ -31,7 +31,7 @@ async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str
 async def trajectories_file(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any] | None = None
 ) -> bytes:
-    """The file with the trajectories of these terminal records, in order; `about` is the rest of the answer."""
+    """Return the file with the trajectories of these terminal records, in order. `about` is the rest of the answer."""
     outcomes = await asyncio.gather(*(_stored(services, record) for record in records))
 
     def made() -> bytes:
@@ -44,7 +44,7 @@ async def trajectories_file(
 async def columns_response(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any]
 ) -> web.Response:
-    """The answer with such a file. It is written in pieces: one large write would block the loop."""
+    """Return the answer with such a file. It is written in pieces, because one large write would block the loop."""
     data = await trajectories_file(services, records, about)
     return web.Response(body=BytesIOPayload(BytesIO(data), content_type=CONTENT_TYPE))
 

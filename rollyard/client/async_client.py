@@ -551,7 +551,7 @@ def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:
 
 
 async def _trajectory(columns: Columns) -> Trajectory:
-    """In a thread: a trainer's loop has other work."""
+    """Make the trajectory in a thread, because a trainer's loop has other work."""
     (found,) = await asyncio.to_thread(columns.trajectories)
     return found
 

@@ -16,11 +16,11 @@ from rollyard.kinds.rollout import RolloutView, Trajectory
 from rollyard.wire.columns import CONTENT_TYPE, FRAME_LENGTH_BYTES, Columns, columns_of, decode
 
 ACCEPT = f"{CONTENT_TYPE}, */*;q=0.5"
-"""An older server answers in JSON."""
+"""`Accept` header for columns. An older server answers in JSON."""
 
 
 def read_rollout(content_type: str, data: bytes) -> tuple[RolloutView, Columns | None]:
-    """The rollout, and its trajectory once it has ended. Raises ValueError."""
+    """Return the rollout, and its trajectory once it has ended. Raises ValueError."""
     if content_type == CONTENT_TYPE:
         columns = decode(data)
         return RolloutView.model_validate(columns.about["rollout"]), columns if len(columns) else None
@@ -31,7 +31,7 @@ def read_rollout(content_type: str, data: bytes) -> tuple[RolloutView, Columns |
 
 
 def read_groups(content_type: str, data: bytes) -> Columns:
-    """A page of groups. Raises ValueError."""
+    """Return a page of groups. Raises ValueError."""
     if content_type == CONTENT_TYPE:
         return decode(data)
     page = GroupPage.model_validate_json(data)
@@ -41,7 +41,7 @@ def read_groups(content_type: str, data: bytes) -> Columns:
 
 
 def group_page(columns: Columns) -> GroupPage:
-    """The page with Python's own numbers. Raises ValueError."""
+    """Return the page with Python's own numbers. Raises ValueError."""
     rollouts = iter(columns.trajectories())
     groups = [
         evolve(Group.model_validate({**about, "rollouts": []}), rollouts=list(islice(rollouts, about["rollouts"])))
@@ -51,7 +51,7 @@ def group_page(columns: Columns) -> GroupPage:
 
 
 def read_stream(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[int, Columns | None]]:
-    """Yield (cursor, columns) of each rollout that ended; columns are None for what only keeps the stream alive."""
+    """Yield (cursor, columns) of each rollout that ended. Columns are None for data that only keeps the stream alive."""
     return _files(answer) if answer.content_type == CONTENT_TYPE else _events(answer)
 
 

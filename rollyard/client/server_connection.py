@@ -72,7 +72,7 @@ class ServerConnection:
         return await self._request(read, method, path, query, body, content_type, repeat, seconds)
 
     async def get_bytes(self, path: str, query: Mapping[str, str], accept: str) -> tuple[str, bytes]:
-        """Return the content type and the bytes of an answer. Raises as `json`."""
+        """Return the content type and the bytes of an answer. Raises the errors of `json`."""
 
         async def read(answer: aiohttp.ClientResponse) -> tuple[str, bytes]:
             return answer.content_type, await answer.read()

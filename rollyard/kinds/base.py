@@ -162,7 +162,7 @@ class ConditionUpdate(NamedTuple):
 
     type: str
     status: bool | None
-    """None: unknown."""
+    """Status of the condition; None if it is unknown."""
     reason: str
     message: str = ""
 

@@ -236,7 +236,7 @@ class BatchView(WireModel):
     pool: str
     series: str
     dataset: str | None
-    """Dataset that it draws from."""
+    """Dataset from which the batch draws."""
     status: BatchStatus
     target: int | None
     n: int
@@ -285,11 +285,11 @@ class DatasetHistory(WireModel):
     """Earlier groups of a dataset's tasks."""
 
     tasks: int
-    """Tasks with a verdict."""
+    """Number of tasks with a verdict."""
     informative: int
-    """Tasks whose last group was informative."""
+    """Number of tasks whose last group was informative."""
     streaks: dict[int, int]
-    """Number of uninformative groups in a row -> tasks with such a streak now."""
+    """Number of uninformative groups in a row -> number of tasks that have this streak now."""
 
 
 class DatasetView(WireModel):
@@ -305,7 +305,7 @@ class DatasetView(WireModel):
     """Kinds of its tasks."""
     created_at: float
     history: DatasetHistory | None = None
-    """History of its tasks, in the view of one dataset; null in lists."""
+    """History of the dataset's tasks. It is null in lists."""
 
 
 class Group(WireModel):

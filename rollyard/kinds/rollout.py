@@ -40,7 +40,7 @@ class Stage(StrEnum):
 
 
 STAGES_LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
-"""Order of grants and of workers: the end of the last stage frees what a rollout holds."""
+"""Order of grants, and of stages that get workers: the end of the last stage frees what a rollout holds."""
 
 
 class Status(StrEnum):

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 120.0
 COMPRESSION_LEVEL = 1
-"""Higher levels make columns no smaller; the numbers are hardly compressible."""
+"""Higher levels do not make columns smaller, because the numbers are hardly compressible."""
 
 
 class ResultUploads:
@@ -27,7 +27,7 @@ class ResultUploads:
         self._link = link
         self._http = http
         self.as_columns = False
-        """Whether the server reads columns; its `Welcome` says so."""
+        """Whether the server reads columns, by its `Welcome`."""
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the
@@ -86,7 +86,7 @@ class ResultUploads:
 
 
 def _upload(ref: LeaseRef, result: RunResult | Outcome, as_columns: bool) -> bytes:
-    """The body of an upload: a header line, then the compressed result."""
+    """Return the body of an upload: a header line, then the compressed result."""
     outcome = result.outcome if isinstance(result, RunResult) else result
     if as_columns:
         body = encode([outcome], {"artifact": result.artifact} if isinstance(result, RunResult) else None)

@@ -1,9 +1,9 @@
 """Results as arrays: one safetensors file that is read without parsing a number.
 
-Arrays are ragged: the tokens of all segments follow each other, and offsets say where each segment begins and the last one
-ends. Segments and turns lie in the same way one after the other, with offsets for each sample. Everything else is JSON: a
-text for each sample, segment and turn, read only where it is needed, and `about`, which belongs to the whole file. The
-metadata of the file names the form and its version. A later version adds arrays; a reader ignores those it does not know.
+Arrays are ragged: the tokens of all segments follow each other, and offsets give the beginning of each segment and the
+end of the last one. Segments and turns follow each other in the same way, with offsets for each sample. The rest is
+JSON: a text for each sample, segment and turn, read only on demand, and `about`, which belongs to the whole file. The
+metadata names the form and its version. A later version adds arrays; a reader ignores those that it does not know.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TURN_JSON: Any = {"segment", "prompt_length", "response_length"}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Samples, their segments and turns. The arrays have the names of the tensors in the file; they may be read-only.
+    """Samples, their segments and turns. The arrays have the names of the tensors in the file, and may be read-only.
 
     A sample is one trajectory, or one outcome of a node agent. With n samples an array of offsets has n + 1 numbers:
     the segments of sample i are `sample_segment_offsets[i]` to `sample_segment_offsets[i + 1]`.
@@ -45,16 +45,16 @@ class Columns:
     loss_mask: Array
     """1 for a sampled token, else 0; uint8."""
     logprobs: Array
-    """0 where a token was not sampled; float32 if that loses nothing, else float64."""
+    """0 for a token that was not sampled; float32 if this loses nothing, else float64."""
     weights_version: Array
-    """Index into `versions`, -1 where a token was not sampled; int16, or int32 if there are more."""
+    """Index into `versions`, or -1 for a token that was not sampled; int16, or int32 if there are too many versions."""
     segment_offsets: Array
-    """First token of each segment."""
+    """Index of the first token of each segment."""
     segment_prompt_length: Array
     segment_json: Array
     segment_json_offsets: Array
     turn_segment: Array
-    """Segment of each turn, counted within its sample."""
+    """Segment of each turn, counted within the turn's sample."""
     turn_prompt_length: Array
     turn_response_length: Array
     turn_json: Array
@@ -78,15 +78,15 @@ class Columns:
 
     @cached_property
     def rewards(self) -> NDArray[np.float64]:
-        """Reward of each sample, NaN for none."""
+        """Reward of each sample; NaN if it has none."""
         return np.array([sample["reward"] for sample in self.samples], np.float64)
 
     def trajectories(self) -> list[Trajectory]:
-        """The trajectories, with Python's own numbers. Raises ValueError where a sample is none."""
+        """The trajectories, with Python's own numbers. Raises ValueError if a sample is not a trajectory."""
         return self.read(Trajectory)
 
     def read(self, model: type[R], extra: Literal["ignore"] | None = None) -> list[R]:
-        """The samples as models. `extra="ignore"`: fields of a newer release are ignored. Raises ValueError."""
+        """The samples as models. With `extra="ignore"` fields of a newer release are ignored. Raises ValueError."""
 
         def segment(found: dict[str, Any]) -> Segment:
             tokens = {name: found.pop(name) for name in _TOKEN_FIELDS}  # `decode` has checked them
@@ -101,11 +101,12 @@ class Columns:
             empty: dict[str, list[Any]] = {name: [] for name in parts}
             return evolve(model.model_validate(found | empty, extra=extra), **parts)
 
-        # each part is validated without the parts below it, which are: else each token would be checked in Python again
+        # each part is validated without the parts below it, which are valid: otherwise Python would check each token
+        # again
         return [sample(found) for found in self._documents(segment, turn)]
 
     def documents(self) -> list[dict[str, Any]]:
-        """The samples as JSON has them."""
+        """The samples as in JSON."""
         return self._documents(lambda segment: segment, lambda turn: turn)
 
     def _documents(
@@ -170,7 +171,7 @@ _ARRAYS = [f.name for f in fields(Columns) if f.name not in ("versions", "about"
 
 
 def columns_of(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | None = None) -> Columns:
-    """Arrays of trajectories or outcomes. Raises OverflowError for an integer of more than 64 bits."""
+    """Make the arrays of trajectories or outcomes. Raises OverflowError for an integer of more than 64 bits."""
     segments = [segment for result in results for segment in result.segments]
     turns = [turn for result in results for turn in result.turns]
     versions: dict[str | None, int] = {None: -1}
@@ -206,7 +207,7 @@ def columns_of(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any]
 
 
 def join(parts: Sequence[Columns], about: Mapping[str, Any] | None = None) -> Columns:
-    """Samples of several files one after the other; `about` of the parts is dropped."""
+    """Join the samples of several files, one after the other. The `about` of the parts is dropped."""
     versions = {version: i for i, version in enumerate(dict.fromkeys(chain.from_iterable(p.versions for p in parts)))}
     found: dict[str, Array] = {}
     for name in _ARRAYS:
@@ -226,21 +227,21 @@ _SMALLEST: dict[str, DTypeLike] = {
     **{"token_ids": np.int32, "loss_mask": np.uint8, "logprobs": np.float32},
     **{name: np.uint8 for name in _ARRAYS if name.endswith("_json")},
 }
-"""Types of arrays without a number."""
+"""Type of each array that has no number."""
 
 
 def encode(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | None = None) -> bytes:
-    """Write trajectories, or outcomes, as one file. Nothing is lost."""
+    """Write trajectories or outcomes as one file, without loss."""
     return columns_of(results, about).to_bytes()
 
 
 def is_columns(data: bytes) -> bool:
-    """Whether this is a safetensors file rather than JSON: its first eight bytes are a length, and no JSON has a 0."""
+    """Whether this is a safetensors file and not JSON. Its first eight bytes are a length with zeros, which JSON never has."""
     return len(data) > 8 and data[7] == 0
 
 
 def decode(data: bytes | bytearray | memoryview) -> Columns:
-    """Read a file, without a copy of its arrays; those of a bytearray can be written. Raises ValueError."""
+    """Read a file without a copy of its arrays. Arrays of a bytearray can be written. Raises ValueError."""
     try:
         arrays, metadata = read_arrays(data, _ARRAYS)
         if metadata.get("form") != FORM or int(metadata["version"]) > VERSION:
@@ -254,12 +255,12 @@ def decode(data: bytes | bytearray | memoryview) -> Columns:
 
 
 def framed(data: bytes) -> bytes:
-    """A file in a stream of files: eight bytes of length, little-endian, come first. A length of 0 keeps a stream alive."""
+    """Return a file for a stream of files: eight bytes of length, little-endian, precede it. Length 0 keeps a stream alive."""
     return len(data).to_bytes(FRAME_LENGTH_BYTES, "little") + data
 
 
 def _check(columns: Columns) -> None:
-    """Check all that a reader relies on: else damage would show as wrong tokens. Raises ValueError."""
+    """Check everything that a reader relies on; otherwise damage would appear as wrong tokens. Raises ValueError."""
     tokens, segments, turns = (
         len(found) for found in (columns.token_ids, columns.segment_prompt_length, columns.turn_segment)
     )
@@ -313,7 +314,8 @@ def _logprobs(values: Sequence[float | None], mask: Array) -> Array:
 
 
 def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | None, int]) -> Array:
-    """Indices of versions; those that are new are added. Most segments have one version, which needs no look-up a token."""
+    """Return the indices of versions; new versions are added. Most segments have one version, which needs no look-up
+    per token."""
     own = set(values)
     for version in sorted(v for v in own if v is not None):
         versions.setdefault(version, len(versions) - 1)
@@ -324,7 +326,7 @@ def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | Non
 
 
 def _named(indices: Array, names: Sequence[str | None]) -> list[str | None]:
-    """Names of the indices, run by run: tokens that follow each other mostly have the same version."""
+    """Return the names of the indices, run by run: neighbouring tokens mostly have the same version."""
     found: list[str | None] = []
     edges = np.flatnonzero(indices[1:] != indices[:-1]) + 1
     for start, end in pairwise([0, *edges.tolist(), len(indices)]):
@@ -339,7 +341,7 @@ def _renumbered(indices: Array, numbers: Sequence[int]) -> Array:
 
 
 def _joined(arrays: Iterable[Array], smallest: DTypeLike) -> Array:
-    """One array, of the widest type."""
+    """Join arrays into one of the widest type."""
     found = list(arrays)
     return found[0] if len(found) == 1 else np.concatenate([np.empty(0, smallest), *found])
 

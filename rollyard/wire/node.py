@@ -135,7 +135,7 @@ class Welcome(WireMessage):
     places: int = 0
     """Sandboxes of this kind that fit into the allocation. As with `sandbox` and `stages`, the first welcome counts."""
     columns: int = 0
-    """Newest version of `wire/columns.py` that the server reads; 0 from a server that reads results as JSON only."""
+    """Newest version of `wire/columns.py` that the server reads; 0 if it reads results only as JSON."""
     lost: list[LeaseRef] = []
     """Leases of `hello` that are void. Their work must stop."""
 
@@ -224,7 +224,7 @@ class NewEndpoint(WireMessage):
 
 
 class ResultHeader(WireMessage):
-    """First line of an uploaded result. The compressed body follows: columns, or JSON from an older node agent."""
+    """First line of an uploaded result. The compressed body follows: columns, or from an older node agent JSON."""
 
     lease: LeaseRef
     status: str

@@ -13,7 +13,7 @@ MANY_FAULTY = 5
 def view(
     batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest, source_error: str | None = None
 ) -> BatchView:
-    """`source_error`: the error of its task source, where that fails now."""
+    """`source_error`: the present error of the batch's task source."""
     return BatchView(
         id=batch.id,
         namespace=batch.namespace,

@@ -1,4 +1,4 @@
-"""Lengths of groups that are thrown away unfinished, as an estimate, so that the bias of doing so shows; pure."""
+"""Estimated lengths of unfinished groups that are thrown away, so that the bias of this is shown. Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHis
 def discarded_lengths(
     group: GroupRecord, running: Sequence[float], history: TaskHistory | None, known: LengthSums, share: float
 ) -> LengthSums:
-    """Expected lengths of a discarded group, weighted by the chance that it was informative.
+    """Expected lengths of a discarded group, weighted by the probability that it was informative.
 
-    Its scored rollouts count as they are. One that did not end counts with the mean of its group, of its task's history or
-    of `known`, but with no less than the time for which it has run. `running`: seconds of those that did not end. `known`:
-    lengths in the series; its tokens and turns a second are used for rollouts whose end is not known.
+    Its rollouts with a reward count as they are. One that did not end counts with the mean of its group, of its task's
+    history or of `known`, but at least with the time for which it has run. `running`: seconds of those that did not
+    end. `known`: lengths in the series; its tokens and turns per second are used for rollouts whose end is not known.
     """
     own = LengthSums().plus(group.ended)
     if own.rollouts:

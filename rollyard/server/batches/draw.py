@@ -79,7 +79,7 @@ def draw(
 
 
 def with_end(series: SeriesRecord, tasks: int) -> SeriesRecord:
-    """The series once its plug-in has said how many tasks there are."""
+    """Return the series with its number of tasks, which its plug-in has now reported."""
     series = replace(series, tasks=tasks)
     return replace(series, epoch=series.epoch + 1, position=0) if series.position >= tasks else series
 

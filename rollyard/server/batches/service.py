@@ -26,9 +26,9 @@ from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, Grou
 
 TASKS_A_WRITE = 2000
 READ_AHEAD = 256
-"""Tasks of a plug-in that are stored before they are drawn."""
+"""Number of a plug-in's tasks that are stored before they are drawn."""
 READ_AHEAD_GROUPS = 4
-"""The same, as a multiple of the groups in flight."""
+"""The same number, as a multiple of the groups in flight."""
 MAX_REQUEST_BYTES = 256 << 10
 """Greatest size of a request without its tasks. With one of its tasks it must fit into a rollout's request."""
 
@@ -51,7 +51,7 @@ class BatchService:
         self._slots = slots
         self._sources = sources
         self.source_errors: dict[BatchKey, str] = {}
-        """Errors of plug-ins, for batches whose source fails now."""
+        """Errors of plug-ins, for batches whose source fails at present."""
         self._changed: dict[BatchKey, asyncio.Event] = {}
 
     # batches
@@ -155,7 +155,7 @@ class BatchService:
         return await self.view(key)
 
     async def feed(self, key: BatchKey) -> None:
-        """Read tasks of a batch's plug-in ahead of its draws. Raises Invalid when the plug-in fails."""
+        """Read tasks of a batch's plug-in before they are drawn. Raises Invalid if the plug-in fails."""
         batch, series = await self._store.batch(key) or (None, None)
         if batch is None or series is None:
             return
@@ -168,7 +168,7 @@ class BatchService:
             await self._rollouts.transact(lambda tx, changes: _end_source(tx, series, count))
 
     async def read_ahead(self, source: SourceRef, position: int, least: int) -> int | None:
-        """Store tasks of a plug-in up to `least`; return their number once it has said that there are no more."""
+        """Store tasks of a plug-in up to number `least`. If the plug-in has no more, return how many it has; else None."""
         digest = source_digest(source)
         stored = await self._store.transact(lambda tx: tx.batches.stored_tasks(digest))
         if stored - position >= (least - position) // 2:

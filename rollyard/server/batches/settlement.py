@@ -249,7 +249,7 @@ class Settlement:
             self._discard(key, group)
 
     def _discard(self, key: BatchKey, group: GroupRecord) -> None:
-        """Cancel a live group whose batch has ended; its expected length counts in the bias."""
+        """Cancel a live group whose batch has ended. Its expected lengths count in the bias."""
         batch, series = self._batches[key], self._series_of(group.namespace, group.series)
         request = parsed_request(batch.request)
         share = 1.0 if group.state is GroupState.INFORMATIVE else informative_rate(request, batch)
@@ -297,6 +297,6 @@ def ended_rollout(record: RolloutRecord) -> EndedRollout:
 
 
 def active_seconds(record: RolloutRecord, now: float) -> float:
-    """Seconds for which node agents have worked on a rollout that has not ended."""
+    """Return the seconds for which node agents have worked on a rollout that has not ended."""
     until = now if record.leased else record.queued_at
     return max(0.0, until - record.created_at - record.queued_seconds)

@@ -1,4 +1,4 @@
-"""Tasks as canonical text, which a dataset's digest covers."""
+"""Tasks as canonical text, over which a dataset's digest is computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.kinds.batch import SourceRef
 from rollyard.kinds.rollout import Task
 
 MAX_TASK_LINE_BYTES = 512 << 10
-"""Size of one task; with the rest of its batch it has to fit into a rollout's request."""
+"""Greatest size of one task. With the rest of its batch it must fit into a rollout's request."""
 
 
 def canonical(task: Task) -> str:
@@ -26,5 +26,5 @@ def digest_of(tasks: Iterable[str]) -> str:
 
 
 def source_digest(source: SourceRef) -> str:
-    """Digest under which the tasks of a plug-in are stored: of its name and options."""
+    """Return the digest under which the tasks of a plug-in are stored. It covers the plug-in's name and options."""
     return "source-" + hashlib.sha256(source.model_dump_json().encode()).hexdigest()

@@ -1,8 +1,8 @@
-"""Task source plug-ins: code of others that makes tasks, read ahead of the draws and stored.
+"""Task source plug-ins: foreign code that makes tasks. The tasks are stored before they are drawn.
 
-A plug-in is named in the entry point group `rollyard.sources`. Its factory is called with the options of the request; the
-object's `task(index)` returns the task of this index, or None when there are no more. The same index must give the same
-task after a restart.
+A plug-in is named in the entry point group `rollyard.sources`. Its factory is called with the options of the request.
+The object's `task(index)` returns the task of this index, or None if there are no more. The same index must give the
+same task after a restart.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TaskSource(Protocol):
     """Object that a plug-in's factory returns."""
 
     def task(self, index: int) -> Mapping[str, Any] | None:
-        """The task of this index, or None when there are no more. It may block: it runs in a thread."""
+        """Return the task of this index, or None if there are no more. The call may block, because it runs in a thread."""
         ...
 
 
@@ -48,10 +48,10 @@ class TaskSources:
         self._installed = installed
         self._open: dict[str, TaskSource] = {}
         self._turn = asyncio.Lock()
-        """One call at a time: a plug-in need not be safe for threads."""
+        """Lock for one call at a time, because a plug-in need not be thread-safe."""
 
     async def read(self, source: SourceRef, start: int, count: int) -> tuple[list[str], bool]:
-        """At most `count` tasks from an index on as canonical JSON, and whether the source ends there. Raises Invalid."""
+        """At most `count` tasks from this index on as canonical JSON, and whether the source ends there. Raises Invalid."""
         async with self._turn:
             return await asyncio.to_thread(self._read, source, start, count)
 

@@ -23,7 +23,7 @@ class RecordChanges:
     batches: set[BatchKey] = field(default_factory=set)
     """Batches that changed."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Numbers of groups that were drawn, or settled, for the metrics."""
+    """Number of groups that were drawn, or that got a verdict, for the metrics."""
     ended_batches: list[BatchStatus] = field(default_factory=list)
     passed_over: int = 0
 

@@ -1,6 +1,6 @@
 """Trajectories for trainers, made from a record and its stored outcome.
 
-An outcome is stored as its node agent uploaded it: as columns, or as JSON by an older one.
+An outcome is stored as its node agent uploaded it: as columns, or from an older node agent as JSON.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
 
 
 def run_as_json(frame: bytes) -> bytes:
-    """Return a stored RUN result as JSON, for a node agent that reads no columns; both are zstd frames."""
+    """Return a stored RUN result as JSON, for a node agent that does not read columns. Input and output are zstd frames."""
     run = decompress(frame)
     if not is_columns(run):
         return frame

@@ -324,7 +324,7 @@ class Store(Protocol):
     async def list_datasets(self, namespace: str) -> list[DatasetRecord]: ...
 
     async def task_histories(self, namespace: str, dataset: str) -> list[TaskHistory]:
-        """Histories of all tasks of a dataset that have one."""
+        """Return the histories of all tasks of a dataset that have one."""
         ...
 
     async def read_blob(self, ref: BlobRef) -> bytes:

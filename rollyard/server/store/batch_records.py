@@ -74,7 +74,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Sums over scored rollouts, and over shares of rollouts that were discarded."""
+    """Sums over rollouts with a reward, and over shares of discarded rollouts."""
 
     rollouts: float = 0.0
     tokens: float = 0.0
