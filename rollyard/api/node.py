@@ -24,6 +24,7 @@ from rollyard.kinds.rollout_pool import RolloutPool, sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import run_as_json, split_upload
 from rollyard.server.routing.staleness import allow_under_way
+from rollyard.server.store.base import allocation_uid
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.columns import VERSION
 from rollyard.wire.node import (
@@ -205,7 +206,7 @@ async def _get_run(request: web.Request) -> web.Response:
     services, query = request.app[SERVICES], request.query
     namespace, id = query.get("namespace", "default"), query.get("id", "")
     record = await services.rollouts.get(namespace, id)
-    if str(record.fence) != query.get("fence") or (record.holder or "").partition("/")[0] != request[CLAIMS].subject:
+    if str(record.fence) != query.get("fence") or allocation_uid(record.holder) != request[CLAIMS].subject:
         raise Fenced(f"lease {query.get('fence')} of rollout {id} is void; drop its work")
     if record.run is None or record.stage is not Stage.EVAL:
         raise Invalid(f"rollout {id} has no stored run; it is in {record.stage}")

@@ -17,7 +17,14 @@ from rollyard.kinds.allocation import Allocation, AllocationStatus
 from rollyard.kinds.base import FINALIZER, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.values.job_state import JobState
-from rollyard.reconcilers.allocation_conditions import DRAINING, ENDING, IN_QUEUE, AllocationView, allocation_conditions
+from rollyard.reconcilers.allocation_conditions import (
+    DRAINING,
+    ENDING,
+    IN_QUEUE,
+    AllocationView,
+    allocation_conditions,
+    why_left,
+)
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.allocation_plan import MIN_MISSES, AllocationPlan, plan_allocation
 from rollyard.reconcilers.job_endings import JobEnd, long_text, short_text, why_ended
@@ -242,10 +249,8 @@ class AllocationReconciler:
 
     async def _why_ended(self, allocation: Allocation) -> str:
         """Our reason for ending the job; empty if we did not end it."""
-        if (ending := get_condition(allocation.status.conditions, ENDING)) is not None:
-            return ending.message
-        if (draining := get_condition(allocation.status.conditions, DRAINING)) is not None:
-            return draining.message.partition(";")[0]
+        if why := why_left(allocation.status):
+            return why
         if allocation.spec.drain or allocation.metadata.deletion_timestamp is not None:
             return (await self._reason_to_go(allocation)).message
         return ""

@@ -13,6 +13,7 @@ from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, Absence, why_not_gone
 
 DRAINING, ENDING = "Draining", "Ending"
 """Types of the conditions with the reason why we drain a job, and why we end it before it is done."""
+_DRAINS = "; it accepts no new work and ends after its present work"
 IN_QUEUE = "InQueue"
 """Type of the condition about a job that Slurm's queue has not shown."""
 
@@ -43,6 +44,14 @@ def allocation_conditions(view: AllocationView) -> list[Condition]:
     return set_conditions(status.conditions, _updates(view), generation=generation, now=as_datetime(view.now))
 
 
+def why_left(status: AllocationStatus) -> str:
+    """Our reason for ending the job, from its conditions; empty if they have none."""
+    for type in (ENDING, DRAINING):
+        if (told := get_condition(status.conditions, type)) is not None:
+            return told.message.removesuffix(_DRAINS)
+    return ""
+
+
 def _updates(view: AllocationView) -> Iterator[ConditionUpdate]:
     status, spec = view.status, view.allocation.spec
     yield ConditionUpdate("Ready", status.ready, *_job_state(view))
@@ -58,7 +67,7 @@ def _updates(view: AllocationView) -> Iterator[ConditionUpdate]:
         yield ConditionUpdate(DRAINING, True, *draining.why)
     elif view.why_drained is not None:
         word, why = view.why_drained
-        yield ConditionUpdate(DRAINING, True, word, f"{why}; it accepts no new work and ends after its present work")
+        yield ConditionUpdate(DRAINING, True, word, f"{why}{_DRAINS}")
 
 
 def _job_state(view: AllocationView) -> Reason:

@@ -155,14 +155,13 @@ def _weights_conditions(weights: WeightsStatus, serving: Sequence[EndpointWeight
         message = f"{operation.done} of {operation.total} endpoints serve {operation.target.version}"
         return [ConditionUpdate("WeightsCurrent", False, "Updating", message)]
     failed = operation is not None and operation.phase == "Failed"
-    last = f"; the last update failed: {operation.message}" if operation is not None and failed else ""
+    failure = f"the last update failed: {operation.message}" if operation is not None and failed else ""
     if current is None:
-        if failed:
-            return [ConditionUpdate("WeightsCurrent", False, "UpdateFailed", last.removeprefix("; "))]
-        unknown = ConditionUpdate(
-            "WeightsCurrent", False, "Unknown", f"no endpoint has reported the checksum of {weights.model} yet"
-        )
-        return [unknown] if weights.history else []
+        if failure:
+            return [ConditionUpdate("WeightsCurrent", False, "UpdateFailed", failure)]
+        message = f"no endpoint has reported the checksum of {weights.model} yet"
+        return [ConditionUpdate("WeightsCurrent", False, "Unknown", message)] if weights.history else []
+    last = f"; {failure}" if failure else ""
     have = sum(has_weights(s, current) for s in serving)
     message = f"{have} of {len(serving)} endpoints serve {current.version}"
     if have == len(serving):

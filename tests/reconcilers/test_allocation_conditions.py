@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.base import Reason
-from rollyard.reconcilers.allocation_conditions import AllocationView, allocation_conditions
+from rollyard.reconcilers.allocation_conditions import AllocationView, allocation_conditions, why_left
 from rollyard.reconcilers.missing_jobs import Absence, KnownJob
 from tests.support import make
 
@@ -96,3 +96,15 @@ def test_the_text_about_an_end_is_written_once() -> None:
     ended = before("Ready", "False", "Ended")
     found = conditions(**JOB, jobState="FAILED", conditions=[ended], ended="another text", absence=missing(9))
     assert found == {"Ready": ("False", "Ended", "before")}
+
+
+def test_our_reason_for_an_end_is_read_from_the_conditions() -> None:
+    drained = before("Draining", "True", "GivenBack")
+    drained["message"] = "given back: why; it accepts no new work and ends after its present work"
+    late = before("Ending", "True", "DrainTimedOut")
+    told = {name: make.allocation(conditions=found).status for name, found in {
+        "none": [], "drained": [drained], "late": [drained, late],
+    }.items()}  # fmt: skip
+    assert {name: why_left(status) for name, status in told.items()} == {
+        "none": "", "drained": "given back: why", "late": "before",
+    }  # fmt: skip

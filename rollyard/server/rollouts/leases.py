@@ -15,7 +15,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.routing.session_index import SessionIndex
-from rollyard.server.store.base import RolloutRecord
+from rollyard.server.store.base import RolloutRecord, allocation_uid
 from rollyard.wire.node import LeaseKey, LeaseRef
 
 PARKED_REPORT_SECONDS = 10.0
@@ -153,7 +153,7 @@ class Leases:
 
     def by_allocation(self) -> Counter[str]:
         """Number of leases of each allocation, by its uid."""
-        return Counter(lease.holder.partition("/")[0] for lease in self._live.values())
+        return Counter(allocation_uid(lease.holder) for lease in self._live.values())
 
     def of_allocation(self, uid: str) -> list[tuple[RolloutKey, LiveLease]]:
-        return [(k, v) for k, v in self._live.items() if v.holder.partition("/")[0] == uid]
+        return [(k, v) for k, v in self._live.items() if allocation_uid(v.holder) == uid]

@@ -42,7 +42,15 @@ from rollyard.server.rollouts.step import (
     StopHolder,
 )
 from rollyard.server.routing.staleness import StalenessVerdict
-from rollyard.server.store.base import GroupVersions, RolloutFilter, RolloutRecord, Store, Transaction, VersionBound
+from rollyard.server.store.base import (
+    GroupVersions,
+    RolloutFilter,
+    RolloutRecord,
+    Store,
+    Transaction,
+    VersionBound,
+    allocation_uid,
+)
 from rollyard.wire.node import Cancel, LeaseRef, ResultHeader
 
 log = logging.getLogger(__name__)
@@ -360,6 +368,6 @@ def _held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutReco
     record = tx.get(ref.namespace, ref.id)
     if record is None:
         raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")
-    if record.holder is not None and record.holder.partition("/")[0] != holder_uid:
+    if record.holder is not None and allocation_uid(record.holder) != holder_uid:
         raise Fenced(f"lease {ref.fence} of rollout {ref.id} belongs to another allocation; drop its work")
     return record

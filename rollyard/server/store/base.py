@@ -119,6 +119,11 @@ class RolloutRecord:
         return self.holder is not None
 
 
+def allocation_uid(holder: str | None) -> str:
+    """Uid of the allocation in which a holder of a lease runs; empty if there is no holder."""
+    return (holder or "").partition("/")[0]
+
+
 class Transaction(Protocol):
     """Operations inside `Store.transact`. They run in the writer, and block no other thread."""
 
