@@ -1,1 +1,1 @@
-"""The weights that an engine serves, their change while it runs, and their proof."""
+"""The weights that an engine serves, their change at run time, and their verification."""

@@ -1,4 +1,4 @@
-"""Control of the embedded engine, which labels its tokens itself."""
+"""Control of the embedded engine, which adds the weights version to its tokens itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EmbeddedControl:
         self._http = http
 
     async def detect(self) -> None:
-        """Nothing to detect: the engine has our own version."""
+        """Do nothing: the engine has the version of this release."""
 
     def why_unsupported(self, source: WeightsSource) -> str:
         return ""
@@ -48,7 +48,7 @@ class EmbeddedControl:
         return ""
 
     async def finish_transfer(self, now: WeightsSource) -> None:
-        """Nothing to do: the engine's own end of a transfer has done it."""
+        """Do nothing: the engine has done it at the end of the transfer."""
 
     async def set_version(self, version: str) -> None:
         await command(self._http, "/control/version", {"version": version})

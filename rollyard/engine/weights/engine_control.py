@@ -15,58 +15,59 @@ from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
 ENGINE = "http://engine"
 COMMAND_SECONDS = 60.0
 LOAD_SECONDS = 1800.0
-"""Large weights from a shared disk take minutes to load."""
+"""Limit for loading: large weights from a shared disk take minutes."""
 MAX_ERROR_CHARS = 300
 
 
 class ControlFailed(Exception):
-    """The engine did not do it; its state is unknown."""
+    """The engine did not carry out a command. Its state is unknown."""
 
     def __init__(self, why: str, *, lost: bool = False) -> None:
         super().__init__(why)
         self.lost = lost
-        """The engine did not answer at all."""
+        """True: the engine did not answer at all."""
 
 
 class EngineControl(Protocol):
     labels_tokens: bool
-    """Whether its answers state the weights version of each token."""
+    """Whether the engine's answers have the weights version of each token."""
     can_pause: bool
-    """Whether it can be paused between two steps."""
+    """Whether the engine can be paused between two steps."""
     stages_transfers: bool
     """Whether a transfer changes nothing before it is finished."""
 
     async def detect(self) -> None:
-        """Find out what this process can do; call this first. Raises ControlFailed."""
+        """Find out what the present process can do. Call this first. Raises ControlFailed."""
 
     def why_unsupported(self, source: WeightsSource) -> str:
-        """Return why no process of this engine can serve these weights; empty when one can."""
+        """Return why no process of this engine can serve these weights; empty if one can."""
 
     def why_not_loadable(self, source: WeightsSource, now: WeightsSource, contents: CheckpointInfo) -> str:
-        """Return why this process cannot change to these weights correctly; empty when it can."""
+        """Return why the present process cannot change to these weights correctly; empty if it can."""
 
     def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
         """Return whether running requests can continue with these weights."""
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
-        """Pause: return when no step runs, and none will before `resume`. Raises ControlFailed, as do all methods below."""
+        """Pause the engine: no step runs on return, and none will before `resume`. Raises ControlFailed, like all
+        methods below."""
 
     async def resume(self) -> None: ...
 
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
-        """Change the weights of a paused engine; `now` is None for a process that was just started on the folder."""
+        """Change the weights of a paused engine. `now` is None for a process that was just started on the folder."""
 
     def why_no_transfer(self) -> str:
-        """Return why a trainer cannot move weights into this process; empty when it can."""
+        """Return why a trainer cannot move weights into the present process; empty if it can."""
 
     async def finish_transfer(self, now: WeightsSource) -> None:
-        """Finish a change from `now` after a trainer has moved other weights into the paused engine."""
+        """Finish a change from `now`, after a trainer has moved other weights into the paused engine."""
 
     async def set_version(self, version: str) -> None:
-        """Name the weights: tokens of later steps carry this version."""
+        """Name the weights. Tokens of later steps have this version."""
 
     async def round_trip(self) -> None:
-        """Send its HTTP server one request that goes all the way to the computing part."""
+        """Send the engine's HTTP server one request that reaches the computing part."""
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         """Return the body fields with which these weights answer a request, without keys and values of other weights."""

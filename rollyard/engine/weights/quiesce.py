@@ -1,4 +1,4 @@
-"""Brings running requests to a stop before their engine's weights change, by the mode of the update."""
+"""Stops running requests before the weights of their engine change, by the mode of the update."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rollyard.engine.proxy.epochs import EpochRelay
 from rollyard.engine.weights.engine_control import ControlFailed, EngineControl
 
 DRAIN_SECONDS = 600.0
-"""Limit for running requests to end; the remaining ones are aborted."""
+"""Limit for running requests to end. Then the remaining ones are aborted."""
 ABORT_SECONDS = 5.0
 READ_SECONDS = 60.0
 
 
 async def freeze_requests(generations: EpochRelay, control: EngineControl) -> None:
-    """Keep running requests: return when no step runs and everything made has been read. Raises ControlFailed."""
+    """Stop steps and keep running requests. Returns when all output has been read. Raises ControlFailed."""
     await control.pause("keep")
     if not control.labels_tokens:
         generations.repeat_unanswered()
@@ -29,8 +29,7 @@ async def freeze_requests(generations: EpochRelay, control: EngineControl) -> No
 async def end_requests(
     generations: EpochRelay, control: EngineControl, *, drain: bool, still: Callable[[], None]
 ) -> None:
-    """End all requests. `drain`: wait for their own end. `still` raises ControlFailed, as this does, when the engine is
-    gone."""
+    """End all requests. `drain`: wait until they end by themselves. If the engine is gone, `still` raises ControlFailed."""
     if drain:
         await generations.wait_until_idle(DRAIN_SECONDS)
         still()

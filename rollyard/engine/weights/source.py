@@ -1,4 +1,4 @@
-"""A source of weights: a folder, perhaps an adapter on top of it, and their checked content."""
+"""A source of weights: a folder, possibly with an adapter, and their checked content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.engine import WeightsTarget
 
 IDENTITY = ("architectures", "model_type", "quantization_config")
-"""Fields of `config.json` that cannot change within one engine process; the shapes cover the rest."""
+"""Fields of `config.json` that cannot change within one engine process. Others show in the shapes."""
 NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 """Fields that describe a folder's origin and number format."""
 CHUNK = 8 << 20
@@ -37,7 +37,7 @@ class WeightsSource:
     adapter: Path | None = None
 
     def matches(self, order: WeightsTarget) -> bool:
-        """Return whether these are the weights of this order, with its version and its folder."""
+        """Return whether these are the weights of this target, with its version and its folder."""
         if order.version != self.version or (order.adapter is None) != (self.adapter is None):
             return False
         if Path(order.adapter or order.path or "") != (self.adapter or self.folder):
@@ -45,14 +45,14 @@ class WeightsSource:
         return order.checksum is None or order.checksum == self.checksum
 
     def mismatch_text(self, found: str) -> str:
-        """Describe that this was found in place of these weights."""
+        """Describe that `found` was there instead of these weights."""
         return f"ChecksumMismatch: {self.adapter or self.folder} has checksum {found}, but {self.version} has {self.checksum}"
 
 
 def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callable[[], bool]) -> WeightsSource:
-    """Read the weights of an order, or the pool's own model without one, whose version is its checksum.
+    """Read the weights of a target. Without one, read the pool's own model, whose version is its checksum.
 
-    Reads the files whole: call it in a thread. Raises Invalid when they are missing or are not the ordered ones.
+    Reads all files completely: call it in a thread. Raises Invalid if they are missing, or are not those of the target.
     """
     own = Path(model.path)
     if order is None:
@@ -70,10 +70,11 @@ def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callabl
 
 
 def folder_checksum(folder: Path, stopping: Callable[[], bool] = lambda: False) -> str:
-    """Return the first 12 hex digits of the sha256 over the weight files' names, sizes and content, wherever they lie.
+    """Return the first 12 hex digits of the sha256 over the weight files' names, sizes and content. The path does not
+    count.
 
-    It reads the files whole and blocks: call it in a thread; it stops early when `stopping` returns True. Raises
-    Invalid when the folder is missing, cannot be read, or holds no weights.
+    It reads the files completely and blocks: call it in a thread. It stops early when `stopping` returns True. Raises
+    Invalid if the folder is missing, cannot be read, or has no weights.
     """
     if not folder.is_dir():
         raise Invalid(f"ModelMissing: {folder} is not a folder on this node")
@@ -99,7 +100,7 @@ def _add(digest: hashlib._Hash, file: Path, stopping: Callable[[], bool]) -> Non
 
 
 def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
-    """Return why the files have changed since; empty when they have not. Reads them whole: call it in a thread."""
+    """Return why the files have changed since they were read; empty if not. Reads them completely: call it in a thread."""
     try:
         found = folder_checksum(source.adapter or source.folder, stopping)
     except Invalid as error:
@@ -108,8 +109,7 @@ def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
 
 
 def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
-    """Return the pool's spec with the weights of another folder. Only weights come from there: a trainer may write no
-    more."""
+    """Return the pool's spec with the weights of another folder. A trainer may have written only weights there."""
     model = spec.model
     if folder is None or folder == model.path:
         return spec
@@ -119,24 +119,24 @@ def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSp
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A model's folder without its numbers: configuration and shapes."""
+    """A model's folder without its tensors' values: configuration and shapes."""
 
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
-    """Shape of every tensor; empty when the weights are not in safetensors files."""
+    """Shape of every tensor; empty if the weights are not in safetensors files."""
 
     @cached_property
     def tied(self) -> bool:
-        """True when the output head is the embedding table."""
+        """True if the output head is the embedding table."""
         return bool(self.config.get("tie_word_embeddings")) or (bool(self.shapes) and HEAD not in self.shapes)
 
     def same_computation(self, other: CheckpointInfo) -> bool:
-        """Return whether the same numbers would make the same model under either configuration."""
+        """Return whether the same tensors give the same model under either configuration."""
         mine, theirs = ({k: v for k, v in c.config.items() if k not in NOTES} for c in (self, other))
         return mine == theirs
 
     def incompatibility(self, other: CheckpointInfo) -> str:
-        """Return why the other checkpoint cannot replace this one in a pool; empty when it can."""
+        """Return why the other checkpoint cannot replace this one in a pool; empty if it can."""
         for name in IDENTITY:
             if self.config.get(name) != other.config.get(name):
                 return (
@@ -145,7 +145,7 @@ class CheckpointInfo:
         if not self.shapes or not other.shapes:
             return ""
         ours, theirs = dict(self.shapes), dict(other.shapes)
-        if self.tied and other.tied:  # some trainers write the table of a tied model twice
+        if self.tied and other.tied:  # some trainers also write the head of a tied model
             ours.pop(HEAD, None), theirs.pop(HEAD, None)
         for name in sorted(ours.keys() | theirs.keys()):
             if ours.get(name) != theirs.get(name):
@@ -154,7 +154,7 @@ class CheckpointInfo:
 
 
 def read_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """Read a folder's configuration and shapes. Raises Invalid without config.json, or with a damaged safetensors file."""
+    """Read a folder's configuration and shapes. Raises Invalid without config.json, or for a damaged safetensors file."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from rollyard.engine.embedded.safetensors_files import Array
 
 PROMPT = tuple(range(20, 52))
-"""Low ids, which are plain bytes in the vocabularies of supported models."""
+"""Prompt of low ids, which are plain bytes in the vocabularies of supported models."""
 TOKENS = 16
 PROBE_SECONDS = 120.0
 MAX_ANSWER_DIFFERENCE = 0.25
-"""Largest difference of logprobs between two answers of one engine, in half precision and among other requests."""
+"""Greatest difference of logprobs between two answers of one engine, in half precision and among other requests."""
 TOLERANCE = 0.02
-"""Largest difference from the logprobs computed from the files in single precision."""
+"""Greatest difference from the logprobs computed from the files in single precision."""
 NOISE = 3.0
-"""Allowed factor on the engine's distance from the files, relative to the distance when it had just been started."""
+"""Greatest factor by which an engine's distance from the files may exceed its distance just after its start."""
 STARTED_TOLERANCE = 0.5
-"""Largest difference from the files for an engine that was just started, in any precision."""
+"""Greatest difference from the files for an engine that has just been started, in any precision."""
 MIN_DIFFERENCE = 1e-3
-"""Least difference of computed logprobs at which two weights must give different answers."""
+"""Difference of computed logprobs from which on two weights must give different answers."""
 MAX_BYTES = 256 << 20
-"""Largest weights of which logprobs are computed: more would take memory and time from the engine on the same node."""
+"""Greatest size of weights for which logprobs are computed. More would take memory and time from the engine on the node."""
 
 
 class WrongWeights(Exception):
-    """The engine has other weights than the expected ones."""
+    """The engine has other weights than expected."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ProbeAnswer:
     logprobs: tuple[float, ...]
 
     def distance(self, other: ProbeAnswer) -> float:
-        """Return the largest difference of logprobs over the common tokens; inf when even the first token differs."""
+        """Return the greatest difference of logprobs over the common tokens; inf if even the first tokens differ."""
         same = 0
         while same < min(len(self.ids), len(other.ids)) and self.ids[same] == other.ids[same]:
             same += 1
@@ -61,11 +61,11 @@ class ProbeAnswer:
 
 @dataclass(frozen=True)
 class WeightsProof:
-    """An answer of accepted weights, and its distance from the logprobs computed from their files."""
+    """An answer with accepted weights, and its distance from the logprobs computed from their files."""
 
     answer: ProbeAnswer
     error: float | None
-    """None when nothing can be computed for such a model."""
+    """Distance from the computed logprobs; None if none can be computed for such a model."""
 
 
 class WeightsVerifier:
@@ -76,19 +76,19 @@ class WeightsVerifier:
         self._served_name = served_name
         self._control = control
         self._latest: tuple[WeightsSource, WeightsProof, bool] | None = None
-        """The latest proof, and whether the process was started on these weights."""
+        """The latest weights and proof, and whether the process was started on these weights."""
         self._answer: ProbeAnswer | None = None
-        """Answer of the accepted weights."""
+        """Answer with the accepted weights."""
         self._proofs: dict[str, WeightsProof] = {}
-        """Checksum -> the answer of a process that was started on these weights."""
+        """Checksum -> proof by a process that was started on these weights."""
         self._noise: float | None = None
-        """Distance from the files of the last answer of an engine that had just been started."""
+        """Distance from the files of the engine's answer just after its last start."""
 
     async def prove(self, source: WeightsSource, now: WeightsSource | None) -> bool:
-        """Prove the weights. `now`: those before; None for a process that was started on `source`.
+        """Verify the weights. `now`: the weights before; None for a process that was started on `source`.
 
-        Return whether the answer equals that of `now` to the last digit although nothing explains that. Raises
-        ControlFailed, WrongWeights.
+        Return whether the answer is exactly that of `now` although it should differ. Raises ControlFailed,
+        WrongWeights.
         """
         answer, started = await self._ask(source), now is None
         again = await self._ask(source)
@@ -111,7 +111,7 @@ class WeightsVerifier:
             self._proofs[source.checksum], self._noise = proof, proof.error
 
     async def _ask(self, source: WeightsSource) -> ProbeAnswer:
-        """Send the probe prompt. Raises ControlFailed when there is no valid answer."""
+        """Send the probe prompt. Raises ControlFailed if there is no valid answer."""
         body = {"model": self._served_name, "prompt": list(PROMPT), "max_tokens": TOKENS, "temperature": 0.0}
         body |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True, **self._control.request_fields(source)}
         said = await command(self._http, "/v1/completions", body, seconds=PROBE_SECONDS)
@@ -126,10 +126,10 @@ class WeightsVerifier:
 
 
 def why_not_proven(proof: WeightsProof, again: ProbeAnswer, known: WeightsProof | None, noise: float | None) -> str:
-    """Return the objection to an answer; empty without one.
+    """Return the objection to an answer; empty if there is none.
 
-    `again`: the next answer. `known`: the answer of an engine that was started on the same weights. `noise`: this
-    engine's distance from the files with the weights on which it was started; None for an engine that was just started.
+    `again`: the second answer. `known`: the proof by an engine that was started on the same weights. `noise`: this
+    engine's distance from the files just after its start; None if it has just been started.
     """
     if (off := proof.answer.distance(again)) > MAX_ANSWER_DIFFERENCE:
         return f"it answers the same prompt differently the second time: logprobs differ by {off:.3g}"
@@ -150,7 +150,7 @@ async def _computed(source: WeightsSource, ids: Sequence[int]) -> list[float] | 
 
 
 def reference_logprobs(source: WeightsSource, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
-    """Return one logprob for each sampled id, or None for a model that is too large or of an unknown architecture.
+    """Return one logprob for each sampled id; None for a model that is too large, or of an unknown architecture.
 
     It computes, so it blocks: call it in a thread.
     """
