@@ -1,0 +1,119 @@
+"""Batches on a real server that is killed at any moment, and once over real sandboxes and a real policy."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+
+from examples.tiny_policy.families import sample_math
+from rollyard.kinds.batch import BatchFilter, BatchKey, BatchRequest, BatchStatus, DatasetRef, Group
+from rollyard.kinds.rollout import Status
+from rollyard.server.store.batch_records import GroupRecord, GroupState
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.wire.node import Lease
+from tests.support.null_node import null_pool
+from tests.support.yard import Yard
+
+pytestmark = pytest.mark.slow(60)
+TASKS, BATCHES, TARGET, N = 120, 8, 6, 4
+
+
+def reward(lease: Lease) -> float:
+    """Every third task is uniform; the others are informative."""
+    return float(lease.sample_index % 2) if int(lease.task.fields["answer"]) % 3 else 1.0
+
+
+async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_group_twice(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(3)
+    delivered: dict[str, list[Group]] = {}
+    training = asyncio.Event()
+
+    kills = 0
+
+    async def kill() -> None:
+        nonlocal kills
+        await training.wait()
+        while True:
+            await asyncio.sleep(rng.uniform(0.0, 1.2))
+            await asyncio.to_thread(yard.kill)
+            await asyncio.to_thread(yard.start)
+            kills += 1
+
+    async def train() -> None:
+        async with yard.client() as client:
+            for number in range(BATCHES):
+                request = BatchRequest(
+                    id=f"step-{number}", pool="null", n=N, target=TARGET, dataset=DatasetRef(name="d", seed=5), epochs=1
+                )
+                batch = client.batch(request)
+                delivered[batch.id] = []
+                async for group in batch:
+                    training.set()
+                    delivered[batch.id].append(group)
+                assert batch.view is not None
+                assert batch.view.status in (BatchStatus.COMPLETED, BatchStatus.EXHAUSTED)
+                assert (await client.create_batch(request)).status is batch.view.status, "the same id attaches"
+
+    async with yard.client() as client, null_pool(yard, client, reward, monkeypatch):
+        tasks = [{"kind": "math", "problem": f"{i}+0=?", "answer": str(i)} for i in range(TASKS)]
+        await client.put_dataset("d", tasks)
+        async with asyncio.timeout(600):
+            killing = asyncio.create_task(kill())
+            try:
+                await train()
+            finally:
+                killing.cancel()
+                await asyncio.gather(killing, return_exceptions=True)
+        if yard.server is None or yard.server.poll() is not None:
+            yard.start()
+        assert kills >= 3
+        ids = [group.id for groups in delivered.values() for group in groups]
+        assert len(ids) == len(set(ids))
+        for groups in delivered.values():
+            assert [g.delivery for g in groups] == list(range(1, len(groups) + 1))
+            assert all(g.rewards == [0.0, 1.0] * (N // 2) for g in groups)
+            assert all(r.status is Status.COMPLETED for g in groups for r in g.rollouts)
+        assert [len(groups) for groups in delivered.values()] == [TARGET] * BATCHES
+    yard.stop()
+    drawn = await _groups(yard, [f"step-{number}" for number in range(BATCHES)])
+    assert max(Counter((g.epoch, g.task_index) for g in drawn).values()) == 1, "no task twice in an epoch"
+    assert [g.number for g in drawn] == list(range(len(drawn))), "no group without a number, no number without a group"
+
+
+async def _groups(yard: Yard, batches: list[str]) -> list[GroupRecord]:
+    """All groups of the series, by number, as the killed server left them on disk."""
+    store = await SqliteStore.open(yard.data)
+    found: list[GroupRecord] = []
+    number = 0
+    while (group := await store.transact(lambda tx, n=number: tx.batches.group("default", f"d-g{n}"))) is not None:  # type: ignore[misc]
+        found.append(group)
+        number += 1
+    for id in batches:
+        delivered = await store.delivered_groups(BatchKey("default", id), 0, 1000)
+        assert all(g.state is GroupState.DELIVERED and len(g.ended) == N for g in delivered)
+    await store.close()
+    return found
+
+
+async def test_a_batch_over_real_sandboxes_and_a_real_policy(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client)
+        await yard.ready(client)
+        rng = random.Random(7)
+        await client.put_dataset("held-out", [sample_math(rng, True) for _ in range(6)])
+        request = BatchRequest(
+            pool="demo", n=2, target=2, dataset=DatasetRef(name="held-out"), filter=BatchFilter(kind="none")
+        )
+        async with asyncio.timeout(300):
+            groups = [group async for group in client.batch(request)]
+        assert [g.delivery for g in groups] == [1, 2]
+        for rollout in (r for g in groups for r in g.rollouts):
+            assert rollout.status.scored
+            assert sum(sum(s.loss_mask) for s in rollout.segments) > 0
+        (view,) = await client.batches()
+        assert view.status is BatchStatus.COMPLETED
