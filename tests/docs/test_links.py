@@ -73,7 +73,14 @@ def _can_be_imported(name: str) -> bool:
     """A dotted name below our packages is a module, or what a module has in it."""
     if not re.fullmatch(r"(rollyard|bench|examples|tests)(\.\w+)+", name):
         return True
-    if name in ("rollyard.tasks", "rollyard.tool_parsers", "rollyard.db", "rollyard.weights", "rollyard.dev"):
+    if name in (
+        "rollyard.tasks",
+        "rollyard.sources",
+        "rollyard.tool_parsers",
+        "rollyard.db",
+        "rollyard.weights",
+        "rollyard.dev",
+    ):
         return True  # groups of entry points, a file of the data folder, an object of a stream, the API group
     while "." in name:
         try:

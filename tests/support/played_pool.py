@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zstandard
 
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutRecord, Transaction
@@ -33,15 +34,18 @@ class PlayedPool:
 
     def __init__(self, parts: Parts, pool: str = "swe", namespace: str = "default") -> None:
         self._parts = parts
-        self._key = (namespace, pool)
+        self._key = PoolKey(namespace, pool)
 
     async def lease(self, limit: int = 1) -> list[RolloutRecord]:
         """Lease what is first in the queue."""
         parts = self._parts
 
         def grant(tx: Transaction) -> list[RolloutRecord]:
-            queued = tx.queued([self._key], [Stage.INIT], float("inf"), limit)  # type: ignore[list-item]
+            queued = tx.queued([self._key], [Stage.INIT], float("inf"), limit)
             granted = Granted(parts.clock.time(), "u/i", "node", {"policy": "e"}, "v1")
+            turns = tx.turns(self._key)
+            served = max([turns.served, *(record.turn for record in queued)])
+            tx.put_turns(self._key, replace(turns, served=served))
             return [tx.put(step(record, granted)[0]) for record in queued]
 
         return await parts.store.transact(grant)

@@ -214,7 +214,10 @@ class Settlement:
             batch=batch.id,
             tries=task.tries,
         )
-        self._changes.inserted += [self._tx.put(record) for record in records]
+        turns = self._tx.turns(batch.pool_key)
+        turn = turns.first(batch.turn)
+        self._changes.inserted += [self._tx.put(replace(record, turn=turn + i)) for i, record in enumerate(records)]
+        self._batches[key] = replace(batch, turn=turn + len(records) - 1)
         self.advance(key, group, GroupDrawn())
 
     def _free_number(

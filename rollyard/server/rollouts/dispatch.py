@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
@@ -186,6 +186,9 @@ class Dispatcher:
                 if record.group is not None:
                     mates[record.group] = endpoints
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
+        turns, latest = tx.turns(key), max((g.record.turn for g in granted), default=0.0)
+        if latest > turns.served:
+            tx.put_turns(key, replace(turns, served=latest))
         return granted
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rollyard.core.errors import Conflict, Invalid
 from rollyard.kinds.base import evolve
@@ -67,7 +68,7 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
     for record, n in records:
         there = tx.get(record.namespace, record.id)
         if there is None:
-            accepted.append((tx.put(record), True))
+            accepted.append((tx.put(_with_turn(tx, record)), True))
         elif there.digest == record.digest or _is_same_body(there, record, n):
             accepted.append((there, False))
         else:
@@ -75,6 +76,13 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
                 f"rollout {record.id!r} exists with another body; choose another id, or send the same body as before"
             )
     return accepted
+
+
+def _with_turn(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
+    turns = tx.turns(record.pool_key)
+    turn = turns.first(turns.submitted)
+    tx.put_turns(record.pool_key, replace(turns, submitted=turn))
+    return replace(record, turn=turn)
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:

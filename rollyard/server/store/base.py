@@ -105,6 +105,9 @@ class RolloutRecord:
     """Version of the policy when the lease was granted; removed when the sampling is to be repeated."""
     outdated: int = 0
     """Leases taken back because the weights had become too old. They are no retries, but they have a limit too."""
+    turn: float = 0.0
+    """Place in the queue within its priority: of the pool's batches, and of all other submits, each gets a turn after the
+    other. Rollouts of the same one have growing turns."""
 
     @property
     def key(self) -> RolloutKey:
@@ -149,10 +152,14 @@ class Transaction(Protocol):
     ) -> list[RolloutRecord]:
         """Records that wait for a lease in these pools, without those in back-off at `now`.
 
-        EVAL before INIT, then by priority, then in order of arrival. `kinds`: only these task kinds. `minima`: only
-        records without a minimum version, or with one of these. `after`: in each stage only records behind this one.
+        EVAL before INIT, then by priority, by turn, and in order of arrival. `kinds`: only these task kinds. `minima`:
+        only records without a minimum version, or with one of these. `after`: in each stage only records behind this one.
         """
         ...
+
+    def turns(self, pool: PoolKey) -> PoolTurns: ...
+
+    def put_turns(self, pool: PoolKey, turns: PoolTurns) -> None: ...
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
         """Leased records, of one holder or of all."""
@@ -167,6 +174,23 @@ class Transaction(Protocol):
         ...
 
     def add_blob(self, data: bytes) -> BlobRef: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTurns:
+    """Turns of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
+
+    Whoever adds rollouts gives them turns from its own last one on, or from `served`, if that is greater.
+    """
+
+    served: float = 0.0
+    """Greatest turn that was granted."""
+    submitted: float = 0.0
+    """Last turn of the rollouts that belong to no batch."""
+
+    def first(self, last: float) -> float:
+        """Return the next turn of somebody whose last one was this."""
+        return max(self.served, last) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from rollyard.kinds.batch import BatchKey, BatchStatus
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
 
 
@@ -123,6 +124,8 @@ class BatchRecord:
     settled: float = 0.0
     """Number of groups of the series whose verdict is known; older ones count less."""
     settled_informative: float = 0.0
+    turn: float = 0.0
+    """Turn of its last rollout in the pool's queue."""
     open: int = 0
     """Number of groups without a verdict."""
     informative: int = 0
@@ -150,6 +153,10 @@ class BatchRecord:
     @property
     def key(self) -> BatchKey:
         return BatchKey(self.namespace, self.id)
+
+    @property
+    def pool_key(self) -> PoolKey:
+        return PoolKey(self.namespace, self.pool)
 
     @property
     def in_flight(self) -> int:

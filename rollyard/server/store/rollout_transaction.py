@@ -12,7 +12,7 @@ from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
 from rollyard.server.store import rollout_queries, row_codec
-from rollyard.server.store.base import BlobRef, GroupVersions, RolloutRecord, VersionBound
+from rollyard.server.store.base import BlobRef, GroupVersions, PoolTurns, RolloutRecord, VersionBound
 from rollyard.server.store.batch_transaction import SqliteBatchTables
 from rollyard.server.store.writer import WriteUnit
 
@@ -89,13 +89,13 @@ class RolloutTransaction:
             if room <= 0:
                 break
             lines = [self._queue_rows(also, [*pool, stage.value, now, *values, room]) for pool in pools]
-            found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.seq)), room))
+            found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.turn, r.seq)), room))
         return found
 
     def _queue_rows(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
         query = (
             f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
-            f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, seq LIMIT ?"
+            f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, turn, seq LIMIT ?"
         )
         return [row_codec.from_row(r) for r in self._db.execute(query, values)]
 
@@ -118,6 +118,16 @@ class RolloutTransaction:
             found[bool(ended) or stage == Stage.EVAL].add(version)
         return GroupVersions(frozenset(found[True]), frozenset(found[False]))
 
+    def turns(self, pool: PoolKey) -> PoolTurns:
+        query = "SELECT served, submitted FROM pool_turns WHERE namespace = ? AND pool = ?"
+        row = self._db.execute(query, pool).fetchone()
+        return PoolTurns(*row) if row else PoolTurns()
+
+    def put_turns(self, pool: PoolKey, turns: PoolTurns) -> None:
+        self._db.execute(
+            "INSERT OR REPLACE INTO pool_turns VALUES (?, ?, ?, ?)", (*pool, turns.served, turns.submitted)
+        )
+
     def add_blob(self, data: bytes) -> BlobRef:
         return self._unit.packs.add(data)
 
@@ -133,6 +143,7 @@ def _queue_conditions(
         also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
         values += minima
     if after is not None:
-        also += " AND priority <= ? AND (priority < ? OR seq > ?)"  # SQLite uses the index only for the first part
-        values += [after.priority, after.priority, after.seq]
+        # SQLite uses the index only for the first part.
+        also += " AND priority <= ? AND (priority < ? OR turn > ? OR (turn = ? AND seq > ?))"
+        values += [after.priority, after.priority, after.turn, after.turn, after.seq]
     return also, values

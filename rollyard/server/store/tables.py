@@ -99,9 +99,21 @@ _VERSION_5 = """
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
 """
 
+_VERSION_6 = """
+-- Order of the queue within a priority; see RolloutRecord.turn.
+ALTER TABLE rollouts ADD COLUMN turn REAL NOT NULL DEFAULT 0;
+DROP INDEX rollouts_queued;
+CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, turn, seq, not_before)
+    WHERE status = 'Queued' AND holder IS NULL;
+CREATE TABLE pool_turns (
+    namespace TEXT NOT NULL, pool TEXT NOT NULL, served REAL NOT NULL, submitted REAL NOT NULL,
+    PRIMARY KEY (namespace, pool)
+) WITHOUT ROWID;
+"""
+
 FIRST_SCHEMA = 3
 """Number of the first script. Data folders with a lower number are from before the promise that an old folder opens."""
-MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5)
+MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
 """Scripts in order. The first one makes schema FIRST_SCHEMA in an empty database; each later one adds 1."""
 
 

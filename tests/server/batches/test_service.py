@@ -256,3 +256,18 @@ async def test_discarding_slow_groups_shows_as_bias_and_carrying_them_over_shows
         assert bias.seconds == pytest.approx(1.0, abs=0.02)
     else:
         assert bias.seconds < 0.8
+
+
+async def test_a_small_batch_does_not_wait_behind_the_queue_of_a_large_one(site: Site) -> None:
+    """Two batches and a trainer without one get the pool's workers in turns, whoever came first."""
+    await site.dataset("large", 200)
+    await site.dataset("small", 20)
+    await site.create(id="a", dataset={"name": "large"}, target=100, filter={"kind": "none"})
+    for record in await site.pool.lease(20):
+        await site.pool.finish(record, alternating(record))
+    theirs = RolloutRequest.model_validate({"id": "x", "pool": "swe", "task": {"kind": "math"}, "n": 40})
+    await site.rollouts.submit("default", [theirs])
+    await site.create(id="b", dataset={"name": "small"}, target=10, filter={"kind": "none"})
+    order = [str(record.group).partition("-")[0] for record in await site.pool.lease(60)]
+    assert {name: order[:30].count(name) for name in ("large", "small", "x")} == {"large": 10, "small": 10, "x": 10}
+    assert order.count("small") == 20
