@@ -3,16 +3,17 @@
 Requests are let in to a process that has proven its weights. A target is checked before the engine is touched. Then it
 ends in one of two ways: the engine has proven the new weights, or another process starts on the last proven ones.
 
-    Waiting, nothing to start on --> Reading --> Restarting --> Waiting
-    Waiting, ready, not proven ----> Loading --> Probing -----> Waiting, proven
-    Waiting, a target is due ------> Reading --> Renaming ----> Waiting: it had these weights under another version
-                                        |
-                                        +------> Draining --------------> Loading --> Probing --> Waiting, proven
-                                                  |    |                   ^   ^         |
-                                                  |    +--> Transferring --+   |         | it answers as before
-                                                  |               | spoiled    |         v
-                                                  +---------------+--------> Restarting <+
-                                            cannot change in place
+    Waiting, and
+    nothing to start on --> Reading --> Restarting --> Waiting
+    ready, not proven ----> Loading --> Probing -----> Waiting, proven
+    a target is due ------> Reading --> Renaming -----------------------------------> Waiting, proven
+                               |
+                               +--> Draining ---------------> Loading --> Probing --> Waiting, proven
+                                      |  |                     ^   ^         |
+                                      |  +--> Transferring ----+   |         | it answers as before
+                                      |            | spoiled       |         |
+                                      +------------+-----------> Restarting <+
+                                        it cannot change in place
 
     Failed: Refused            files: the engine serves as before, and they are read again later
                                Restarting: the engine starts on the last proven weights

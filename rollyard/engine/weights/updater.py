@@ -70,7 +70,7 @@ class WeightsUpdater:
         self._stopping = stopping
         self._target_changed = Waker()
         self._launched = asyncio.Event()
-        supervisor.life_begun.connect(self._process_began)
+        supervisor.life_begun.connect(lambda: self._tell(ProcessBegan(supervisor.life)))
         self._epochs.close_entry(0.0)
 
     @property
@@ -98,44 +98,35 @@ class WeightsUpdater:
         await self._launched.wait()
         await self._supervisor.run()
 
-    def _process_began(self) -> None:
-        for command in self._tell(ProcessBegan(self._supervisor.life)):
-            self._do_at_once(command)
-
     async def _update_forever(self) -> None:
         """Carry out updates for ever. Raises EngineFailed."""
-        outcome: Fact | None = None
         while True:
-            commands = self._tell(outcome or Observed(asyncio.get_running_loop().time(), self._supervisor.health.ready))
-            outcome = None
-            for command in commands:
-                if not self._do_at_once(command):
-                    outcome = await self._outcome(command)
-            if outcome is None:
-                await self._target_changed.pause(POLL_SECONDS)
+            work = self._tell(Observed(asyncio.get_running_loop().time(), self._supervisor.health.ready))
+            while work is not None:
+                outcome = await self._outcome(work)
+                work = self._tell(outcome) if outcome is not None else None
+            await self._target_changed.pause(POLL_SECONDS)
 
-    def _tell(self, fact: Fact) -> tuple[Command, ...]:
-        before = self._state
+    def _tell(self, fact: Fact) -> Command | None:
+        """Carry out the commands that take no time, and return the one that does. Raises EngineFailed."""
+        before, work = self._state, None
         self._state, commands = next_step(before, fact)
         if self._state.error not in ("", before.error):
             log.error("the weights: %s", self._state.error)
-        return commands
-
-    def _do_at_once(self, command: Command) -> bool:
-        """Carry out a command that takes no time; return whether it was one. Raises EngineFailed."""
-        match command:
-            case "CloseEntry":
-                self._epochs.close_entry(self._state.entry_wait_seconds)
-            case "Accept":
-                self._accept(self._state.at_work.source)
-            case "GiveUp":
-                raise EngineFailed(self._state.fatal)
-            case _:
-                return False
-        return True
+        for command in commands:
+            match command:
+                case "CloseEntry":
+                    self._epochs.close_entry(self._state.entry_wait_seconds)
+                case "Accept":
+                    self._accept(self._state.at_work.source)
+                case "GiveUp":
+                    raise EngineFailed(self._state.fatal)
+                case _:
+                    work = command
+        return work
 
     async def _outcome(self, command: Command) -> Fact | None:
-        """Carry out a command and return its outcome."""
+        """Carry out a command and return its outcome; None after a pause."""
         state = self._state
         try:
             match command:
