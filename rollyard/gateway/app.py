@@ -158,7 +158,7 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
             async with asyncio.timeout(WRITE_STALL_SECONDS):
                 if not response.prepared:
                     await response.prepare(request)
-                # The last events and the end are one write: a second write would arrive when the caller already runs.
+                # The last events and the end are one write: with two, the caller wakes up before the end.
                 await (response.write_eof(events) if last else response.write(events))
         except TimeoutError:
             if request.transport is not None:

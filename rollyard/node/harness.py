@@ -1,6 +1,7 @@
 """An agent that is a command inside the sandbox. A gateway for this sandbox alone answers its model calls.
 
-The gateway's socket listens on the sandbox's loopback and accepts outside, so the sandbox still has no network.
+The gateway's socket listens on the sandbox's loopback; the gateway outside accepts its connections. So the sandbox
+still has no network.
 """
 
 from __future__ import annotations

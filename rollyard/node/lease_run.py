@@ -48,7 +48,7 @@ from rollyard.wire.node import Lease, LeaseRef
 log = logging.getLogger(__name__)
 
 TERM_SECONDS = 0.2
-"""Wait for this process's own TERM after a sandbox is lost.
+"""Seconds to wait for this process's own TERM after a sandbox is lost.
 
 When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. Then the
 rollout is handed back, and the lost sandbox does not count as a failed attempt.

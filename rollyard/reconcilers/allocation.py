@@ -70,7 +70,7 @@ class AllocationReconciler:
         self._lose_allocation = lost
         """Callback with the uid of an allocation whose job has ended. It takes the leases back and fences a surviving copy."""
         self._missed: dict[str, tuple[int, int]] = {}
-        """uid -> (snapshot number, complete snapshots in a row without its job)."""
+        """uid -> (snapshot number, number of complete snapshots in a row without its job)."""
         self._awaiting_user_name: dict[str, float] = {}
         """uid -> Unix seconds since which accounting is awaited to name who cancelled the job."""
 

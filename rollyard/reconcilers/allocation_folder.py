@@ -153,7 +153,7 @@ class AllocationFolders:
 
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
-    """Return the last line, or our process's reason for its exit; None if it is older, or its age is unknown.
+    """Return the last line, or our process's reason for its exit; None if this is too old, or of unknown age.
 
     `written_at`: time of the last line (Unix seconds). Lines of our own logs have their own time. Pure.
     """
@@ -179,7 +179,7 @@ def _parse_log_line(line: str) -> tuple[float | None, str, str]:
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:
-    """Command that starts a gang: one process on each node. The first end ends all, without waiting for the others."""
+    """Command that starts a gang: one process on each node. When one process ends, srun ends the others at once."""
     if template.nodes == 1:
         return []
     # srun does not inherit the cores from sbatch (Slurm 22.05, release notes).

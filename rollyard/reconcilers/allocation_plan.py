@@ -12,7 +12,7 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 SUBMIT_MARGIN_SECONDS = 2.0
-"""Time after the decision to submit. A snapshot that begins later shows the job, if there is one."""
+"""Seconds after the decision to submit. A snapshot that begins later than this shows the job, if there is one."""
 MIN_MISSES = 2
 
 

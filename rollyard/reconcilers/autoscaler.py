@@ -275,7 +275,7 @@ def _bounded_by_policies(
     pick: tuple[Callable[[list[int]], int], Callable[[list[int]], int]],
     unlimited: int,
 ) -> int:
-    """Size that the policies allow, each from its period's start. `pick`: functions for the furthest and the nearest size."""
+    """Size that the policies allow. Each counts from its period's start. `pick`: furthest, nearest of several."""
     if rules.select_policy == "Disabled":
         return case.size
     if not rules.policies:

@@ -28,7 +28,7 @@ from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3
-"""Number of failures in a row from which on they are no accident."""
+"""Number of failures in a row from which on the reason is CrashLoop."""
 SUBMIT_ANSWER_SECONDS = 5.0
 """Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
@@ -155,7 +155,7 @@ def updated(view: PoolView) -> ConditionUpdate:
 
 
 def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
-    """Whether a successor cannot be ready in time, why, and how long the gap will be. None until this happens first."""
+    """Whether a successor cannot be ready in time, why, and how long the gap will be. None until the first such case."""
     if (found := _renewal_blocked_reason(view)) is not None:
         return ConditionUpdate("RenewalBlocked", True, *found)
     known = get_condition(view.pool.status.conditions, "RenewalBlocked")
@@ -185,7 +185,7 @@ def scaling_limited(view: PoolView) -> ConditionUpdate | None:
 
 
 def admitting(view: PoolView) -> ConditionUpdate | None:
-    """Whether some model server takes one more rollout. None until none does for the first time."""
+    """Whether some model server takes one more rollout. None until all are full for the first time."""
     if view.observation.why_full:
         return ConditionUpdate("Admitting", False, "EndpointsFull", view.observation.why_full)
     known = get_condition(view.pool.status.conditions, "Admitting")

@@ -43,7 +43,7 @@ class LastOutput:
     before: float = 0.0
     """Seconds from this line to the end."""
     is_exit_reason: bool = False
-    """Whether our own process named it as the reason of its exit."""
+    """Whether the line is the reason that our own process gave for its exit."""
 
 
 @dataclass(frozen=True, slots=True)

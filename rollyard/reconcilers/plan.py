@@ -23,7 +23,7 @@ from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
 from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
 
 EMPTY_GRACE_SECONDS = 3.0
-"""Seconds after the order to drain. Times in conditions are cut to whole seconds."""
+"""Seconds from the order to drain until an empty allocation may end. Times in conditions are cut to whole seconds."""
 KEPT_ENDED = 3
 """Number of ended allocations that are kept for people to look at."""
 STAND_IN_SECONDS = 60.0
@@ -47,7 +47,7 @@ def template_hash(pool: Pool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An allocation of the pool as a plan sees it."""
+    """An allocation of the pool, with the facts that a plan needs."""
 
     allocation: Allocation
     ready: bool
@@ -338,7 +338,7 @@ def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int
 def _drained(members: Sequence[Member], now: float) -> tuple[set[str], float]:
     """Members that drain, have no work and still run; and seconds until there are more of them.
 
-    A ready member is drained even if it looks idle: a lease may be on its way to it. Shortly after the order none is.
+    A ready member is drained even if it looks idle: a lease may be on its way. A few seconds after the order none is.
     """
     empty = [m for m in members if m.allocation.spec.drain and m.live and m.load == 0]
     waits = {m.name: at + EMPTY_GRACE_SECONDS - now for m in empty if (at := _draining_since(m)) is not None}

@@ -27,7 +27,7 @@ class PoolObservation:
     problem: Reason | None
     """Reason why the pool cannot be ready, however many allocations it has."""
     why_not_ready: Reason | None = None
-    """Reason why running allocations that count are not ready."""
+    """Reason why allocations that run, and count for the size, are not ready."""
     why_full: str = ""
     """Reason why the pool takes no more sessions although it is ready; empty while it takes some."""
     conditions: list[ConditionUpdate] = field(default_factory=list)

@@ -14,7 +14,7 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, autoscale
 
 SHOWN_SECONDS = 600
-"""Step in seconds up to which `status.gpuHours` counts. With finer steps the status would be written again and again."""
+"""Seconds between two values of `status.gpuHours`. With a finer step the status would be written again and again."""
 
 
 def decide_size(

@@ -54,7 +54,7 @@ class RenewalTime(NamedTuple):
 
 
 def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
-    """Renewal times for ends in ascending order. Rounds are shortened until no time is before its allocation runs."""
+    """Renewal times for ends in ascending order. Rounds are shortened so that no allocation is replaced before it runs."""
     before, start, surge = before_expiry(pool), startup_seconds(pool), pool.spec.renewal.max_surge
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)

@@ -54,7 +54,7 @@ class SnapshotFeed:
     """The latest snapshot that is believed; None before the first one, and while Slurm cannot be read or is not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
-        """`known_jobs`: jobs that live by allocations and heartbeats."""
+        """`known_jobs`: jobs that are alive according to allocations and heartbeats."""
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()

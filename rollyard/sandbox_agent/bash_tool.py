@@ -89,7 +89,7 @@ class BashTool:
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
     def drain(self) -> None:
-        """Read output of background jobs between calls; it would block them. The next call's output includes it."""
+        """Read background jobs' output between calls: unread, it would block them. The next call's output includes it."""
         if self._terminal is None:
             return
         try:

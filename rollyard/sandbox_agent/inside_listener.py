@@ -1,4 +1,4 @@
-"""A way into the sandbox for its owner: a socket that listens on the sandbox's own loopback and accepts outside.
+"""A socket that listens on the sandbox's own loopback; its owner accepts the connections outside.
 
 A sandbox has its own network without any other host. Its listening socket is passed out through a Unix socket. So the
 owner can answer requests of programs inside to 127.0.0.1, and these programs reach nothing else.

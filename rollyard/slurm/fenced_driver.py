@@ -13,7 +13,7 @@ from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 
 
 class FencedDriver:
-    """A driver behind `confirm`. If that raises Unavailable, no call is made, and SlurmUnreachable is raised."""
+    """A driver behind `confirm`. If it raises Unavailable, no call is made, and SlurmUnreachable is raised."""
 
     def __init__(self, driver: Driver, confirm: Callable[[], Awaitable[None]]) -> None:
         self.name = driver.name

@@ -127,7 +127,7 @@ def waiting(ranges: str) -> Iterator[int]:
 
 
 def text(job: Any, field: str) -> str:
-    """Return a text field. It is empty if it is not UTF-8, because all our values are."""
+    """Return a text field; empty if it is not UTF-8, because all our values are UTF-8."""
     try:
         return getattr(job, field) or ""
     except UnicodeDecodeError:

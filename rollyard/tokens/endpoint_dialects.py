@@ -26,7 +26,7 @@ class StreamChunk:
     ids: list[int] | None
     logprobs: list[Any]
     named: list[int] | None
-    """The ids that came with the logprobs, if they did."""
+    """The ids that came with the logprobs; None if none came."""
     prompt_ids: list[int] | None
     prompt_tokens: int | None
     """Number of prompt tokens, if the prompt is not sent back."""

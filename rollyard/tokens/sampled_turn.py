@@ -52,8 +52,8 @@ class SampledTurn:
     def possible_remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
         """Yield the parts of the turn that a rendering may contain: index of the first id, and the text.
 
-        These are the whole turn, or the part after its thoughts. That part may begin after white space, if this is
-        tokens of its own.
+        These are the whole turn, or the part after its thoughts. That part may begin after white space, if the white
+        space has tokens of its own.
         """
         yield from ((0, text) for text in self.spellings)
         if not self.thinks or not self.spellings:

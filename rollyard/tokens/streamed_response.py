@@ -35,7 +35,7 @@ LIMIT = re.compile(r"(?:context (?:length|size|window)|model length)\D{0,12}(\d+
 LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
 """Finish reasons with which engines report that a length limit was reached."""
 ROUNDING = 1e-4
-"""Tolerance of logprobs, which are float32 in engines: for a certain token one may be slightly above 0."""
+"""Tolerance of logprobs, which are float32 in engines: the logprob of a certain token may be slightly above 0."""
 UNNAMED_TOKEN = "default"
 """Version that vLLM reports for weights without a name."""
 MISSING_LOGPROB = -9999.0

@@ -50,7 +50,7 @@ class GenerationRequest:
     cached: int = 0
     """Prompt tokens whose keys and values were found in the cache."""
     computed: int = 0
-    """Number of first tokens whose keys and values are in the slot."""
+    """Number of leading tokens whose keys and values are in the slot."""
     tokens: list[int] = field(init=False)
     """The prompt followed by the sampled tokens."""
 

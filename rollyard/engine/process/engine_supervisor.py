@@ -40,7 +40,7 @@ TAIL_LINES = 500
 QUICK_DEATHS = 3
 """Number of deaths in a row without being ready after which no restart will help."""
 STEADY_SECONDS = 120.0
-"""Time after readiness from which on the engine counts as steady. If it dies sooner, it has not recovered from a death."""
+"""Seconds of being ready after which the engine counts as steady. If it dies sooner, it has not recovered from a death."""
 CRASHES = 5
 """Number of deaths in a row without getting steady after which another node should be tried."""
 

@@ -1,4 +1,4 @@
-"""Parses an engine's load from the Prometheus page that vLLM, and our own engine, serve; one pass."""
+"""Parses an engine's load in one pass from its Prometheus page, which vLLM and our own engine serve."""
 
 from __future__ import annotations
 

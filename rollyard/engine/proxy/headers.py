@@ -18,7 +18,7 @@ HOP_BY_HOP = frozenset(
 )
 """Headers that apply to one connection only."""
 OWN = frozenset(["content-length", "host", "authorization", "expect"])
-"""Handled or set by the proxy; its token must not reach the engine."""
+"""Headers that the proxy handles or sets itself. The proxy's token must not reach the engine."""
 HEADERS_SET_BY_AIOHTTP = ("Accept-Encoding", "User-Agent", "Content-Type")
 """Headers that aiohttp would add. An engine must receive only those of the client."""
 

@@ -1,5 +1,5 @@
-"""The gate for a trainer that moves weights into the running engine. It is open only while a weights update waits for
-this.
+"""The gate for a trainer that moves weights into the running engine. It is open only while an update waits for a
+transfer.
 
 The routes are vLLM's own, which the embedded engine has too. Calls and answers pass unchanged.
 """

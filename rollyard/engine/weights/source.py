@@ -19,7 +19,7 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.engine import WeightsTarget
 
 IDENTITY = ("architectures", "model_type", "quantization_config")
-"""Fields of `config.json` that cannot change within one engine process. Others show in the shapes."""
+"""Fields of `config.json` that cannot change within one engine process. Changes of other fields show in the shapes."""
 NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
 """Fields that describe a folder's origin and number format."""
 CHUNK = 8 << 20

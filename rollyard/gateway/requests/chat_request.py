@@ -113,7 +113,7 @@ def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, A
 
 
 def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools that a call's `tool_choice` allows. It is a word, or an object with a `type`."""
+    """Return the tools that a call's `tool_choice` allows: a word, or an object with a `type`."""
     word = choice.get("type") if isinstance(choice, dict) else choice
     if word in (None, "auto"):
         return tools

@@ -16,7 +16,7 @@ ANY = object()
 @dataclass(frozen=True)
 class FieldRule:
     why: str
-    """Reason why these values change nothing; empty for a field that no value is accepted for."""
+    """Reason why these values change nothing; empty if no value of the field is accepted."""
     values: tuple[Any, ...] = (ANY,)
     advice: str = "leave it out"
     """Advice for other values."""

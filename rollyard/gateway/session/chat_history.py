@@ -115,7 +115,7 @@ class PreparedChat:
     results: list[str]
     """Tool results that the caller sent since the branch's last turn."""
     continued_ids: list[int] = field(default_factory=list)
-    """The last ids of the prompt: the given beginning of the turn."""
+    """The last ids of the prompt, if the caller gave the beginning of the turn: that beginning."""
 
 
 class ChatHistory:
@@ -140,8 +140,7 @@ class ChatHistory:
         lead = self._continued_ids(request) if request.continued_text else []
         start = _digest("tools", json.dumps(request.tools, sort_keys=True))
         keys = self._keys(start, request.messages)
-        # A branch must reach the last assistant's message. If another branch sampled it, only a new branch gets its
-        # ids.
+        # A branch must reach the last assistant's message. If another one sampled it, only a new branch gets its ids.
         last = max((i for i, m in enumerate(request.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]

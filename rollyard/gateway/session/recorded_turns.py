@@ -1,4 +1,4 @@
-"""Turns of a session, recorded as ids in its two histories; from them come the parts of its trajectory."""
+"""Turns of a session, recorded as ids in its two histories. Its trajectory is made of them."""
 
 from __future__ import annotations
 

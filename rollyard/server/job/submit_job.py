@@ -55,7 +55,7 @@ async def start(request: ServerJobRequest, report: Print) -> RunningServer:
             report(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if (
                 await asyncio.to_thread(place.desired_script) is None
-            ):  # after an interrupted --stop: it would have no standby job
+            ):  # a --stop was interrupted: this job would have no standby job
                 await asyncio.to_thread(place.write_script, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place)

@@ -167,7 +167,7 @@ class Dispatcher:
         bursts: Mapping[str, Burst],
         served: ServedVersions,
     ) -> list[_GrantedLease]:
-        """Run in the writer: choose, step, put. `bursts`: by InferencePool."""
+        """Run in the writer: choose, step, put. `bursts`: one for each InferencePool."""
         now = self._clock.time()
         matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)

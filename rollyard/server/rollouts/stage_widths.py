@@ -26,7 +26,7 @@ class RecentPeak:
 
     need: int
     past: tuple[tuple[float, int], ...] = ()
-    """(expiry, need) of earlier needs that still count. Both fall, from the highest need on."""
+    """(time at which it ended, need) of earlier needs that still count. The oldest comes first, and is the highest."""
 
     def observe(self, now: float, need: int) -> Self:
         known = (*self.past, (now, self.need))

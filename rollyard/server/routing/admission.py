@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FULL, EASY = 0.92, 0.75
-"""Filled share of the cache above which no session is admitted, and below which more sessions are."""
+"""Filled share of the cache above which no session is admitted, and below which the limit grows again."""
 CROWDED, ROOMY = 1.5, 1.1
 """The same thresholds for the projected use of all sessions. They are above 1, because some end before they come back."""
 SAMPLE = 0.25

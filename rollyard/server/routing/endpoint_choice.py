@@ -88,7 +88,7 @@ class Burst:
         """Take the allowed endpoint with the least load, which then counts one session more; None if there is none.
 
         Endpoints in `warm` have a part of the prompt in their caches and are preferred; after them those on `node`. But
-        they may have at most one session more than the best endpoint, and this may be at most NEAR_RATIO of the load.
+        they may have at most one session more than the best endpoint, and at most NEAR_RATIO more load.
         """
         for best in self._ranks:
             if allow is None or allow(best.candidate.endpoint):

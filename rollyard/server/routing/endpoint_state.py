@@ -16,7 +16,7 @@ from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import WeightsReport, WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
-"""Length and steps of the slow start. A new endpoint is empty and has a cold cache; else it would take all new work."""
+"""Length and steps of the slow start. Without it a new endpoint, which is empty, would get all new work with a cold cache."""
 REGISTERING = Reason("Registering")
 OUT_REASONS = (EJECTED, "Unhealthy")
 """Reasons of an endpoint that is out, from us or from an engine's supervisor. Other reasons mean loading or an orderly end."""

@@ -25,7 +25,7 @@ REMEMBER_EJECTIONS_SECONDS = 300.0
 @dataclass(frozen=True, slots=True)
 class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
-    """Complaining node agent -> time of the complaint. Only since a probe last succeeded."""
+    """Node agent -> time of its complaint, if no probe has succeeded since."""
     out_until: float | None = None
     """End of the ejection, when a probe is due; None if it is not ejected."""
     suspected: bool = False

@@ -1,7 +1,7 @@
 """Moves live sessions to another endpoint: from one that is out, drains, or has too many sessions.
 
-A session is only asked to move. It then chooses again, and this records its new endpoint. So no count is ahead of the
-facts.
+A session is only asked to move. It then chooses again, and this records its new endpoint. So a session counts at an
+endpoint only once it is there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollyard.server.routing.surplus_sessions import to_move
 log = logging.getLogger(__name__)
 
 ROUND_SECONDS, URGENT_ROUND_SECONDS = 5.0, 1.0
-"""Seconds between two rounds. The shorter time is for while an endpoint with sessions is out."""
+"""Seconds between two rounds. The shorter time applies while an endpoint with sessions is out."""
 
 
 class Rebalancer:

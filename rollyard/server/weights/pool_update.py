@@ -25,7 +25,7 @@ from rollyard.kinds.weights import (
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 ENDPOINTS_PER_RELOAD = 4
-"""In mode Drain one endpoint in this number reloads at a time, so that the pool keeps serving; at least one."""
+"""In mode Drain, one of this many endpoints reloads at a time, so that the pool keeps serving; at least one."""
 GIVE_UP_FAILURES = 3
 """Number of failed endpoints without a successful one after which the others are not tried and keep their weights."""
 

@@ -269,7 +269,7 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
         text("wait_all_nodes"),
         words("wait_all_nodes", {"0": False, "1": True}),
     ),
-    # what comes of it
+    # output
     "output": set_both("standard_output"),
     "error": set_both("standard_error"),
     "input": set_both("standard_input"),

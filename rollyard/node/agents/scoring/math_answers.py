@@ -222,7 +222,7 @@ def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
 
 
 def _interval(text: str) -> Form | None:
-    """Read an inequality as an interval: x > 2 as (2, \infty), 1 < x \le 2 as (1, 2]."""
+    """Read an inequality as an interval: x > 2 as (2, \\infty), 1 < x \\le 2 as (1, 2]."""
     parts = [part.strip() for part in _RELATION.split(text)]
     if len(parts) == 3 and _is_name(parts[2]):
         parts = [parts[2], {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}[parts[1]], parts[0]]

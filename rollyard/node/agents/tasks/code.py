@@ -83,7 +83,7 @@ class CodeHandler:
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
     async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
-        """Count the calls that returned the expected value. If the results cannot be judged, the solution is at fault: zero."""
+        """Count the calls that returned the expected value. Bad results count zero: they are the solution's fault."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:

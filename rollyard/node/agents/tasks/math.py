@@ -1,4 +1,4 @@
-"""Task kind `math`: the agent computes with IPython and answers in \boxed{}. The rule in docs/math.md judges the answer."""
+"""Task kind `math`: the agent computes with IPython and answers in \\boxed{}. The rule in docs/math.md judges the answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class MathHandler:
 
 
 def last_boxed(text: str) -> str | None:
-    """Return the content of the last \boxed{…} with balanced braces; None if there is none. Takes linear time."""
+    """Return the content of the last \\boxed{…} with balanced braces; None if there is none. Takes linear time."""
     found, content, open_at = -1, None, list[tuple[int, bool]]()
     for brace in _BRACES.finditer(text):
         if brace[0] != "}":
