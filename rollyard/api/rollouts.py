@@ -37,6 +37,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/rollouts/counts", _counts),
         web.get("/v1/rollouts/stream", _stream),
         web.get("/v1/rollouts/{id}", _get),
+        web.delete("/v1/rollouts", _cancel_matching),
         web.delete("/v1/rollouts/{id}", _cancel),
     ]
 
@@ -114,6 +115,17 @@ async def _cancel(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     record = await services.rollouts.cancel(_namespace(request), request.match_info["id"])
     return web.json_response(_view(services, record))
+
+
+@accepts("namespace", "pool", "group")
+async def _cancel_matching(request: web.Request) -> web.Response:
+    """Cancel all unfinished rollouts of a group or a pool."""
+    pool, group = request.query.get("pool"), request.query.get("group")
+    if not pool and not group:
+        raise BadRequest("name what to cancel: `group`, `pool` or both")
+    live = tuple(status for status in Status if not status.terminal)
+    filter = RolloutFilter(namespace=_namespace(request), pool=pool, group=group, status=live)
+    return web.json_response({"cancelled": await request.app[SERVICES].rollouts.cancel_matching(filter)})
 
 
 @accepts("namespace", "pool", "group")

@@ -361,6 +361,13 @@ class AsyncClient:
             await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._query(namespace))
         )
 
+    async def cancel_rollouts(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
+    ) -> int:
+        """Cancel all unfinished rollouts of a group or a pool; return how many. Raises BadRequest where neither is given."""
+        query = self._query(namespace, pool=pool, group=group)
+        return int((await self._http.json("DELETE", "/v1/rollouts", query=query))["cancelled"])
+
     async def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> AsyncGenerator[Trajectory]:
         """Yield the trajectories of rollouts in the order in which they end. Raises NotFound."""
         gate = asyncio.Semaphore(WAITS_AT_ONCE)

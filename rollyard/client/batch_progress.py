@@ -34,6 +34,8 @@ def progress_line(view: BatchView, now: float) -> str:
     of = f" of {view.target}" if view.target is not None else ""
     words = [f"{view.id}: {view.delivered}{of} informative groups", share, f"{view.in_flight} in flight"]
     seconds = (view.ended_at or now) - view.created_at
+    if tokens := view.delivered_tokens + view.wasted_tokens:
+        words.append(f"{tokens / max(seconds, 1e-3):.0f} tokens/s")
     if view.target is not None and view.delivered and not view.status.terminal:
         left = seconds / view.delivered * (view.target - view.delivered)
         words.append(f"about {left:.0f} s left")

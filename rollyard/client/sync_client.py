@@ -169,6 +169,12 @@ class Client:
     ) -> dict[str, Any]:
         return self._run(self._client.counts(namespace, pool=pool, group=group))
 
+    def cancel_rollouts(
+        self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
+    ) -> int:
+        """Cancel all unfinished rollouts of a group or a pool; return how many."""
+        return self._run(self._client.cancel_rollouts(namespace, pool=pool, group=group))
+
     def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         return self._run(self._client.cancel(id, namespace))
 

@@ -259,6 +259,8 @@ class BatchView(WireModel):
     """Tasks that were not drawn because they were uninformative several times in a row."""
     drained: bool
     """Whether the source has no more tasks for this batch."""
+    delivered_tokens: int
+    """Sampled tokens in delivered groups."""
     wasted_tokens: int
     """Sampled tokens in groups that were filtered, faulty or cancelled."""
     informative_rate: float

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollyard.client.async_client import AsyncClient
+from rollyard.client.batch_progress import progress_line
 from rollyard.client.kubeconfig import Context
 from rollyard.client.rollout_answers import group_page, read_groups
 from rollyard.core.aio import running
-from rollyard.core.errors import Conflict, Invalid, NotFound
+from rollyard.core.errors import BadRequest, Conflict, Invalid, NotFound
 from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, GroupPage
-from rollyard.kinds.rollout import Status, Task
+from rollyard.kinds.rollout import RolloutRequest, Status, Task
+from rollyard.server.batches import service
+from rollyard.server.batches.batch_view import view
+from rollyard.server.store.batch_records import BatchRecord, LengthSums
 from tests.api.test_rollouts_waiting import pool
 from tests.support.outside_api import Api, Serve
 from tests.support.played_pool import Played, PlayedPool
@@ -134,3 +139,41 @@ async def test_cancel_ends_its_rollouts_on_request(serving: Serve) -> None:
         assert view.status is BatchStatus.CANCELLED
         assert [group async for group in batch] == []
         assert {r.status async for r in client.rollouts()} == {Status.CANCELLED}
+
+
+async def test_unfinished_rollouts_are_cancelled_by_group_and_by_pool(serving: Serve) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        await client.put_dataset("d", tasks(20))
+        await client.create_batch(BatchRequest(id="b", pool="swe", n=2, target=3, dataset=DatasetRef(name="d")))
+        await client.submit([RolloutRequest(id=f"mine-{i}", pool="swe", task=Task(**tasks(1)[0])) for i in range(3)])
+        assert await client.cancel_rollouts(group="d-g0") == 2
+        assert (await client.get_batch("b")).faulty == 1
+        live = [r async for r in client.rollouts(status=["Queued"])]
+        assert await client.cancel_rollouts(pool="swe") == len(live)
+        assert [r.group async for r in client.rollouts(status=["Queued"])], "the batch goes on with other tasks"
+        with pytest.raises(BadRequest, match="`group`, `pool` or both"):
+            await client.cancel_rollouts()
+
+
+async def test_there_is_a_limit_of_running_batches(serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_RUNNING", 1)
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        await client.put_dataset("d", tasks(20))
+        request = BatchRequest(id="b", pool="swe", n=2, target=3, dataset=DatasetRef(name="d"))
+        await client.create_batch(request)
+        assert (await client.create_batch(request)).id == "b", "one that runs is attached to"
+        status, answer = await api.ask("POST", "/v1/batches", {"id": "c", "pool": "swe", "dataset": {"name": "d"}})
+        assert (status, answer["details"]["retryAfterSeconds"]) == (429, 10)
+        assert "cancel some" in answer["message"]
+
+
+def test_the_progress_line_says_what_a_trainer_waits_for() -> None:
+    batch = replace(
+        BatchRecord("default", "b", "", "", "swe", "d", 100.0), delivered=8, all_high=2, open=3,
+        delivered_lengths=LengthSums(64, 6400, 64, 64.0), slots=8,
+    )  # fmt: skip
+    request = BatchRequest(pool="swe", target=32, dataset=DatasetRef(name="d"))
+    line = progress_line(view(batch, None, request), now=110.0)
+    assert line == "b: 8 of 32 informative groups, 20% filtered, 3 in flight, 640 tokens/s, about 30 s left"

@@ -34,6 +34,7 @@ def view(
         carried_in=batch.carried_in,
         passed_over=batch.passed_over,
         drained=batch.drained,
+        delivered_tokens=int(batch.delivered_lengths.tokens),
         wasted_tokens=batch.wasted_tokens,
         informative_rate=round(informative_rate(request, batch), 4),
         seconds_to_target=_seconds_to_target(batch, request),

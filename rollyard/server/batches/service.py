@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.clock import Clock
-from rollyard.core.errors import Cause, Conflict, Invalid, NotFound
+from rollyard.core.errors import Cause, Conflict, Invalid, NotFound, TooManyRequests
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView, SourceRef
 from rollyard.kinds.pool import PoolKey
@@ -25,6 +25,8 @@ from rollyard.server.store.base import RolloutFilter, RolloutRecord, Store, Tran
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
 
 TASKS_A_WRITE = 2000
+MAX_RUNNING = 1000
+RETRY_SECONDS = 10
 READ_AHEAD = 256
 """Number of a plug-in's tasks that are stored before they are drawn."""
 READ_AHEAD_GROUPS = 4
@@ -77,6 +79,12 @@ class BatchService:
                         f"batch {id!r} exists with another body; choose another id, or send the same body as before"
                     )
                 return False
+            if len(tx.batches.running()) >= MAX_RUNNING:
+                raise TooManyRequests(
+                    f"{MAX_RUNNING} batches are running, which is the limit of this server; cancel some, or wait until one "
+                    "has ended",
+                    retry_after=RETRY_SECONDS,
+                )
             settlement = Settlement(tx, changes, now)
             key = settlement.begin(record, _series(tx, namespace, record.series, request, digest, count))
             settlement.advance(key, None, Ticked(now, slots))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from rollyard.core.aio import Signal, wait_or_timeout
@@ -177,6 +178,20 @@ class RolloutService:
         event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
         await self._apply_events([(RolloutKey(namespace, id), event)])
         return await self.get(namespace, id)
+
+    async def cancel_matching(self, filter: RolloutFilter) -> int:
+        """End all live rollouts that match now, some at a time; return how many ended. Later ones are left alone."""
+        last = await self._store.newest_seq()
+        total = 0
+        while found := await self._store.list_rollouts(filter):
+            chosen = [record for record in found if record.seq <= last]
+            event = Cancelled(self._clock.time())
+            await self._apply_events([(r.key, event) for r in chosen])
+            total += len(chosen)
+            if len(chosen) < len(found):
+                break
+            filter = replace(filter, after_seq=found[-1].seq)
+        return total
 
     async def cancel_queued(self, pool: PoolKey, reason: str, message: str) -> int:
         """End all rollouts in a pool's queue, some at a time; return how many ended."""

@@ -309,6 +309,10 @@ class Store(Protocol):
         """Terminal records after this cursor, in order."""
         ...
 
+    async def newest_seq(self) -> int:
+        """Return the seq of the newest rollout; 0 where there is none."""
+        ...
+
     async def newest_cursor(self) -> int:
         """Newest cursor; 0 as long as no rollout has ended."""
         ...

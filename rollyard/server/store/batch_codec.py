@@ -49,20 +49,33 @@ _FROM_JSON: dict[str, Callable[[Any], Any]] = {
     "status": BatchStatus,
     "state": GroupState,
 }
-_DEFAULTS = {
-    kind: {f.name: f.default for f in fields(kind) if f.default is not MISSING}
-    for kind in (BatchRecord, GroupRecord, SeriesRecord, TaskHistory)
+_NO_DEFAULT = object()
+
+
+def _body_fields(kind: type, columns: Iterable[str] = ()) -> list[tuple[str, Any, Callable[[Any], Any] | None]]:
+    """Names, defaults and encoders of the fields that are not columns."""
+    return [
+        (f.name, f.default if f.default is not MISSING else _NO_DEFAULT, _TO_JSON.get(f.name))
+        for f in fields(kind)
+        if f.name not in columns
+    ]
+
+
+_BODIES = {
+    BatchRecord: _body_fields(BatchRecord, BATCH_COLUMNS),
+    GroupRecord: _body_fields(GroupRecord, GROUP_COLUMNS),
+    SeriesRecord: _body_fields(SeriesRecord, SERIES_COLUMNS),
+    TaskHistory: _body_fields(TaskHistory),
 }
 
 
-def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory, columns: Iterable[str] = ()) -> str:
+def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory) -> str:
     """Fields that are not columns and differ from their defaults, as JSON."""
-    apart, defaults = frozenset(columns), _DEFAULTS[type(record)]
     found = {}
-    for f in fields(record):
-        value = getattr(record, f.name)
-        if f.name not in apart and (f.name not in defaults or value != defaults[f.name]):
-            found[f.name] = _TO_JSON[f.name](value) if f.name in _TO_JSON else value
+    for name, default, encode in _BODIES[type(record)]:
+        value = getattr(record, name)
+        if value != default:
+            found[name] = value if encode is None else encode(value)
     return json.dumps(found, separators=(",", ":"))
 
 

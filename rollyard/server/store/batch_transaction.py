@@ -20,7 +20,7 @@ class SqliteBatchTables:
         return batch_queries.batch(self._db, key)
 
     def put_batch(self, record: BatchRecord) -> BatchRecord:
-        text = body(record, BATCH_COLUMNS)
+        text = body(record)
         if record.seq:
             self._db.execute(
                 "UPDATE batches SET status = ?, body = ? WHERE seq = ?", (record.status.value, text, record.seq)
@@ -45,7 +45,7 @@ class SqliteBatchTables:
         self._db.execute(
             f"INSERT OR REPLACE INTO batch_groups ({', '.join(GROUP_COLUMNS)}, body) "
             f"VALUES ({', '.join('?' * len(GROUP_COLUMNS))}, ?)",
-            [*values, body(record, GROUP_COLUMNS)],
+            [*values, body(record)],
         )
 
     def live_groups(self, key: BatchKey) -> list[GroupRecord]:
@@ -71,7 +71,7 @@ class SqliteBatchTables:
         values = [getattr(record, name) for name in SERIES_COLUMNS]
         self._db.execute(
             f"INSERT OR REPLACE INTO series ({', '.join(SERIES_COLUMNS)}, body) VALUES (?, ?, ?, ?, ?)",
-            [*values, body(record, SERIES_COLUMNS)],
+            [*values, body(record)],
         )
 
     def dataset(self, namespace: str, name: str) -> DatasetRecord | None:

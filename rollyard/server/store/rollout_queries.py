@@ -53,6 +53,10 @@ def finished(
     return [row_codec.from_row(r) for r in db.execute(query, [*values, after, limit])]
 
 
+def newest_seq(db: sqlite3.Connection) -> int:
+    return db.execute("SELECT max(seq) FROM rollouts").fetchone()[0] or 0
+
+
 def newest_cursor(db: sqlite3.Connection) -> int:
     last = db.execute("SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL")
     return last.fetchone()[0] or 0

@@ -137,6 +137,9 @@ class SqliteStore:
     ) -> list[RolloutRecord]:
         return await self._readers.call(lambda db: rollout_queries.finished(db, after, limit, namespace, group))
 
+    async def newest_seq(self) -> int:
+        return await self._readers.call(rollout_queries.newest_seq)
+
     async def newest_cursor(self) -> int:
         return await self._readers.call(rollout_queries.newest_cursor)
 
