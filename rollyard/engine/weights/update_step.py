@@ -96,7 +96,7 @@ class UpdateState:
     failed: WeightsTarget | None = None
     """The target that `error` is about."""
     note: str = ""
-    """Why the folder was read although a transfer was to come."""
+    """Why the engine read the folder although a trainer was to move the weights."""
     attempts: int = 0
     """Changes of the engine for the target."""
     retry_at: float = math.inf
@@ -158,7 +158,7 @@ class UpdateState:
 
     @property
     def why_transfer_ends(self) -> str:
-        """Why the trainer's transfer is not awaited any longer; empty while it is."""
+        """Why the engine stops waiting for the trainer; empty while it waits."""
         if self.replaced:
             return "TransferLost: the engine ended"
         return "" if self.target == self.tried else "TransferLost: the server has started another update"
@@ -192,11 +192,11 @@ class FilesRead:
     at: float
     found: Checkpoint
     why_unsupported: str = ""
-    """Why no process of this engine can serve them; empty when one can. So too the other two."""
+    """Why no process of this engine can serve them; empty when one can."""
     why_not_loadable: str = ""
-    """Why the present process cannot change to them."""
+    """Why the present process cannot change to them; empty when it can."""
     why_no_transfer: str = ""
-    """Why a trainer cannot move them into the present process."""
+    """Why a trainer cannot move them into the present process; empty when it can."""
     can_keep_requests: bool = False
     """Whether running requests can continue with them."""
 
