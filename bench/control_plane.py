@@ -158,10 +158,7 @@ async def _measure(client: AsyncClient, pid: int, n: int) -> tuple[float, float]
 
 async def _run(client: AsyncClient, n: int, prefix: str) -> None:
     """Submit n rollouts and wait for the terminal record of each."""
-    for start in range(0, n, BATCH):
-        batch = [RolloutRequest.model_validate({"id": f"{prefix}-{i}", "pool": "null", "task": TASK})
-                 for i in range(start, min(n, start + BATCH))]  # fmt: skip
-        await client.submit(batch)
+    await _submit(client, n, prefix)
     for i in reversed(range(n)):
         view, _ = await client.rollout(f"{prefix}-{i}", wait=60)
         assert view.status is Status.COMPLETED
@@ -171,13 +168,20 @@ async def _run(client: AsyncClient, n: int, prefix: str) -> None:
         await asyncio.sleep(0.01)
 
 
+async def _submit(client: AsyncClient, n: int, prefix: str) -> None:
+    for start in range(0, n, BATCH):
+        batch = [RolloutRequest.model_validate({"id": f"{prefix}-{i}", "pool": "null", "task": TASK})
+                 for i in range(start, min(n, start + BATCH))]  # fmt: skip
+        await client.submit(batch)
+
+
 async def _deliver(
     client: AsyncClient, stream: Callable[..., AsyncIterator[tuple[int, object]]], n: int, prefix: str
 ) -> float:
     """Submit n rollouts and read the trajectory of each as it ends; return how many a second."""
     after = max([view.cursor or 0 async for view in client.rollouts(pool="null")])
     before = time.perf_counter()
-    task = asyncio.create_task(_run(client, n, prefix))
+    task = asyncio.create_task(_submit(client, n, prefix))
     missing = n
     async for _ in stream(pool="null", after=after):
         missing -= 1
