@@ -73,7 +73,7 @@ def main() -> None:
         with _process(["-m", "bench.control_plane", "--baseline-server", folder], folder) as (pid, line):
             theirs = asyncio.run(_baseline(Path(folder), json.loads(line)["url"], pid, given.rollouts))
     print(f"{'':42}{'ours':>10}{'baseline':>10}{'ratio':>8}")
-    made = _outcome()
+    made = outcome()
     columns_mb, json_mb = len(encode([made])) / 1e6, len(made.model_dump_json()) / 1e6
     for name, a, b in (
         ("null rollouts a second", ours[0], theirs[0]),
@@ -127,7 +127,7 @@ async def _ours(
             task = asyncio.create_task(node.line.run())
             try:
                 null = await _measure(client, pid, rollouts)
-                node.outcome = _outcome()
+                node.outcome = outcome()
                 arrays = await _deliver(client, client.stream_columns, trajectories, "columns")
                 node.uploads.as_columns = False
                 texts = await _deliver(client, partial(_json_stream, client), trajectories, "json")
@@ -217,7 +217,7 @@ class _NullNode:
     """A node agent that answers at once."""
 
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
-        self.outcome = _outcome(tokens=2, prompt=1)
+        self.outcome = outcome(tokens=2, prompt=1)
         self.tasks: set[asyncio.Task[None]] = set()
         self._held: dict[str, LeaseRef] = {}
         self._identity = link.identity()
@@ -274,7 +274,7 @@ async def _model_server() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-def _outcome(tokens: int = LONG_TOKENS, prompt: int = 501) -> Outcome:
+def outcome(tokens: int = LONG_TOKENS, prompt: int = 501) -> Outcome:
     rng = random.Random(0)
     ids = [rng.randrange(150_000) for _ in range(tokens)]
     mask = [int(i >= prompt) for i in range(tokens)]
@@ -323,7 +323,7 @@ async def _serve_baseline(folder: Path) -> None:
 
 
 async def _baseline(folder: Path, url: str, pid: int, n: int) -> tuple[float, float]:
-    body = _outcome(tokens=2, prompt=1).model_dump_json().encode()
+    body = outcome(tokens=2, prompt=1).model_dump_json().encode()
     tls = ssl.create_default_context(cafile=str(folder / "baseline-ca.pem"))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=64)) as http:
 

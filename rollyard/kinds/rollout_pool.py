@@ -16,6 +16,8 @@ from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, w
 
 SPARE_SECONDS = 5
 """Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
+DEFAULT_TTL_SECONDS = 30 * 86_400
+"""Time for which results are kept."""
 STARTUP_SECONDS = 30
 """Seconds of a walltime that are kept for the start of the node agent."""
 
@@ -135,6 +137,8 @@ class RolloutPoolSpec(KindModel):
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
     """Slurm resources of one allocation."""
+    ttl_seconds_after_finished: int = Field(default=DEFAULT_TTL_SECONDS, ge=0, le=10**10)
+    """Time after the end of a rollout for which its record and trajectory are kept. The default is 30 days."""
     renewal: Renewal = Renewal()
     """Replacement of allocations before their walltime ends."""
 

@@ -26,6 +26,7 @@ from rollyard.core.telemetry import set_up_logging
 from rollyard.server.advertise import advertised
 from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.job.standby_jobs import StandbyKeeper
+from rollyard.server.rollouts.result_pruner import ResultPruner
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.sqlite_store import SqliteStore
@@ -155,6 +156,7 @@ class RollyardServer:
             tasks.create_task(p.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
             tasks.create_task(self._prune())
+            tasks.create_task(ResultPruner(self.store, p.clock).run())
             if self.options.in_job:
                 keeper = StandbyKeeper(ServerJobFolder(self.data), self.driver, lambda: p.feed.latest, p.clock)
                 tasks.create_task(keeper.run())

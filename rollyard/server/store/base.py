@@ -360,6 +360,17 @@ class Store(Protocol):
         """Return the histories of all tasks of a dataset that have one."""
         ...
 
+    async def prune_rollouts(self, end_of_life: Callable[[PoolKey], float]) -> int:
+        """Delete ended rollouts; return how many. The counts keep them.
+
+        `end_of_life`: time (Unix seconds) before which a pool's rollouts must have ended.
+        """
+        ...
+
+    async def reclaim_packs(self, kept_seconds: float) -> int:
+        """Free the space of deleted results; return the bytes. A pack stays for `kept_seconds` after its last use."""
+        ...
+
     async def read_blob(self, ref: BlobRef) -> bytes:
         """Read a blob and check its digest. Raises Unavailable when the blob is missing or damaged."""
         ...

@@ -34,11 +34,12 @@ class PackWriter:
         self._waiting: list[bytes] = []
 
     @property
-    def _name(self) -> str:
+    def name(self) -> str:
+        """Pack that the next blobs go to; those before it are complete."""
         return f"{self._epoch:08d}-{self._number:04d}.pack"
 
     def add(self, data: bytes) -> BlobRef:
-        ref = BlobRef(self._name, self._committed_size + self._added, len(data), hashlib.sha256(data).hexdigest())
+        ref = BlobRef(self.name, self._committed_size + self._added, len(data), hashlib.sha256(data).hexdigest())
         self._waiting.append(data)
         self._added += len(data)
         return ref
@@ -56,7 +57,7 @@ class PackWriter:
         if not self._waiting:
             return
         if self._fd is None:
-            self._fd = os.open(self._folder / self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._fd = os.open(self._folder / self.name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             _sync_folder(self._folder)
         position = self._committed_size
         for data in self._waiting:
@@ -117,6 +118,20 @@ def read_blob(folder: Path, ref: BlobRef) -> bytes:
     if len(data) != ref.length or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise Unavailable(f"the blob at {ref.offset} in pack {ref.pack} is damaged: its digest does not match")
     return data
+
+
+def pack_size(folder: Path, pack: str) -> int:
+    """Size in bytes; 0 for a pack that is gone. Raises OSError."""
+    try:
+        return (folder / pack).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def delete_pack(folder: Path, pack: str) -> None:
+    """Delete a pack, if it is there. Raises OSError."""
+    (folder / pack).unlink(missing_ok=True)
+    _sync_folder(folder)
 
 
 def _write_at(fd: int, data: bytes, position: int) -> int:

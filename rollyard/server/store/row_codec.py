@@ -23,11 +23,15 @@ def mapping_of(text: str) -> dict[str, Any]:
     return json.loads(text) if text != "{}" else {}
 
 
-def _blob_text(ref: BlobRef) -> str:
+def blob_text(ref: BlobRef) -> str:
     return json.dumps([ref.pack, ref.offset, ref.length, ref.sha256])
 
 
-_BLOB: Codec = (_blob_text, lambda text: BlobRef(*json.loads(text)))
+def blob_of(text: str) -> BlobRef:
+    return BlobRef(*json.loads(text))
+
+
+_BLOB: Codec = (blob_text, blob_of)
 _CODECS: dict[str, Codec] = {
     "status": (attrgetter("value"), Status),
     "stage": (attrgetter("value"), Stage),

@@ -16,13 +16,15 @@ from rollyard.core.errors import NotFound
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.event import Event
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_queries, objects, rollout_queries, tables
+from rollyard.server.store import batch_queries, objects, pruning, rollout_queries, tables
 from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction, WatchEvent
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 from rollyard.server.store.blobs import read_blob
 from rollyard.server.store.database import Database, open_database
 from rollyard.server.store.folder_lock import JobRun
+from rollyard.server.store.pack_reclaim import PackReclaim
 from rollyard.server.store.read_connections import Readers
 from rollyard.server.store.rollout_transaction import RolloutTransaction
 from rollyard.server.store.watch import Watch, WatchFeed
@@ -32,6 +34,8 @@ T = TypeVar("T")
 K = TypeVar("K", bound=KindObject)
 LOG_CHUNK = 500
 PRUNE_CHUNK = 500
+DELETED_ROWS = 200
+"""Rollouts that one transaction deletes; other writes go in between."""
 
 
 class SqliteStore:
@@ -153,6 +157,17 @@ class SqliteStore:
 
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
         return await self._readers.call(lambda db: rollout_queries.reward_mean(db, namespace, pool, group))
+
+    async def prune_rollouts(self, end_of_life: Callable[[PoolKey], float]) -> int:
+        pruned = 0
+        for pool in await self._readers.call(pruning.pools_with_ended):
+            old = partial(pruning.ended_before, pool=pool, at=end_of_life(pool), limit=DELETED_ROWS)
+            while rows := await self._readers.call(old):
+                pruned += await self._writer.call(partial(pruning.delete_ended, rows=rows))
+        return pruned
+
+    async def reclaim_packs(self, kept_seconds: float) -> int:
+        return await PackReclaim(self._blobs, self._readers, self._writer).run(self._clock.time(), kept_seconds)
 
     # batches
 

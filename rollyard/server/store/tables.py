@@ -111,9 +111,15 @@ CREATE TABLE pool_turns (
 ) WITHOUT ROWID;
 """
 
+_VERSION_7 = """
+-- Packs that have lost a record. Only these are ever compacted or deleted: a database from a backup does not know the
+-- packs that are newer than itself. `unused_since`: time since which no record names the pack.
+CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
+"""
+
 FIRST_SCHEMA = 3
 """Number of the first script. Data folders with a lower number are from before the promise that an old folder opens."""
-MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6)
+MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
 """Scripts in order. The first one makes schema FIRST_SCHEMA in an empty database; each later one adds 1."""
 
 

@@ -57,6 +57,11 @@ class Writer:
         self._thread = threading.Thread(target=self._main, name="store-writer", daemon=True)
         self._thread.start()
 
+    @property
+    def pack_name(self) -> str:
+        """Pack that is written to now. Packs before it are complete, and all their committed blobs have their rows."""
+        return self._unit.packs.name
+
     async def call(self, change: Callable[[WriteUnit], T]) -> T:
         """Run `change` in the writer; return its result once it is on disk."""
         if self._closing:

@@ -11,7 +11,7 @@ import pytest
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_queries, rollout_queries, tables
+from rollyard.server.store import batch_queries, pruning, rollout_queries, tables
 from rollyard.server.store.base import RolloutFilter
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.rollout_transaction import RolloutTransaction
@@ -38,6 +38,7 @@ QUESTIONS: dict[str, Ask] = {
     "stream": lambda db, tx: rollout_queries.finished(db, 0, 5, None, None),
     "stream of a namespace": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", None),
     "stream of a group": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", "g"),
+    "what has outlived its time": lambda db, tx: pruning.ended_before(db, POOL, 0.0, 5),
     "counts": lambda db, tx: rollout_queries.counts(db, "n", None, None),
     "counts of a pool": lambda db, tx: rollout_queries.counts(db, "n", "p", None),
     "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),

@@ -1,0 +1,54 @@
+"""Deletion of rollouts whose time to live has passed, and of the space of their results."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rollyard.core.clock import Clock
+from rollyard.core.errors import Unavailable
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS, RolloutPool
+from rollyard.server.store.base import Store
+
+log = logging.getLogger(__name__)
+
+PRUNE_SECONDS = 60.0
+RECLAIM_SECONDS = 600.0
+"""Longer, because it may read all records."""
+UNUSED_PACK_SECONDS = 86_400.0
+"""Time for which an unused pack is kept: a database from a backup of that age still finds all its results."""
+
+
+class ResultPruner:
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Prune for ever."""
+        loop = asyncio.get_running_loop()
+        reclaim_at = loop.time()
+        while True:
+            try:
+                await self.prune()
+                if loop.time() >= reclaim_at:
+                    reclaim_at = loop.time() + RECLAIM_SECONDS
+                    await self._store.reclaim_packs(UNUSED_PACK_SECONDS)
+            except Unavailable as error:
+                log.warning("old results were not deleted this time: %s", error)
+            await asyncio.sleep(PRUNE_SECONDS)
+
+    async def prune(self) -> int:
+        """Delete what has outlived its time to live; return how many rollouts."""
+        pools, _ = await self._store.list_objects(RolloutPool.__name__)
+        lives = {p.pool_key: p.spec.ttl_seconds_after_finished for p in pools if isinstance(p, RolloutPool)}
+        now = self._clock.time()
+
+        def end_of_life(pool: PoolKey) -> float:
+            return now - lives.get(pool, DEFAULT_TTL_SECONDS)  # the default for a pool that is gone
+
+        pruned = await self._store.prune_rollouts(end_of_life)
+        if pruned:
+            log.info("deleted %d rollouts that had outlived their time to live", pruned)
+        return pruned

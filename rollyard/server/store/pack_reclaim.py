@@ -1,0 +1,87 @@
+"""One pass over the loose packs: delete those that are long unused, compact those of which little is needed."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from rollyard.core.errors import Unavailable
+from rollyard.server.store import pruning
+from rollyard.server.store.blobs import delete_pack, pack_size, read_blob
+from rollyard.server.store.pruning import LoosePack, StoredResult
+from rollyard.server.store.read_connections import Readers
+from rollyard.server.store.writer import Writer
+
+log = logging.getLogger(__name__)
+
+COMPACT_BELOW = 0.25
+"""Needed share of a pack below which it is compacted. More would write most results twice: a pack's results mostly become
+old together, and half of a pack are RUN results."""
+MOVED_BYTES = 4 << 20
+"""Bytes of results in one transaction; other writes go in between."""
+
+
+class PackReclaim:
+    def __init__(self, folder: Path, readers: Readers, writer: Writer) -> None:
+        self._folder = folder
+        self._readers = readers
+        self._writer = writer
+
+    async def run(self, now: float, kept_seconds: float) -> int:
+        """Make one pass; return the bytes that were freed. `kept_seconds`: time for which an unused pack is kept.
+
+        Raises Unavailable, after which the next pass continues.
+        """
+        current, freed = self._writer.pack_name, 0
+        for pack in await self._readers.call(pruning.loose_packs):
+            if pack.name != current:  # a pack that is still written to has no size yet
+                try:
+                    freed += await self._step(pack, now, kept_seconds)
+                except OSError as error:
+                    raise Unavailable(f"pack {pack.name} cannot be deleted: {error.strerror}") from None
+        return freed
+
+    async def _step(self, pack: LoosePack, now: float, kept_seconds: float) -> int:
+        size = await self._readers.call(lambda _: pack_size(self._folder, pack.name))
+        if pack.needed_bytes and size:
+            if pack.needed_bytes < COMPACT_BELOW * size:
+                await self._compact(pack.name)
+            return 0
+        if pack.unused_since is None and size:
+            await self._writer.call(partial(pruning.set_unused_since, pack=pack.name, at=now))
+            return 0
+        if pack.unused_since is not None and now - pack.unused_since < kept_seconds and size:
+            return 0
+        await self._readers.call(lambda _: delete_pack(self._folder, pack.name))
+        await self._writer.call(partial(pruning.forget_pack, pack=pack.name))
+        return size
+
+    async def _compact(self, pack: str) -> None:
+        results = await self._readers.call(partial(pruning.results_in, pack=pack))
+        for some in _portions(results):
+            try:
+                read = await self._readers.call(partial(self._read, results=some))
+            except Unavailable as error:
+                log.error("pack %s is kept as it is: %s", pack, error)
+                return
+            moved = list(zip(some, read, strict=True))
+            await self._writer.call(partial(pruning.move_results, moved=moved))
+
+    def _read(self, _: sqlite3.Connection, results: Sequence[StoredResult]) -> list[bytes]:
+        return [read_blob(self._folder, one.ref) for one in results]
+
+
+def _portions(results: Sequence[StoredResult]) -> Iterator[list[StoredResult]]:
+    some: list[StoredResult] = []
+    size = 0
+    for one in results:
+        some.append(one)
+        size += one.ref.length
+        if size >= MOVED_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some

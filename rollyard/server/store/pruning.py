@@ -1,0 +1,111 @@
+"""Deletion of ended rollouts, and of the packs that their results leave behind. Each step is one transaction or one unlink.
+
+A pack that has lost a record is loose. Once no record names it, it is kept for a while, then deleted. A loose pack of which
+little is still needed is compacted: its results are written again and their records named anew in one transaction. A crash
+between two steps leaves a state that the next pass continues from. RUN results of ended rollouts are not needed.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rollyard.kinds.pool import PoolKey
+from rollyard.server.store import row_codec
+from rollyard.server.store.base import BlobRef
+from rollyard.server.store.writer import WriteUnit
+
+_PACK = "substr({0}, 3, instr({0}, '.pack') + 2)"
+"""Expression for the name of the pack in a reference, which is the first string of a JSON list."""
+_NEEDED = (
+    "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
+    "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoosePack:
+    name: str
+    unused_since: float | None
+    """Unix seconds; None while a record names it."""
+    needed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """Result of an ended rollout, by the number of its row."""
+
+    seq: int
+    ref: BlobRef
+
+
+def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
+    """Pools of which rollouts have ended, also pools that no longer exist."""
+    return [PoolKey(*row) for row in db.execute("SELECT DISTINCT namespace, pool FROM tallies")]
+
+
+def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
+    """Rows of rollouts that ended before this time, the oldest first.
+
+    The newest rows of the whole table stay: the numbers after theirs are the next to be given.
+    """
+    query = (
+        "SELECT seq FROM rollouts INDEXED BY rollouts_ended WHERE cursor IS NOT NULL AND namespace = ? AND pool = ? "
+        "AND finished_at < ? AND seq < (SELECT max(seq) FROM rollouts) "
+        "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL) "
+        "ORDER BY finished_at LIMIT ?"
+    )
+    return [seq for (seq,) in db.execute(query, (*pool, at, limit))]
+
+
+def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
+    """Delete these rows, and note the packs of their results as loose; return how many there were."""
+    marks = ", ".join("?" * len(rows))
+    for column in ("result", "run"):
+        unit.db.execute(
+            f"INSERT OR IGNORE INTO loose_packs SELECT DISTINCT {_PACK.format(column)}, NULL FROM rollouts "
+            f"WHERE seq IN ({marks}) AND {column} IS NOT NULL",
+            rows,
+        )
+    unit.db.execute(f"DELETE FROM requests WHERE seq IN ({marks})", rows)
+    return unit.db.execute(f"DELETE FROM rollouts WHERE seq IN ({marks}) AND cursor IS NOT NULL", rows).rowcount
+
+
+def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:
+    """Loose packs, with the bytes that records still need. Reads all records if there is a loose pack."""
+    loose = dict(db.execute("SELECT pack, unused_since FROM loose_packs"))
+    if not loose:
+        return []
+    rest = f"SELECT {_PACK.format('ref')} AS pack, substr(ref, instr(ref, '\", ') + 3) AS rest FROM ({_NEEDED})"
+    length = "CAST(substr(rest, instr(rest, ', ') + 2) AS INTEGER)"  # the number that the text begins with
+    needed = dict(db.execute(f"SELECT pack, sum({length}) FROM ({rest}) GROUP BY pack"))
+    return [LoosePack(name, since, needed.get(name, 0)) for name, since in loose.items()]
+
+
+def results_in(db: sqlite3.Connection, pack: str) -> list[StoredResult]:
+    """Results of ended rollouts in a pack, in its order; none if a live rollout needs the pack too."""
+    live = "SELECT 1 FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL AND {} = ?"
+    if db.execute(live.format(_PACK.format("run")), (pack,)).fetchone():
+        return []  # its record may change at any time, and the pack stays for it anyway
+    query = f"SELECT seq, result FROM rollouts WHERE result IS NOT NULL AND {_PACK.format('result')} = ?"
+    found = [StoredResult(seq, row_codec.blob_of(text)) for seq, text in db.execute(query, (pack,))]
+    return sorted(found, key=lambda one: one.ref.offset)
+
+
+def move_results(unit: WriteUnit, moved: Sequence[tuple[StoredResult, bytes]]) -> None:
+    """Write these results again, and name the new places in their records. A record that is gone is left out."""
+    for one, data in moved:
+        before = row_codec.blob_text(one.ref)
+        if unit.db.execute("SELECT 1 FROM rollouts WHERE seq = ? AND result = ?", (one.seq, before)).fetchone():
+            after = row_codec.blob_text(unit.packs.add(data))
+            unit.db.execute("UPDATE rollouts SET result = ? WHERE seq = ?", (after, one.seq))
+
+
+def set_unused_since(unit: WriteUnit, pack: str, at: float | None) -> None:
+    unit.db.execute("UPDATE loose_packs SET unused_since = ? WHERE pack = ?", (at, pack))
+
+
+def forget_pack(unit: WriteUnit, pack: str) -> None:
+    """Forget a pack that is deleted."""
+    unit.db.execute("DELETE FROM loose_packs WHERE pack = ?", (pack,))
