@@ -43,6 +43,7 @@ from rollyard.engine.weights.engine_control import EngineControl
 from rollyard.engine.weights.quiesce import DRAIN_SECONDS
 from rollyard.engine.weights.source import WeightsSource, with_weights
 from rollyard.engine.weights.updater import WeightsUpdater
+from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context
@@ -105,7 +106,7 @@ class InferenceServer:
             raise Invalid(f"{uds} is too long for a socket; choose a shorter spec.allocation.scratch, such as /tmp")
         self._uds = uds
         self._closing = threading.Event()
-        self._fatal = ""
+        self._fatal: Reason | None = None
         self._stop = asyncio.Event()
         self._deadline = math.inf
         """Loop time at which running requests must have ended."""
@@ -280,7 +281,7 @@ class InferenceServer:
             identity=self._identity,
             url=url,
             ready=health.ready,
-            reason=health.reason,
+            reason=str(health.reason or ""),
             weights=weights.report,
             running=health.running,
             waiting=health.waiting,
@@ -293,15 +294,15 @@ class InferenceServer:
             return EngineHealth(False, self._fatal)
         if self._stop.is_set():
             # with its load, until the drain is done
-            return replace(self._supervisor.health, ready=False, reason="Draining")
+            return replace(self._supervisor.health, ready=False, reason=Reason("Draining"))
         health, weights = self._supervisor.health, self._weights
         assert weights is not None
         if health.ready and not weights.proven:
-            return replace(health, ready=False, reason="Proving")
+            return replace(health, ready=False, reason=Reason("Proving"))
         if health.ready and not self._template_checked:
-            return replace(health, ready=False, reason="CheckingTemplate")
+            return replace(health, ready=False, reason=Reason("CheckingTemplate"))
         if self._supervisor.life == 0 and weights.report.error:
-            return replace(health, reason=weights.report.error)
+            return replace(health, reason=Reason.parse(weights.report.error))
         return health
 
     def _signalled(self, number: signal.Signals) -> None:
@@ -335,11 +336,11 @@ def _changes_to_report(beat: EngineHeartbeat) -> tuple[object, ...]:
     return beat.ready, beat.reason, beat.weights
 
 
-def _reason(error: BaseException | None) -> str:
+def _reason(error: BaseException | None) -> Reason:
     if isinstance(error, EngineFailed):
-        return str(error)
+        return error.why
     log.error("the supervisor failed", exc_info=error)
-    return f"EngineFailed: {type(error).__name__}: {error}"
+    return Reason("EngineFailed", f"{type(error).__name__}: {error}")
 
 
 class _Stopped(Exception):

@@ -96,6 +96,10 @@ class WeightsReport(WireMessage):
         return self.phase in ("", "Failed")
 
 
+UNHEALTHY = "Unhealthy"
+"""Word of an engine that was ready and does not answer its supervisor."""
+
+
 class EngineHeartbeat(WireMessage):
     """Body of POST /v1/engine/heartbeat. The answer is `EngineOrders`."""
 

@@ -14,6 +14,7 @@ from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed
 from rollyard.engine.vllm.installed_vllm import VllmBuild
 from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.base import Reason
 from rollyard.kinds.engine_spec import EmbeddedEngine, ModelSpec, VllmEngine
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
@@ -141,16 +142,18 @@ def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[s
 def _require_options(build: VllmBuild, must: Sequence[str]) -> None:
     lacking = [option for option in must if option not in build.options]
     if lacking:
-        raise EngineFailed(
-            f"EngineTooOld: vLLM {build.version} does not know {', '.join(lacking)}; install a later release ({TRIED} is "
+        why = (
+            f"vLLM {build.version} does not know {', '.join(lacking)}; install a later release ({TRIED} is "
             "tested), or name one in `engine.vllm.python` or `engine.vllm.image`"
         )
+        raise EngineFailed(Reason("EngineTooOld", why))
     try:
         old = Version(build.version) < OLDEST
     except InvalidVersion:
         return  # somebody else's build, whose options are not known
     if old and not Version(build.version).is_devrelease:
-        raise EngineFailed(
-            f"EngineTooOld: vLLM {build.version} does not return token ids; install {OLDEST} or later "
+        why = (
+            f"vLLM {build.version} does not return token ids; install {OLDEST} or later "
             f"({TRIED} is tested), or name one in `engine.vllm.python` or `engine.vllm.image`"
         )
+        raise EngineFailed(Reason("EngineTooOld", why))

@@ -9,6 +9,7 @@ from pathlib import Path
 from rollyard.core.find_apptainer import apptainer_programs
 from rollyard.core.node_cache import node_cache
 from rollyard.engine.process.child_process import EngineFailed
+from rollyard.kinds.base import Reason
 
 
 def in_container(
@@ -31,8 +32,9 @@ def container_program() -> str:
     """Find Apptainer, or Singularity, as for sandboxes. Raises EngineFailed."""
     found = apptainer_programs(Path(node_cache()))
     if not found:
-        raise EngineFailed(
-            "EngineMissing: `engine.vllm.image` needs Apptainer, which this node does not have; install it (on Debian with "
+        why = (
+            "`engine.vllm.image` needs Apptainer, which this node does not have; install it (on Debian with "
             "deploy/apptainer/install.sh, without root), or name an interpreter in `engine.vllm.python`"
         )
+        raise EngineFailed(Reason("EngineMissing", why))
     return found[0][1]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import rollyard
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, start_engine
+from rollyard.kinds.base import Reason
 from rollyard.kinds.engine_spec import ModelSpec
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ async def check_template(model: ModelSpec) -> None:
         await end_engine(process)
     why = output.rpartition("\n")[2]
     if process.returncode and why.startswith(REASON):
-        raise EngineFailed(why)
+        raise EngineFailed(Reason.parse(why))
     if process.returncode:
         log.warning("the chat template of %s could not be checked; the reason is above", folder)
         return

@@ -14,6 +14,7 @@ from typing import Any
 import rollyard
 from rollyard.core.errors import RollyardError
 from rollyard.core.exit_codes import exit_code_text
+from rollyard.kinds.base import Reason
 
 STOP_SECONDS = 10.0
 
@@ -30,7 +31,11 @@ class EngineCommand:
 
 
 class EngineFailed(RollyardError):
-    """The engine cannot be kept alive. The message is for the pool's condition."""
+    """The engine cannot be kept alive. The reason is for the pool's condition."""
+
+    def __init__(self, why: Reason) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subprocess.Process:
@@ -44,7 +49,8 @@ async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subpro
             **streams,
         )
     except OSError as error:
-        raise EngineFailed(f"EngineMissing: {command.argv[0]} cannot be started: {error.strerror}") from None
+        why = f"{command.argv[0]} cannot be started: {error.strerror}"
+        raise EngineFailed(Reason("EngineMissing", why)) from None
 
 
 def _environment(command: EngineCommand) -> dict[str, str]:

@@ -20,7 +20,8 @@ from rollyard.core.backoff import Backoff
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, exit_text, start_engine
 from rollyard.engine.process.crash_reason import crash_reason, is_out_of_memory, stated_reason
 from rollyard.engine.process.metrics_scrape import read_load
-from rollyard.wire.engine import EngineLoad
+from rollyard.kinds.base import Reason
+from rollyard.wire.engine import UNHEALTHY, EngineLoad
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,8 @@ CRASHES = 5
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     ready: bool
-    reason: str
+    reason: Reason | None = None
+    """Reason why it is not ready."""
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
@@ -58,8 +60,7 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class EngineDeath:
-    reason: str
-    output: str
+    why: Reason
     final: bool = False
     """True: another start on this node would fail in the same way."""
 
@@ -103,7 +104,7 @@ class Supervisor:
         """Pairs of (loop time, line)."""
         self._ready_at: float | None = None
         """Loop time at which the current process was first ready."""
-        self.health = EngineHealth(False, "Starting")
+        self.health = EngineHealth(False, Reason("Starting"))
 
     def session(self) -> aiohttp.ClientSession:
         """Return a session that sends every request to the engine. Bodies are not decompressed."""
@@ -114,26 +115,26 @@ class Supervisor:
     async def run(self) -> None:
         """Run for ever. Raises EngineFailed if no start is left, or if the engine dies again and again."""
         backoff, deaths, loop = Backoff(0.5, 30.0), DeathCounts(), asyncio.get_running_loop()
-        again = ""
+        again: Reason | None = None
         async with self.session() as http:
             while True:
                 if self._restart_requested.is_set():  # also if the request came between two starts
                     self._restart_requested.clear()
-                    backoff, deaths, again = Backoff(0.5, 30.0), DeathCounts(deaths.total), ""
+                    backoff, deaths, again = Backoff(0.5, 30.0), DeathCounts(deaths.total), None
                 death = await self._one_life(http, again)
-                if self._restart_requested.is_set() or self._use_fallback(death.output):
+                if self._restart_requested.is_set() or self._use_fallback(death.why.message):
                     continue
                 deaths.add(None if self._ready_at is None else loop.time() - self._ready_at)
                 if deaths.in_a_row == 1:
                     backoff.reset()
-                self.health = EngineHealth(False, f"{death.reason}: {death.output}")
-                log.error("engine ended (%d times in a row): %s: %s", deaths.in_a_row, death.reason, death.output)
+                self.health = EngineHealth(False, death.why)
+                log.error("engine ended (%d times in a row): %s", deaths.in_a_row, death.why)
                 if death.final or deaths.total >= self._remaining_starts or deaths.unready >= QUICK_DEATHS:
-                    raise EngineFailed(f"{_failure_word(death)}: {death.output}")
-                so_far = f"ended {deaths.in_a_row} times in a row; the last time: {death.output}"
+                    raise EngineFailed(_final_reason(death.why))
+                so_far = f"ended {deaths.in_a_row} times in a row; the last time: {death.why.message}"
                 if deaths.in_a_row >= CRASHES:
-                    raise EngineFailed(f"CrashLoop: {so_far}")
-                again = f"Restarting: {so_far}"
+                    raise EngineFailed(Reason("CrashLoop", so_far))
+                again = Reason("Restarting", so_far)
                 await wait_or_timeout(self._restart_requested, backoff.seconds())
 
     def restart(self, prepare: Prepare, or_else: Prepare | None = None) -> None:
@@ -149,12 +150,12 @@ class Supervisor:
         self._restart_requested.set()
         return True
 
-    async def _one_life(self, http: aiohttp.ClientSession, again: str) -> EngineDeath:
+    async def _one_life(self, http: aiohttp.ClientSession, again: Reason | None) -> EngineDeath:
         """Run one process from start to death and return the death. Raises only EngineFailed, if it cannot be started.
 
         `again`: the reason to report while it loads, if it has died before.
         """
-        self.health, self._ready_at = EngineHealth(False, again or "Loading"), None
+        self.health, self._ready_at = EngineHealth(False, again or Reason("Loading")), None
         self.life += 1
         self.life_begun.emit()
         self._last_lines.clear()
@@ -172,7 +173,7 @@ class Supervisor:
         except EngineFailed as failed:
             if self._fallback is None and not self._restart_requested.is_set():
                 raise
-            return EngineDeath("EngineFailed", str(failed))
+            return EngineDeath(Reason("EngineFailed", str(failed)))
 
     async def _watch(
         self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO
@@ -187,14 +188,14 @@ class Supervisor:
                 await asyncio.wait({probe, death, again}, return_when=asyncio.FIRST_COMPLETED)
                 by_itself, ended_at = death.done(), asyncio.get_running_loop().time()
             finally:
-                self.health = EngineHealth(False, "EngineDied")
+                self.health = EngineHealth(False, Reason("EngineDied"))
                 await end_engine(process)
                 await asyncio.wait({relay}, timeout=RELAY_SECONDS)
         if not by_itself:
             return (
                 probe.result()
                 if probe.done() and not probe.cancelled()
-                else EngineDeath("Restarting", "it is being restarted")
+                else EngineDeath(Reason("Restarting", "it is being restarted"))
             )
         assert process.returncode is not None
         return self._death(process.returncode, ended_at)
@@ -211,11 +212,11 @@ class Supervisor:
         lines = [line for _, line in self._last_lines] if starting else recent
         how, why = exit_text(code), stated_reason(lines)
         if is_out_of_memory(words := crash_reason(lines)):
-            return EngineDeath("OutOfMemory", words)
+            return EngineDeath(Reason("OutOfMemory", words))
         if why and code > 0:
-            return EngineDeath("EngineDied", f"{how}: {why}")
+            return EngineDeath(Reason("EngineDied", f"{how}: {why}"))
         output = self._last_output(ended_at) if recent else f"it wrote nothing in its last {RECENT_SECONDS:g} s"
-        return EngineDeath("EngineDied", f"{how}; {output}")
+        return EngineDeath(Reason("EngineDied", f"{how}; {output}"))
 
     def _last_output(self, now: float) -> str:
         if not self._last_lines:
@@ -260,10 +261,10 @@ class Supervisor:
                 failed += 1
                 self.health = health
                 if failed >= FAILED_PROBES:
-                    return EngineDeath("EngineDied", "it no longer answers /health")
+                    return EngineDeath(Reason("EngineDied", "it no longer answers /health"))
             elif loop.time() > deadline:
                 late = f"it was not ready after {self._startup:g} s (`engine.startupTimeoutSeconds`)"
-                return EngineDeath("StartupTimeout", f"{late}; {self._last_output(loop.time())}", final=True)
+                return EngineDeath(Reason("StartupTimeout", f"{late}; {self._last_output(loop.time())}"), final=True)
             await asyncio.sleep(LOADING_PROBE_SECONDS if self._ready_at is None else PROBE_SECONDS)
 
     async def _probe_once(self, http: aiohttp.ClientSession) -> EngineHealth:
@@ -271,20 +272,20 @@ class Supervisor:
             async with asyncio.timeout(PROBE_TIMEOUT_SECONDS):
                 async with http.get("http://engine/health") as answer:
                     if answer.status != 200:
-                        return EngineHealth(False, f"Unhealthy: /health answered {answer.status}")
+                        return EngineHealth(False, Reason(UNHEALTHY, f"/health answered {answer.status}"))
                 async with http.get("http://engine/metrics", headers={"Accept-Encoding": "identity"}) as answer:
                     return self._healthy(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return EngineHealth(False, f"Unhealthy: {type(error).__name__}")
+            return EngineHealth(False, Reason(UNHEALTHY, type(error).__name__))
 
     def _healthy(self, metrics: str) -> EngineHealth:
         load = read_load(metrics, life=self.life, at=asyncio.get_running_loop().time())
-        return EngineHealth(True, "", load.running or 0, load.waiting, load.kv_usage, load.totals)
+        return EngineHealth(True, None, load.running or 0, load.waiting, load.kv_usage, load.totals)
 
 
-def _failure_word(death: EngineDeath) -> str:
-    """Return the reason's word for a death after which the engine is not started again."""
-    return "EngineFailed" if death.reason == "EngineDied" else death.reason
+def _final_reason(why: Reason) -> Reason:
+    """Return the reason for a death after which the engine is not started again."""
+    return Reason("EngineFailed", why.message) if why.word == "EngineDied" else why
 
 
 def _print(lines: bytes) -> None:

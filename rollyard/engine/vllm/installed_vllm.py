@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, start_engine
 from rollyard.engine.process.crash_reason import crash_reason
+from rollyard.kinds.base import Reason
 
 log = logging.getLogger(__name__)
 
@@ -86,10 +87,11 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
     """
     where = await _run_query(interpreter, WHERE, env)
     if not where:
-        raise EngineFailed(
-            f"EngineMissing: {_name(interpreter)} has no vLLM; install it there (the extra `vllm`), or name one that has it in "
+        why = (
+            f"{_name(interpreter)} has no vLLM; install it there (the extra `vllm`), or name one that has it in "
             "`engine.vllm.python` or `engine.vllm.image`"
         )
+        raise EngineFailed(Reason("EngineMissing", why))
     kept = _cache() / f"{hashlib.sha256(json.dumps([_name(interpreter), where]).encode()).hexdigest()[:16]}.json"
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return _read(await asyncio.to_thread(kept.read_text))
@@ -128,11 +130,12 @@ async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str,
         async with asyncio.timeout(QUERY_SECONDS):
             output = (await process.communicate())[0].decode(errors="replace")
     except TimeoutError:
-        raise EngineFailed(f"EngineMissing: {who} did not report its vLLM version within {QUERY_SECONDS:g} s") from None
+        why = f"{who} did not report its vLLM version within {QUERY_SECONDS:g} s"
+        raise EngineFailed(Reason("EngineMissing", why)) from None
     finally:
         await end_engine(process)
     lines = output.splitlines()
     facts = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
     if facts is None:
-        raise EngineFailed(f"EngineMissing: vLLM of {who} cannot be used: {crash_reason(lines)}")
+        raise EngineFailed(Reason("EngineMissing", f"vLLM of {who} cannot be used: {crash_reason(lines)}"))
     return facts

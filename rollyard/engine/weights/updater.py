@@ -32,6 +32,7 @@ from rollyard.engine.weights.update_step import (
     next_step,
 )
 from rollyard.engine.weights.verification import WeightsVerifier, WrongWeights
+from rollyard.kinds.base import Reason
 from rollyard.kinds.engine_spec import ModelSpec
 from rollyard.wire.engine import WeightsReport, WeightsTarget
 
@@ -120,7 +121,7 @@ class WeightsUpdater:
                 case "Accept":
                     self._accept(self._state.at_work.source)
                 case "GiveUp":
-                    raise EngineFailed(self._state.fatal)
+                    raise EngineFailed(Reason.parse(self._state.fatal))
                 case _:
                     work = command
         return work

@@ -103,7 +103,7 @@ class EndpointRegistry:
         state = self._states.get(id)
         if state is None or state.endpoint.url != beat.url:
             return False
-        weights = beat.weights
+        weights, why = beat.weights, beat.why_not_ready
         load, history = (
             EndpointLoad(self.sessions.count(id), beat.running, beat.waiting, beat.kv_usage),
             append(state.history, beat.load),
@@ -112,7 +112,7 @@ class EndpointRegistry:
             state,
             endpoint=evolve(state.endpoint, weights_version=weights.version),
             healthy=beat.ready and bool(weights.version),
-            engine_reason=beat.why_not_ready if beat.reason != weights.error else None,  # see why_not_routable
+            engine_reason=None if why == Reason.parse(weights.error) else why,  # see why_not_routable
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,

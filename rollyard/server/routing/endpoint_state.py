@@ -13,12 +13,12 @@ from rollyard.server.routing.health import EJECTED, TRUSTED, EndpointTrust
 from rollyard.server.weights.engine_target import EndpointWeights
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import WeightsReport, WeightsTarget
+from rollyard.wire.engine import UNHEALTHY, WeightsReport, WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """Length and steps of the slow start. Without it a new endpoint, which is empty, would get all new work with a cold cache."""
 REGISTERING = Reason("Registering")
-OUT_REASONS = (EJECTED, "Unhealthy")
+OUT_REASONS = (EJECTED, UNHEALTHY)
 """Reasons of an endpoint that is out, from us or from an engine's supervisor. Other reasons mean loading or an orderly end."""
 
 

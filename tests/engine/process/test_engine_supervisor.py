@@ -22,6 +22,7 @@ from rollyard.engine.process import child_process
 from rollyard.engine.process import engine_supervisor as module
 from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.process.engine_supervisor import EngineFailed, Prepare, Supervisor
+from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from tests.support.standstill import freeze
 from tests.support.until import until
@@ -86,7 +87,7 @@ async def test_an_engine_gets_ready_comes_back_when_killed_and_ends_with_its_sup
 
 def missing() -> Prepare:
     async def prepare() -> EngineCommand:
-        raise EngineFailed("EngineMissing: it was asked and did not answer")
+        raise EngineFailed(Reason("EngineMissing", "it was asked and did not answer"))
 
     return prepare
 
@@ -112,7 +113,7 @@ async def test_an_engine_that_is_asked_for_between_two_lives_of_another_is_start
     uds = tmp_path / "e"
     supervisor = Supervisor(program("exit 1"), uds)
     async with running(supervisor.run()):
-        await until(lambda: supervisor.health.reason.startswith("EngineDied: exit code 1"))
+        await until(lambda: str(supervisor.health.reason).startswith("EngineDied: exit code 1"))
         supervisor.restart(embedded(model_dir, uds))
         await until(lambda: supervisor.health.ready)
         assert supervisor.life == 2
@@ -125,7 +126,7 @@ async def test_a_supervisor_ends_that_is_cancelled_just_after_another_engine_was
     monkeypatch.setattr(module, "Backoff", lambda first, cap: Backoff(1e6, 1e6))
     supervisor = Supervisor(program("exit 1"), tmp_path / "e")
     task = asyncio.create_task(supervisor.run())
-    await until(lambda: supervisor.health.reason.startswith("EngineDied: exit code 1"))
+    await until(lambda: str(supervisor.health.reason).startswith("EngineDied: exit code 1"))
     supervisor.restart(program("exec sleep 300"))
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -146,8 +147,8 @@ async def test_an_engine_that_hangs_is_replaced(
         await until(lambda: supervisor.health.ready)
         (first,) = processes(str(uds))
         freeze(first)
-        await until(lambda: supervisor.health.reason.startswith("Unhealthy"))
-        await until(lambda: "no longer answers" in supervisor.health.reason)
+        await until(lambda: str(supervisor.health.reason).startswith("Unhealthy"))
+        await until(lambda: "no longer answers" in str(supervisor.health.reason))
         await until(lambda: supervisor.health.ready)
         assert processes(str(uds)) not in ([], [first])
 
@@ -245,7 +246,7 @@ async def test_one_that_gets_ready_and_dies_again_and_again_is_given_up_as_a_cra
     supervisor = Supervisor(always(EngineCommand([sys.executable, "-c", BRIEF, str(uds)])), uds)
     async with running(supervisor.run()) as task:
         while not task.done():
-            seen.add(supervisor.health.reason.partition(":")[0])
+            seen.add(supervisor.health.reason.word if supervisor.health.reason is not None else "")
             await asyncio.sleep(0.01)
         with pytest.raises(
             EngineFailed, match=r"^CrashLoop: ended 3 times in a row; the last time: exit code 1: ValueError: no"
