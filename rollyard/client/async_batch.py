@@ -70,7 +70,7 @@ class AsyncBatch:
 
     async def __anext__(self) -> Group:
         """Wait for the next group, however long, also while the server cannot be reached. Raises NotFound, Conflict."""
-        backoff, said = Backoff(), ""
+        backoff, logged = Backoff(), ""
         while not self._ready:
             if self._last:
                 self._close()
@@ -79,8 +79,8 @@ class AsyncBatch:
                 await self._read()
                 backoff.reset()
             except Unavailable as error:
-                if str(error) != said:  # one log line for the same error, however long it lasts
-                    said = str(error)
+                if str(error) != logged:  # one log line for the same error, however long it lasts
+                    logged = str(error)
                     log.warning("still waiting for groups of batch %s: %s", self.id, error)
                 await backoff.wait(error.retry_after or 0)
         group = self._ready.popleft()

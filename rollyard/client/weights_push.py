@@ -107,8 +107,8 @@ class WeightsPush:
         status = await self._client.wait_weights(self.namespace, self.pool, version)
         operation = status.operation
         if operation is None or operation.target.version != version or operation.phase != "Complete":
-            told = operation.message if operation is not None and operation.target.version == version else ""
-            raise NoProgress(f"weights {version} are not served: {told or 'another update replaced this one'}")
+            why = operation.message if operation is not None and operation.target.version == version else ""
+            raise NoProgress(f"weights {version} are not served: {why or 'another update replaced this one'}")
         self.version, self.step = version, number
         await asyncio.to_thread(self._delete_old)
         return version

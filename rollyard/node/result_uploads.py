@@ -43,8 +43,8 @@ class ResultUploads:
             await self._put("/v1/node/result", ref, outcome)
         except (Invalid, TooLarge) as error:
             log.error("the result of %s was refused: %s", ref.id, error)
-            told = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
-            await self._put("/v1/node/result", ref, Outcome(status=Status.FAILED, node=outcome.node, error=told))
+            refusal = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
+            await self._put("/v1/node/result", ref, Outcome(status=Status.FAILED, node=outcome.node, error=refusal))
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the RUN result of another node agent, as soon as the server can be reached. Raises Fenced."""

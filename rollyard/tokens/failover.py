@@ -176,8 +176,8 @@ def seed_after(seed: int, drawn: int) -> int:
     The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
     continues exactly as without a break; other engines get a different seed.
     """
-    moved = (seed + drawn * SEED_STRIDE) % 2**64
-    return moved - 2**64 if moved >= 2**63 else moved
+    shifted = (seed + drawn * SEED_STRIDE) % 2**64
+    return shifted - 2**64 if shifted >= 2**63 else shifted
 
 
 def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:

@@ -124,17 +124,19 @@ class EngineHeartbeat(WireMessage):
 
     @model_validator(mode="before")
     @classmethod
-    def _nest_weights(cls, told: Any) -> Any:
-        if not isinstance(told, dict):
-            return told
-        weights = {name: told[f"weights_{name}"] for name in WeightsReport.model_fields if f"weights_{name}" in told}
-        return {"weights": weights, **told}
+    def _nest_weights(cls, message: Any) -> Any:
+        if not isinstance(message, dict):
+            return message
+        weights = {
+            name: message[f"weights_{name}"] for name in WeightsReport.model_fields if f"weights_{name}" in message
+        }
+        return {"weights": weights, **message}
 
     @model_serializer(mode="wrap")
     def _flatten_weights(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        told: dict[str, Any] = dump(self)
-        weights = told.pop("weights")
-        return told | {f"weights_{name}": value for name, value in weights.items()}
+        message: dict[str, Any] = dump(self)
+        weights = message.pop("weights")
+        return message | {f"weights_{name}": value for name, value in weights.items()}
 
 
 class EngineOrders(WireMessage):

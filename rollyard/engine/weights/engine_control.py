@@ -85,11 +85,11 @@ async def command(
     timeout = aiohttp.ClientTimeout(total=seconds)
     try:
         async with http.post(ENGINE + path, json=body, params=params, timeout=timeout) as answer:
-            said = await answer.read()
+            raw = await answer.read()
             if answer.status >= 300:
-                words = " ".join(said.decode(errors="replace").split())[:MAX_ERROR_CHARS]
+                words = " ".join(raw.decode(errors="replace").split())[:MAX_ERROR_CHARS]
                 raise ControlFailed(f"{path} answered {answer.status}: {words}")
-            return said
+            return raw
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ControlFailed(f"{path}: {type(error).__name__}", lost=True) from None
 

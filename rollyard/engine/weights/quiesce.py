@@ -14,27 +14,27 @@ ABORT_SECONDS = 5.0
 READ_SECONDS = 60.0
 
 
-async def freeze_requests(generations: EpochRelay, control: EngineControl) -> None:
+async def freeze_requests(epochs: EpochRelay, control: EngineControl) -> None:
     """Stop steps and keep running requests. Returns when all output has been read. Raises ControlFailed."""
     await control.pause("keep")
     if not control.labels_tokens:
-        generations.repeat_unanswered()
+        epochs.repeat_unanswered()
     try:
         async with asyncio.timeout(READ_SECONDS):
-            await generations.wait_until_read(control.round_trip)
+            await epochs.wait_until_read(control.round_trip)
     except TimeoutError:
         raise ControlFailed(f"the engine did not stop within {READ_SECONDS:g} s after a pause") from None
 
 
 async def end_requests(
-    generations: EpochRelay, control: EngineControl, *, drain: bool, still: Callable[[], None]
+    epochs: EpochRelay, control: EngineControl, *, drain: bool, ensure_alive: Callable[[], None]
 ) -> None:
-    """End all requests. `drain`: wait until they end by themselves. If the engine is gone, `still` raises ControlFailed."""
+    """End all requests. `drain`: wait until they end by themselves. Raises ControlFailed, as `ensure_alive` does."""
     if drain:
-        await generations.wait_until_idle(DRAIN_SECONDS)
-        still()
+        await epochs.wait_until_idle(DRAIN_SECONDS)
+        ensure_alive()
     if control.can_pause:
         await control.pause("abort")
-        await generations.wait_until_idle(ABORT_SECONDS)
-    generations.truncate_all()
-    await generations.wait_until_idle(ABORT_SECONDS)
+        await epochs.wait_until_idle(ABORT_SECONDS)
+    epochs.truncate_all()
+    await epochs.wait_until_idle(ABORT_SECONDS)

@@ -113,8 +113,8 @@ def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSp
     model = spec.model
     if folder is None or folder == model.path:
         return spec
-    moved = evolve(model, path=folder, tokenizer=model.tokenizer or model.path)
-    return evolve(spec, model=moved)
+    changed = evolve(model, path=folder, tokenizer=model.tokenizer or model.path)
+    return evolve(spec, model=changed)
 
 
 @dataclass(frozen=True)

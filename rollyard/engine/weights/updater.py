@@ -71,7 +71,7 @@ class WeightsUpdater:
         self._stopping = stopping
         self._target_changed = Waker()
         self._launched = asyncio.Event()
-        supervisor.life_begun.connect(lambda: self._tell(ProcessBegan(supervisor.life)))
+        supervisor.life_begun.connect(lambda: self._step(ProcessBegan(supervisor.life)))
         self._epochs.close_entry(0.0)
 
     @property
@@ -85,7 +85,7 @@ class WeightsUpdater:
 
     def set_target(self, target: WeightsTarget | None) -> None:
         """Set the weights to serve, perhaps the same as before; `run` brings them about."""
-        self._tell(TargetSet(target))
+        self._step(TargetSet(target))
         self._target_changed.wake()
 
     async def run(self) -> None:
@@ -102,13 +102,13 @@ class WeightsUpdater:
     async def _update_forever(self) -> None:
         """Carry out updates for ever. Raises EngineFailed."""
         while True:
-            work = self._tell(Observed(asyncio.get_running_loop().time(), self._supervisor.health.ready))
+            work = self._step(Observed(asyncio.get_running_loop().time(), self._supervisor.health.ready))
             while work is not None:
                 outcome = await self._outcome(work)
-                work = self._tell(outcome) if outcome is not None else None
+                work = self._step(outcome) if outcome is not None else None
             await self._target_changed.pause(POLL_SECONDS)
 
-    def _tell(self, fact: Fact) -> Command | None:
+    def _step(self, fact: Fact) -> Command | None:
         """Carry out the commands that take no time, and return the one that does. Raises EngineFailed."""
         before, work = self._state, None
         self._state, commands = next_step(before, fact)
@@ -183,7 +183,7 @@ class WeightsUpdater:
             await quiesce.freeze_requests(self._epochs, self._control)
         else:
             drain = state.tried is not None and state.tried.mode == "Drain"
-            await quiesce.end_requests(self._epochs, self._control, drain=drain, still=self._ensure_current)
+            await quiesce.end_requests(self._epochs, self._control, drain=drain, ensure_alive=self._ensure_current)
 
     def _ensure_current(self) -> None:
         if self._state.replaced:

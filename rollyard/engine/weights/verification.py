@@ -114,9 +114,9 @@ class WeightsVerifier:
         """Send the probe prompt. Raises ControlFailed if there is no valid answer."""
         body = {"model": self._served_name, "prompt": list(PROMPT), "max_tokens": TOKENS, "temperature": 0.0}
         body |= {"logprobs": 0, "return_token_ids": True, "ignore_eos": True, **self._control.request_fields(source)}
-        said = await command(self._http, "/v1/completions", body, seconds=PROBE_SECONDS)
+        raw = await command(self._http, "/v1/completions", body, seconds=PROBE_SECONDS)
         try:
-            choice = json.loads(said)["choices"][0]
+            choice = json.loads(raw)["choices"][0]
             answer = ProbeAnswer(tuple(choice["token_ids"]), tuple(choice["logprobs"]["token_logprobs"]))
         except (ValueError, KeyError, IndexError, TypeError):
             raise ControlFailed("the probe's answer has no token ids with logprobs") from None

@@ -96,16 +96,16 @@ class BatchService:
 
     def _record(self, namespace: str, id: str, request: BatchRequest, tasks: Sequence[str]) -> BatchRecord:
         bare = evolve(request, id=None, tasks=request.tasks and request.tasks[:1])
-        said = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # so that later fields change no digest
-        if len(said) > MAX_REQUEST_BYTES:
+        text = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # so that later fields change no digest
+        if len(text) > MAX_REQUEST_BYTES:
             raise Invalid(
-                f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {len(said)}; "
+                f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {len(text)}; "
                 "put large data into the image"
             )
         return BatchRecord(
             namespace=namespace,
             id=id,
-            digest=hashlib.sha256("\n".join([said, *tasks]).encode()).hexdigest(),
+            digest=hashlib.sha256("\n".join([text, *tasks]).encode()).hexdigest(),
             request=bare.model_dump_json(),
             pool=request.pool,
             series=request.series or (request.dataset.name if request.dataset is not None else id),

@@ -98,5 +98,5 @@ def _line(source: SourceRef, index: int, made: Mapping[str, Any]) -> str:
 
 
 def _refused(source: SourceRef, message: str) -> Invalid:
-    said = f"task source {source.name!r}: {message}"
-    return Invalid(said, causes=[Cause("source", said)])
+    text = f"task source {source.name!r}: {message}"
+    return Invalid(text, causes=[Cause("source", text)])

@@ -62,8 +62,8 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
     Each record comes with the n of its request.
     """
     for namespace, group in {(r.namespace, r.group) for r, _ in records if r.group is not None}:
-        if (taken := tx.batches.group(namespace, group)) is not None:
-            raise Conflict(f"group {group!r} belongs to the batches of series {taken.series!r}; choose another group")
+        if (found := tx.batches.group(namespace, group)) is not None:
+            raise Conflict(f"group {group!r} belongs to the batches of series {found.series!r}; choose another group")
     accepted = []
     for record, n in records:
         there = tx.get(record.namespace, record.id)

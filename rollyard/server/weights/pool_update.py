@@ -142,10 +142,10 @@ def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> Wei
         message = f"spec.model.path is now {model}"
         operation = evolve(operation, phase="Superseded", finished_at=now, message=message)
     update = {"model": model, "current": None, "operation": _without_endpoints(operation)}
-    said = PoolEvent(
+    event = PoolEvent(
         "WeightsReset", f"spec.model.path is now {model}: new allocations serve the weights of this folder"
     )
-    return WeightsStep(evolve(weights, **update), (said,))
+    return WeightsStep(evolve(weights, **update), (event,))
 
 
 def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation | None:
@@ -204,16 +204,16 @@ def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, Endpoint
 def _advance_operation(
     weights: WeightsStatus, operation: WeightsOperation, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStep:
-    said: list[PoolEvent] = []
+    events: list[PoolEvent] = []
     if operation.phase == "Pending":
-        said.append(PoolEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
+        events.append(PoolEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
     for member in members:  # the first one reports its checksum, and the others are compared with it
         if operation.target.proven is None and member.report.checksum and is_at_target(member, operation):
             target = evolve(operation.target, proven=member.report.checksum)
             operation = evolve(operation, target=target)
     before = operation.endpoints
     endpoints = {m.id: _progress(operation, before.get(m.id), m, now) for m in members}
-    said += [
+    events += [
         PoolEvent("WeightsUpdateFailed", f"{operation.target.version} on {id}: {p.reason}", warning=True)
         for id, p in endpoints.items()
         if p.phase == "Failed" and (id not in before or before[id].phase != "Failed")
@@ -226,14 +226,14 @@ def _advance_operation(
     if done:
         weights = _with_current(weights, operation.target)
     ended = _finish_if_done(weights, now)
-    return WeightsStep(ended.weights, (*said, *ended.events))
+    return WeightsStep(ended.weights, (*events, *ended.events))
 
 
 def _initial_progress(operation: WeightsOperation, members: int) -> str:
     target = operation.target
     before = f", instead of the update to {operation.supersedes}" if operation.supersedes else ""
-    moved = _moved_by(target)
-    return f"{target.version} from {target.source} on {members} endpoints, mode {target.mode}{moved}{before}"
+    by_trainer = _moved_by(target)
+    return f"{target.version} from {target.source} on {members} endpoints, mode {target.mode}{by_trainer}{before}"
 
 
 def _progress(
@@ -246,8 +246,13 @@ def _progress(
     if progress.phase == "Failed":
         return progress
     # An engine that was sent the checksum reports a mismatch itself, after it has read the files again.
-    told = target_of(target, progress.attempt).checksum is not None
-    if report.version == target.version and report.settled and not told and _is_about_target(member, target, progress):
+    has_checksum = target_of(target, progress.attempt).checksum is not None
+    if (
+        report.version == target.version
+        and report.settled
+        and not has_checksum
+        and _is_about_target(member, target, progress)
+    ):
         return _in_phase(progress, "Failed", now, f"its folder has checksum {report.checksum}, not {target.proven}")
     if progress.phase == "Ordered" and report.phase == "Failed" and _is_about_target(member, target, progress):
         return _in_phase(progress, "Failed", now, report.error or "it gives no reason")
@@ -352,9 +357,9 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     assert current is not None
     message = f"{target.version} is served by {done} of {len(phases)} endpoints after {seconds:.1f} s"
     message += _from_folder(operation)
-    said = PoolEvent("WeightsUpdated", message, warning=bool(failed))
+    event = PoolEvent("WeightsUpdated", message, warning=bool(failed))
     words = f"{message}. {first}" if failed else message
-    return _close_operation(evolve(weights, current=current), "Complete", words, said, now)
+    return _close_operation(evolve(weights, current=current), "Complete", words, event, now)
 
 
 def _from_folder(operation: WeightsOperation) -> str:
@@ -363,7 +368,7 @@ def _from_folder(operation: WeightsOperation) -> str:
     return f", {len(why)} of them without a transfer ({why[0]})" if why else ""
 
 
-def _close_operation(weights: WeightsStatus, phase: str, message: str, said: PoolEvent, now: datetime) -> WeightsStep:
+def _close_operation(weights: WeightsStatus, phase: str, message: str, event: PoolEvent, now: datetime) -> WeightsStep:
     operation = weights.operation
     assert operation is not None
     update = {
@@ -372,4 +377,4 @@ def _close_operation(weights: WeightsStatus, phase: str, message: str, said: Poo
         "finished_at": now,
         "endpoints": _failure_texts(operation.endpoints) if phase == "Complete" else {},
     }
-    return WeightsStep(evolve(weights, operation=evolve(operation, **update)), (said,))
+    return WeightsStep(evolve(weights, operation=evolve(operation, **update)), (event,))

@@ -9,7 +9,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,9 @@ from tests.support.weights_yard import (
     WAIT_SECONDS,
     Yard,
     certified,
+    embedded,
     furthest,
+    made,
     other_dir,
     pid_of,
     recomputed,
@@ -35,19 +37,9 @@ from tests.support.weights_yard import (
     yard,
 )
 
-__all__ = ["certified", "other_dir"]  # fixtures
+__all__ = ["certified", "made", "other_dir"]  # fixtures
 pytestmark = pytest.mark.slow(120)
 MODES = ["Drain", "Pause", "Abort"]
-
-
-def spec(model: Path) -> dict[str, Any]:
-    return {"model": {"path": str(model)}, "engine": {"embedded": {"maxSequences": 8}}}
-
-
-@pytest.fixture
-async def made(model_dir: Path, tmp_path: Path, certified: Any) -> AsyncIterator[Yard]:
-    async with yard(spec(model_dir), tmp_path, certified) as found:
-        yield found
 
 
 # an order
@@ -190,7 +182,7 @@ async def test_a_pools_own_model_that_was_written_over_has_another_version(
 ) -> None:
     own = tmp_path / "own"
     shutil.copytree(model_dir, own)
-    async with yard(spec(own), tmp_path, certified) as made:
+    async with yard(embedded(own), tmp_path, certified) as made:
         before = made.weights.report.version
         overwrite(own, other_dir)
         os.kill(pid_of(made.uds), signal.SIGKILL)
@@ -204,7 +196,7 @@ async def test_a_pools_own_model_that_was_written_over_has_another_version(
 async def test_a_proof_counts_only_for_the_process_that_gave_it(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch, control: Any
 ) -> None:
-    async with yard(spec(model_dir), tmp_path, certified, control=control) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, control=control) as made:
         lives, compute = made.supervisor, module.reference_logprobs
 
         def killed(source: WeightsSource, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
@@ -234,7 +226,7 @@ async def test_an_engine_starts_with_the_weights_that_are_ordered_and_takes_its_
     for name in ("config.json", "model.safetensors"):
         shutil.copy(other_dir / name, bare / name)
     order = WeightsTarget(version="v9", path=str(bare), checksum=folder_checksum(bare))
-    async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, order=order) as made:
         assert (made.weights.report.version, made.weights.report.checksum) == ("v9", order.checksum)
         assert made.supervisor.life == 1
         answer = await made.stream(PROMPTS[0], 20)
@@ -245,7 +237,7 @@ async def test_without_the_ordered_weights_it_does_not_start_until_there_are_som
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
 ) -> None:
     order = WeightsTarget(version="v9", path=str(tmp_path / "gone"))
-    async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, order=order) as made:
         assert (made.supervisor.life, made.weights.report.phase) == (0, "Failed")
         assert "ModelMissing" in made.weights.report.error
         await made.order(WeightsTarget(version="v10", path=str(other_dir)))
@@ -255,7 +247,7 @@ async def test_an_order_that_is_lifted_leaves_an_engine_that_has_not_started_wit
     model_dir: Path, tmp_path: Path, certified: Any
 ) -> None:
     order = WeightsTarget(version="v9", path=str(tmp_path / "gone"))
-    async with yard(spec(model_dir), tmp_path, certified, order=order) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, order=order) as made:
         made.weights.set_target(None)
         await made.until(lambda: made.weights.proven)
         assert (made.weights.report.version, made.weights.report.error) == (folder_checksum(model_dir), "")
@@ -397,7 +389,7 @@ async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out
         pass
 
     Control.wrong = model_dir if wrong == "old" else other_weights(model_dir, tmp_path / "third", seed=3)
-    async with yard(spec(model_dir), tmp_path, certified, control=Control) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, control=Control) as made:
         version = made.weights.report.version
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
@@ -421,7 +413,7 @@ async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out
 async def test_an_engine_that_cannot_reload_is_started_anew_and_hands_back_what_runs(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, mode: Any
 ) -> None:
-    async with yard(spec(model_dir), tmp_path, certified, control=Unable) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, control=Unable) as made:
         version, pid = made.weights.report.version, pid_of(made.uds)
         async with asyncio.TaskGroup() as group:
             streams = [group.create_task(made.stream(p, 200 if mode == "Drain" else 3000)) for p in PROMPTS]
@@ -441,7 +433,7 @@ async def test_an_engine_that_does_not_start_on_the_new_weights_is_started_on_th
     folder = tmp_path / "damaged"
     shutil.copytree(other_dir, folder)
     damage(folder, "cut")
-    async with yard(spec(model_dir), tmp_path, certified, control=Unable) as made:
+    async with yard(embedded(model_dir), tmp_path, certified, control=Unable) as made:
         version = made.weights.report.version
         await made.order(WeightsTarget(version="v2", path=str(folder)), "Failed")
         assert "LoadFailed: exit code 2" in made.weights.report.error
