@@ -1,6 +1,6 @@
-"""`next_step(state, fact) -> (state, commands)`: every change of an engine's weights, as a pure function.
+"""`next_step(state, fact) -> (state, commands)`: decides every change of an engine's weights. A pure function.
 
-Requests are let in to a process that has proven its weights. A target is checked before the engine is touched. Then it
+Only a process that has proven its weights gets requests. A target is checked before the engine is changed. The change
 ends in one of two ways: the engine has proven the new weights, or another process starts on the last proven ones.
 
     Waiting, and
@@ -10,17 +10,17 @@ ends in one of two ways: the engine has proven the new weights, or another proce
                                |
                                +--> Draining ---------------> Loading --> Probing --> Waiting, proven
                                       |  |                     ^   ^         |
-                                      |  +--> Transferring ----+   |         | it answers as before
+                                      |  +--> Transferring ----+   |         | output is as before
                                       |            | spoiled       |         |
                                       +------------+-----------> Restarting <+
-                                        it cannot change in place
+                                        not possible in place
 
-    Failed: Refused            files: the engine serves as before, and they are read again later
-                               Restarting: the engine starts on the last proven weights
-    Failed: Broke, Lost, Wrong a change: Restarting on the last proven weights; after a loss the target is tried again
-                               a start: tried again; with wrong weights the allocation is given up
-    Failed: FilesChanged       a start found other files than the proven ones: Reading, and nothing is served
-    ProcessBegan               at any time: the entry closes, and what the process before did counts for nothing
+    Failed: Refused            of files: the engine serves as before, and the files are read again later
+                               of a restart: the engine starts on the last proven weights
+    Failed: Broke, Lost, Wrong in a change: Restarting on the last proven weights; after Lost the target is tried again
+                               at a start: the proof is tried again; after Wrong the allocation is given up
+    Failed: FilesChanged       the process started on other files than the proven ones: Reading, and nothing is served
+    ProcessBegan               at any time: the entry closes, and results of the process before no longer count
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from rollyard.wire.engine import WeightsPhase, WeightsReport, WeightsTarget
 WAIT_FOR_UPDATE_SECONDS = 240.0
 """Limit for requests that arrive during a change of weights; a client waits 300 s for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
-"""Wait between two checks of files that do not match the target: they may still be copied."""
+"""Shortest and longest wait between two checks of files that do not match the target: they may still be copied."""
 ATTEMPTS = 3
-"""Attempts at an update during which the engine dies, and at the proof of an engine that was just started."""
+"""Attempts at an update if the engine ends during each; also attempts to prove the weights of a new process."""
 NO_RESTART = "an engine that spans nodes cannot be restarted, so it is replaced"
 
 UpdateStage = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]
@@ -45,16 +45,16 @@ ChangeWay = Literal["Reload", "Transfer", "Restart", "Undo"]
 Command = Literal[
     "CloseEntry", "Read", "Rename", "Stop", "Receive", "Load", "Prove", "Restart", "Accept", "Pause", "GiveUp"
 ]
-"""Work of the executor, by the state after the step. Only the last command of a step has an outcome, the next fact."""
+"""Work for the updater; the state after the step has its details. A step's last command yields the next fact."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, with the content of their folder."""
+    """Weights, and what was read from their folder."""
 
     source: WeightsSource
     info: CheckpointInfo | None
-    """None where it could not be read at a start: the engine reports the error itself."""
+    """None if it could not be read at a start: the engine reports the error itself."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class WeightsChange:
 
     new: Checkpoint
     way: ChangeWay = "Reload"
-    """Undo: the engine returns to the weights before."""
+    """Undo: the engine returns to its previous weights."""
     keep_requests: bool = False
     error: str = ""
-    """With Undo: why the target failed; empty where it is tried again."""
+    """With Undo: why the target failed; empty if it is tried again."""
 
 
 @dataclass(frozen=True)
@@ -77,28 +77,28 @@ class UpdateState:
     """Whether the engine can be started more than once."""
     stage: UpdateStage = "Waiting"
     tried: WeightsTarget | None = None
-    """The target under way; `target` may be a later one."""
+    """The target that is being checked or applied; `target` may be newer."""
     change: WeightsChange | None = None
     served: Checkpoint | None = None
-    """Weights that the present process has proven, or shall prove."""
+    """Weights that the current process has proven or has to prove."""
     was: WeightsSource | None = None
-    """Proven weights whose files have changed: no other content can have their version."""
+    """Proven weights whose files have changed since: other content with the same version is refused."""
     life: int = 0
-    """Number of the present process; 0 before the first."""
+    """Number of the current process; 0 before the first."""
     pinned_life: int = -1
     """The process that is being changed or proven."""
     proven_life: int = -1
     broken_proofs: tuple[str, ...] = ()
-    """Errors of the attempts to prove the present process, which was just started."""
+    """Errors of the failed attempts to prove the weights of the current process since its start."""
     entry_wait_seconds: float = 0.0
-    """Limit for requests that arrive at a closed entry."""
+    """How long requests may wait at a closed entry."""
     error: str = ""
     failed: WeightsTarget | None = None
-    """The target that `error` is about."""
+    """The target to which `error` belongs."""
     note: str = ""
     """Why the engine read the folder although a trainer was to move the weights."""
     attempts: int = 0
-    """Changes of the engine for the target."""
+    """Number of changes of the engine begun for the target."""
     retry_at: float = math.inf
     retry_after: float = RETRY_FIRST_SECONDS
     fatal: str = ""
@@ -106,12 +106,12 @@ class UpdateState:
 
     @property
     def proven(self) -> bool:
-        """Whether the present process has proven that it serves the right weights."""
+        """Whether the current process has proven that it serves the right weights."""
         return self.served is not None and self.proven_life == self.life
 
     @property
     def replaced(self) -> bool:
-        """Whether another process has taken the place of the pinned one."""
+        """Whether the pinned process has been replaced by another."""
         return self.life != self.pinned_life
 
     @property
@@ -123,13 +123,13 @@ class UpdateState:
 
     @property
     def before(self) -> WeightsSource | None:
-        """Weights that are changed in place; None for a process that was started on its weights."""
+        """Weights that the change replaces in place; None for a process that was started on its weights."""
         in_place = self.changes_by("Reload") or self.changes_by("Transfer")
         return self.served.source if in_place and self.served is not None else None
 
     @property
     def at_work(self) -> Checkpoint:
-        """Weights of the next load, proof or start."""
+        """Weights for the next load, proof or start."""
         found = self.change.new if self.change is not None and not self.changes_by("Undo") else self.served
         assert found is not None
         return found
@@ -168,7 +168,7 @@ class UpdateState:
 class TargetSet:
     """The server's target, perhaps the same as before.
 
-    None changes nothing, except for an engine that still waits for its first weights: it stops looking for them.
+    None changes nothing, except for an engine whose first weights failed: it takes the pool's own model.
     """
 
     target: WeightsTarget | None
@@ -181,7 +181,7 @@ class ProcessBegan:
 
 @dataclass(frozen=True)
 class Observed:
-    """The time (loop seconds), and whether the engine is ready, while nothing is under way."""
+    """The time (loop seconds), and whether the engine is ready. Sent while no command is carried out."""
 
     at: float
     ready: bool
@@ -194,9 +194,9 @@ class FilesRead:
     why_unsupported: str = ""
     """Why no process of this engine can serve them; empty when one can."""
     why_not_loadable: str = ""
-    """Why the present process cannot change to them; empty when it can."""
+    """Why the current process cannot change to them; empty when it can."""
     why_no_transfer: str = ""
-    """Why a trainer cannot move them into the present process; empty when it can."""
+    """Why a trainer cannot transfer them to the current process; empty when it can."""
     can_keep_requests: bool = False
     """Whether running requests can continue with them."""
 
@@ -204,14 +204,14 @@ class FilesRead:
 @dataclass(frozen=True)
 class CarriedOut:
     unchanged: bool = False
-    """Whether the engine answers as before the change although nothing explains that."""
+    """Whether the engine's output is the same as before the change, without an explanation."""
 
 
 @dataclass(frozen=True)
 class Failed:
     kind: Literal["Refused", "FilesChanged", "TransferLost", "TransferSpoiled", "Broke", "Lost", "Wrong"]
-    """TransferSpoiled: the engine may hold a part of the new weights. Broke: its state is unknown. Lost: it did not answer
-    at all. Wrong: it has other weights than the expected ones."""
+    """TransferSpoiled: the engine may hold a part of the new weights. Broke: the engine's state is unknown. Lost: the engine
+    did not answer. Wrong: the engine has other weights than expected."""
     why: str
     at: float = 0.0
 
@@ -222,7 +222,7 @@ LOST = Failed("Lost", "it ended during the weights update")
 
 
 def next_step(state: UpdateState, fact: Fact) -> Step:
-    """The state after the fact, and the commands to carry out in this order."""
+    """Return the state after the fact, and the commands, in order."""
     match fact:
         case TargetSet():
             return _set_target(state, fact.target), ()
@@ -283,7 +283,7 @@ def _refuse(state: UpdateState, why: str, at: float) -> Step:
 
 
 def _fail(state: UpdateState, why: str, at: float = math.inf) -> UpdateState:
-    """The target has failed; with a time, it is tried again later."""
+    """Record that the target has failed. If `at` is given, the target is tried again later."""
     later, wait = at + state.retry_after, min(2 * state.retry_after, RETRY_CAP_SECONDS)
     state = replace(state, stage="Waiting", change=None, error=why, failed=state.tried)
     return replace(state, retry_at=later, retry_after=wait)
@@ -311,7 +311,7 @@ def _check(state: UpdateState, served: Checkpoint, fact: FilesRead) -> Step:
     incompatible = before.incompatibility(after) if before is not None and after is not None else ""
     if why := fact.why_unsupported or incompatible:
         return _fail(state, why), ()
-    if not state.proven:  # the process ended: the target is due again once another has proven its weights
+    if not state.proven:  # the process ended: the target is due again after a new process has proven its weights
         return replace(state, stage="Waiting"), ()
     state = replace(state, attempts=state.attempts + 1)
     if new.source.checksum == served.source.checksum and new.source.adapter is None and served.source.adapter is None:

@@ -1,4 +1,4 @@
-"""Carries out the commands of `update_step` at one engine, and tells it what came of them."""
+"""Carries out the commands of `update_step` at one engine, and passes the outcomes to `next_step`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class WeightsUpdater:
     ) -> None:
         """`target`: the weights to serve from the start. `restarts`: whether the engine can be started more than once.
 
-        `http` goes to the engine; `stopping` returns True when a folder's checksum is no longer needed.
+        `http`: for calls of the engine. `stopping`: returns True when a folder's checksum is no longer needed.
         """
         self._state = UpdateState(target, can_restart=restarts)
         self._model = model
@@ -84,12 +84,12 @@ class WeightsUpdater:
         return self._state.report
 
     def set_target(self, target: WeightsTarget | None) -> None:
-        """Set the weights to serve, perhaps the same as before; `run` brings them about."""
+        """Set the weights to serve, perhaps the same as before. `run` then updates the engine."""
         self._step(TargetSet(target))
         self._target_changed.wake()
 
     async def run(self) -> None:
-        """Keep the engine alive with the last target's weights. Raises EngineFailed."""
+        """Keep the engine running, and update its weights to the target. Raises EngineFailed."""
         async with running(self._run_engine()) as engine, running(self._update_forever()) as attending:
             done, _ = await asyncio.wait({engine, attending}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -109,7 +109,7 @@ class WeightsUpdater:
             await self._target_changed.pause(POLL_SECONDS)
 
     def _step(self, fact: Fact) -> Command | None:
-        """Carry out the commands that take no time, and return the one that does. Raises EngineFailed."""
+        """Pass on a fact. Carry out the commands that need no wait; return the other, if any. Raises EngineFailed."""
         before, work = self._state, None
         self._state, commands = next_step(before, fact)
         if self._state.error not in ("", before.error):
@@ -156,7 +156,7 @@ class WeightsUpdater:
         return CarriedOut()
 
     async def _read(self, state: UpdateState) -> Fact:
-        """Read the target's files, and find out what the present process can do with them."""
+        """Read the target's files, and ask the engine's control what the current process can do with them."""
         control, served, info = self._control, state.served, None
         loop = asyncio.get_running_loop()
         try:
@@ -209,7 +209,7 @@ class WeightsUpdater:
         return CarriedOut()
 
     async def _prove(self, state: UpdateState) -> CarriedOut:
-        """Resume the engine and prove its weights; its output is held back."""
+        """Resume the engine and prove its weights. Its output is held back until then."""
         source, before = state.at_work.source, state.before
         await self._begin_epoch(source)
         if self._control.can_pause and before is not None:
@@ -229,7 +229,7 @@ class WeightsUpdater:
         log.info("the engine serves weights %s (%s)", source.version, source.checksum)
 
     async def _restart(self, state: UpdateState) -> Fact:
-        """Discard the process and start another one. On new weights it must get ready, or one on the last ones follows."""
+        """End the process and start another. If it does not get ready on new weights, the old ones are started again."""
         supervisor, source = self._supervisor, state.at_work.source
         or_else = self._prepare(state.served.source) if state.changes_by("Restart") and state.served else None
         log.info("starting the engine on weights %s", source.version)

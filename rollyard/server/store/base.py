@@ -106,8 +106,8 @@ class RolloutRecord:
     outdated: int = 0
     """Leases taken back because the weights had become too old. They are no retries, but they have a limit too."""
     turn: float = 0.0
-    """Place in the queue within its priority: of the pool's batches, and of all other submits, each gets a turn after the
-    other. Rollouts of the same one have growing turns."""
+    """Place in the queue within its priority. The pool's batches take turns; all other submits together count as one more
+    batch. Within a batch turns grow."""
 
     @property
     def key(self) -> RolloutKey:
@@ -180,16 +180,16 @@ class Transaction(Protocol):
 class PoolTurns:
     """Turns of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
 
-    Whoever adds rollouts gives them turns from its own last one on, or from `served`, if that is greater.
+    New rollouts of a batch get the turns after its last turn, or after `served`, if `served` is greater.
     """
 
     served: float = 0.0
-    """Greatest turn that was granted."""
+    """Greatest turn of a leased rollout."""
     submitted: float = 0.0
     """Last turn of the rollouts that belong to no batch."""
 
     def first(self, last: float) -> float:
-        """Return the next turn of somebody whose last one was this."""
+        """Return the next turn of a batch whose last turn was `last`."""
         return max(self.served, last) + 1
 
 

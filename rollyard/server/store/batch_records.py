@@ -125,7 +125,7 @@ class BatchRecord:
     """Number of groups of the series whose verdict is known; older ones count less."""
     settled_informative: float = 0.0
     turn: float = 0.0
-    """Turn of its last rollout in the pool's queue."""
+    """Turn of the batch's last rollout in the pool's queue."""
     open: int = 0
     """Number of groups without a verdict."""
     informative: int = 0
