@@ -143,7 +143,7 @@ async def _groups(request: web.Request) -> web.Response:
     chosen: list[tuple[GroupRecord, list[RolloutRecord]]] = []
     size = 0
     for group in found:
-        records = await services.batches.rollouts_of(group)
+        records = await _rollouts_of(services, group)
         size += sum(record.result.length for record in records if record.result is not None)
         if chosen and size > MAX_PAGE_BYTES:
             break
@@ -173,7 +173,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
         if not found:
             await response.write(b": nothing yet\n\n")
         for group in found:
-            body = await _group_body(services, group, await services.batches.rollouts_of(group))
+            body = await _group_body(services, group, await _rollouts_of(services, group))
             text = await asyncio.to_thread(json.dumps, body)
             await response.write(f"id: {group.delivery}\nevent: group\ndata: {text}\n\n".encode())
             after = body["delivery"]
@@ -192,6 +192,17 @@ async def _next_groups(
             f"read again from {now.delivered}, and skip the groups that you already have"
         )
     return await services.batches.groups(key, after, limit, wait)
+
+
+async def _rollouts_of(services: Services, group: GroupRecord) -> list[RolloutRecord]:
+    """The group's rollouts. Raises Expired when some are deleted."""
+    records = await services.batches.rollouts_of(group)
+    if len(records) < group.n:
+        raise Expired(
+            f"the rollouts of group {group.id} (delivery {group.delivery}) are deleted: it was acknowledged, or the pool's "
+            f"ttlSecondsAfterFinished has passed; read the groups after {group.delivery}"
+        )
+    return records
 
 
 async def _group_body(services: Services, group: GroupRecord, records: Sequence[RolloutRecord]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rollyard.client.batch_progress import progress_line
 from rollyard.client.kubeconfig import Context
 from rollyard.client.rollout_answers import group_page, read_groups
 from rollyard.core.aio import running
-from rollyard.core.errors import BadRequest, Conflict, Invalid, NotFound
+from rollyard.core.errors import BadRequest, Conflict, Expired, Invalid, NotFound
 from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, GroupPage
 from rollyard.kinds.rollout import RolloutRequest, Status, Task
 from rollyard.server.batches import service
@@ -96,6 +96,28 @@ async def test_groups_are_the_same_as_columns_and_as_json(serving: Serve) -> Non
         assert [group["rollouts"] for group in columns.about["groups"]] == [2]
         assert group_page(read_groups("application/json", json.dumps(told).encode())) == page, "of an older server"
         assert (await client.groups("b", after=3)).last
+
+
+async def test_the_rollouts_of_acknowledged_groups_are_deleted(serving: Serve) -> None:
+    async with serving() as api, client_of(api) as client:
+        await pool(api)
+        given: Any = tasks(3)
+        await client.create_batch(BatchRequest(id="b", pool="swe", n=2, tasks=given, filter=BatchFilter(kind="none")))
+        await played(api)
+        first, second, third = (await client.groups("b")).groups
+        await client.acknowledge("b", 1)
+        assert await api.store.prune_acknowledged(before=0.0) == 0, "an hour later"
+        assert await api.store.prune_acknowledged(before=1e12) == 2
+        await client.acknowledge("b", 2)
+        assert await api.store.prune_acknowledged(before=1e12) == 2, "each group once"
+        for rollout in first.rollouts:
+            with pytest.raises(NotFound):
+                await client.rollout(rollout.id)
+        with pytest.raises(Expired, match=r"delivery 1\) are deleted.*read the groups after 1"):
+            await client.groups("b")
+        assert (await client.groups("b", after=2)).groups == [third]
+        assert (await client.get_batch("b")).acknowledged == 2
+        assert second.id != third.id
 
 
 async def test_a_refusal_says_what_one_can_do(serving: Serve) -> None:

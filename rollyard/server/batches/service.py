@@ -129,13 +129,15 @@ class BatchService:
 
     async def acknowledge(self, key: BatchKey, upto: int) -> BatchView:
         """Record that the trainer has used all groups up to this delivery. Raises NotFound, Invalid."""
+        now = self._clock.time()
 
-        def check(batch: BatchRecord) -> None:
+        def before(tx: Transaction, batch: BatchRecord) -> None:
             if upto > batch.delivered:
                 message = f"batch {key.id!r} has delivered {batch.delivered} groups; acknowledge at most that many"
                 raise Invalid(message, causes=[Cause("upto", message)])
+            tx.batches.note_acknowledged(key, batch.acknowledged, upto, now)
 
-        return await self._apply(key, Acknowledged(self._clock.time(), upto), check)
+        return await self._apply(key, Acknowledged(now, upto), before)
 
     async def cancel(self, key: BatchKey, *, keep: bool) -> BatchView:
         """End a batch. A batch that has ended stays as it is. `keep`: carry its live groups over. Raises NotFound."""
@@ -146,7 +148,10 @@ class BatchService:
         await self._apply(key, Ticked(self._clock.time(), slots))
 
     async def _apply(
-        self, key: BatchKey, event: BatchEvent, check: Callable[[BatchRecord], None] = lambda batch: None
+        self,
+        key: BatchKey,
+        event: BatchEvent,
+        before: Callable[[Transaction, BatchRecord], None] = lambda tx, batch: None,
     ) -> BatchView:
         now = self._clock.time()
 
@@ -155,7 +160,7 @@ class BatchService:
             batch = settlement.batch(key)
             if batch is None:
                 raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
-            check(batch)
+            before(tx, batch)
             settlement.advance(key, None, event)
             settlement.write()
 

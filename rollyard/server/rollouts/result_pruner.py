@@ -1,4 +1,4 @@
-"""Deletion of rollouts whose time to live has passed, and of the space of their results."""
+"""Deletion of rollouts that were acknowledged or whose time to live has passed, and of the space of their results."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 PRUNE_SECONDS = 60.0
 RECLAIM_SECONDS = 600.0
 """Longer, because it may read all records."""
+ACKNOWLEDGED_SECONDS = 3600.0
+"""Time for which an acknowledged group stays: its trainer may restart from a checkpoint of before."""
 UNUSED_PACK_SECONDS = 86_400.0
 """Time for which an unused pack is kept: a database from a backup of that age still finds all its results."""
 
@@ -40,7 +42,7 @@ class ResultPruner:
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def prune(self) -> int:
-        """Delete what has outlived its time to live; return how many rollouts."""
+        """Delete what was acknowledged, or has outlived its time to live; return how many rollouts."""
         pools, _ = await self._store.list_objects(RolloutPool.__name__)
         lives = {p.pool_key: p.spec.ttl_seconds_after_finished for p in pools if isinstance(p, RolloutPool)}
         now = self._clock.time()
@@ -49,6 +51,7 @@ class ResultPruner:
             return now - lives.get(pool, DEFAULT_TTL_SECONDS)  # the default for a pool that is gone
 
         pruned = await self._store.prune_rollouts(end_of_life)
+        pruned += await self._store.prune_acknowledged(now - ACKNOWLEDGED_SECONDS)
         if pruned:
-            log.info("deleted %d rollouts that had outlived their time to live", pruned)
+            log.info("deleted %d rollouts that were acknowledged, or had outlived their time to live", pruned)
         return pruned

@@ -367,6 +367,10 @@ class Store(Protocol):
         """
         ...
 
+    async def prune_acknowledged(self, before: float) -> int:
+        """Delete the rollouts of groups acknowledged before this time (Unix seconds); return how many."""
+        ...
+
     async def reclaim_packs(self, kept_seconds: float) -> int:
         """Free the space of deleted results; return the bytes. A pack stays for `kept_seconds` after its last use."""
         ...

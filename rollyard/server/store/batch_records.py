@@ -257,6 +257,10 @@ class BatchTables(Protocol):
         """Groups of a series that wait for a batch, oldest first: of all pools, or those that a batch can take over."""
         ...
 
+    def note_acknowledged(self, key: BatchKey, after: int, upto: int, at: float) -> None:
+        """Note that the groups of these deliveries were used, at this time (Unix seconds)."""
+        ...
+
     def unended(self, namespace: str, group: str) -> list[str]:
         """Ids of a group's rollouts that are not terminal."""
         ...

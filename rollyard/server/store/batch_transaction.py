@@ -54,6 +54,13 @@ class SqliteBatchTables:
     def carried(self, namespace: str, series: str, pool: str | None = None, n: int | None = None) -> list[GroupRecord]:
         return batch_queries.carried(self._db, namespace, series, pool, n)
 
+    def note_acknowledged(self, key: BatchKey, after: int, upto: int, at: float) -> None:
+        self._db.execute(
+            "INSERT OR IGNORE INTO acknowledged_groups SELECT namespace, id, ? FROM batch_groups INDEXED BY groups_delivered "
+            "WHERE namespace = ? AND batch = ? AND delivery IS NOT NULL AND delivery > ? AND delivery <= ?",
+            (at, *key, after, upto),
+        )
+
     def unended(self, namespace: str, group: str) -> list[str]:
         query = (
             "SELECT id FROM rollouts INDEXED BY rollouts_by_group "

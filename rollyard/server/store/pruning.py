@@ -8,7 +8,7 @@ between two steps leaves a state that the next pass continues from. RUN results 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.pool import PoolKey
@@ -22,6 +22,16 @@ _NEEDED = (
     "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
     "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL"
 )
+
+_NOT_NEWEST = (
+    "cursor IS NOT NULL AND seq < (SELECT max(seq) FROM rollouts) "
+    "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL)"
+)
+"""Condition for rows that may be deleted: the numbers after those of the newest row are the next to be given."""
+DELETED_ROWS = 200
+"""Rollouts that one statement deletes, and of old ones one transaction; other writes go in between."""
+GroupName = tuple[str, str]
+"""(namespace, id)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +56,34 @@ def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
 
 
 def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
-    """Rows of rollouts that ended before this time, the oldest first.
-
-    The newest rows of the whole table stay: the numbers after theirs are the next to be given.
-    """
+    """Rows of rollouts that ended before this time, the oldest first; never the newest of the whole table."""
     query = (
         "SELECT seq FROM rollouts INDEXED BY rollouts_ended WHERE cursor IS NOT NULL AND namespace = ? AND pool = ? "
-        "AND finished_at < ? AND seq < (SELECT max(seq) FROM rollouts) "
-        "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL) "
-        "ORDER BY finished_at LIMIT ?"
+        f"AND finished_at < ? AND {_NOT_NEWEST} ORDER BY finished_at LIMIT ?"
     )
     return [seq for (seq,) in db.execute(query, (*pool, at, limit))]
+
+
+def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> dict[GroupName, list[int]]:
+    """Groups that were acknowledged before this time, with the rows of their rollouts."""
+    groups = (
+        "SELECT namespace, id FROM acknowledged_groups INDEXED BY acknowledged_by_time WHERE acknowledged_at < ? "
+        "ORDER BY acknowledged_at LIMIT ?"
+    )
+    rows = (
+        f'SELECT seq FROM rollouts INDEXED BY rollouts_by_group WHERE namespace = ? AND "group" = ? AND {_NOT_NEWEST}'
+    )
+    return {key: [seq for (seq,) in db.execute(rows, key)] for key in db.execute(groups, (at, limit)).fetchall()}
+
+
+def delete_acknowledged(unit: WriteUnit, groups: Mapping[GroupName, Sequence[int]]) -> int:
+    """Delete the rollouts of these groups; return how many there were."""
+    unit.db.executemany("DELETE FROM acknowledged_groups WHERE namespace = ? AND id = ?", list(groups))
+    return sum(
+        delete_ended(unit, rows[i : i + DELETED_ROWS])
+        for rows in groups.values()
+        for i in range(0, len(rows), DELETED_ROWS)
+    )
 
 
 def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:

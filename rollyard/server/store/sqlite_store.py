@@ -34,8 +34,8 @@ T = TypeVar("T")
 K = TypeVar("K", bound=KindObject)
 LOG_CHUNK = 500
 PRUNE_CHUNK = 500
-DELETED_ROWS = 200
-"""Rollouts that one transaction deletes; other writes go in between."""
+DELETED_GROUPS = 16
+"""Groups whose rollouts one transaction deletes."""
 
 
 class SqliteStore:
@@ -161,9 +161,15 @@ class SqliteStore:
     async def prune_rollouts(self, end_of_life: Callable[[PoolKey], float]) -> int:
         pruned = 0
         for pool in await self._readers.call(pruning.pools_with_ended):
-            old = partial(pruning.ended_before, pool=pool, at=end_of_life(pool), limit=DELETED_ROWS)
+            old = partial(pruning.ended_before, pool=pool, at=end_of_life(pool), limit=pruning.DELETED_ROWS)
             while rows := await self._readers.call(old):
                 pruned += await self._writer.call(partial(pruning.delete_ended, rows=rows))
+        return pruned
+
+    async def prune_acknowledged(self, before: float) -> int:
+        pruned, old = 0, partial(pruning.acknowledged_before, at=before, limit=DELETED_GROUPS)
+        while groups := await self._readers.call(old):
+            pruned += await self._writer.call(partial(pruning.delete_acknowledged, groups=groups))
         return pruned
 
     async def reclaim_packs(self, kept_seconds: float) -> int:

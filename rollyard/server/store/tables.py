@@ -117,9 +117,18 @@ _VERSION_7 = """
 CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
 """
 
+_VERSION_8 = """
+-- Groups that a trainer has used; their rollouts may be deleted.
+CREATE TABLE acknowledged_groups (
+    namespace TEXT NOT NULL, id TEXT NOT NULL, acknowledged_at REAL NOT NULL,
+    PRIMARY KEY (namespace, id)
+) WITHOUT ROWID;
+CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
+"""
+
 FIRST_SCHEMA = 3
 """Number of the first script. Data folders with a lower number are from before the promise that an old folder opens."""
-MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7)
+MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
 """Scripts in order. The first one makes schema FIRST_SCHEMA in an empty database; each later one adds 1."""
 
 

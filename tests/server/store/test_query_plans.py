@@ -39,6 +39,7 @@ QUESTIONS: dict[str, Ask] = {
     "stream of a namespace": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", None),
     "stream of a group": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", "g"),
     "what has outlived its time": lambda db, tx: pruning.ended_before(db, POOL, 0.0, 5),
+    "what was acknowledged": lambda db, tx: pruning.acknowledged_before(db, 1.0, 5),
     "counts": lambda db, tx: rollout_queries.counts(db, "n", None, None),
     "counts of a pool": lambda db, tx: rollout_queries.counts(db, "n", "p", None),
     "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),
