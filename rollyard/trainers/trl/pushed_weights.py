@@ -1,0 +1,93 @@
+"""Weights from TRL's trainers to a pool. Each push returns when all endpoints serve the new version."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate.utils import broadcast_object_list
+from transformers import TrainerCallback
+
+from rollyard.client.sync_client import BlockingWeightsPush
+
+
+class PushWeights(TrainerCallback):  # type: ignore[misc]
+    """Callback of a `GRPOTrainer`: pushes the weights before the first step and after each step.
+
+    With several training processes the first one pushes, and all wait for it.
+    """
+
+    def __init__(self, weights: BlockingWeightsPush) -> None:
+        """`weights`: an entered `client.weights(POOL)`."""
+        self._weights = weights
+        self.version: str | None = None
+        """Version that all endpoints serve."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+        """Push the first weights too: the pool may serve those of another run."""
+        self._push(state, model)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+        self._push(state, model)
+
+    def _push(self, state: Any, model: Any) -> None:
+        outcome: list[str | Exception | None] = [None]
+        if state.is_world_process_zero:
+            try:
+                outcome = [self._weights.push(whole_model(model))]
+            except Exception as error:  # noqa: BLE001  the other processes wait for an outcome
+                outcome = [error]
+        (told,) = broadcast_object_list(outcome)
+        if isinstance(told, Exception):
+            raise told
+        self.version = told
+
+
+def whole_model(model: Any) -> Any:
+    """Return what to push. Of a model with a LoRA adapter it is the tensors by name, with the adapter merged."""
+    if not hasattr(model, "merge_adapter"):
+        return model
+    model.merge_adapter()
+    try:
+        return {name: tensor.detach().clone() for name, tensor in merged_tensors(model)}
+    finally:
+        model.unmerge_adapter()
+
+
+def merged_tensors(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of a model of peft under the names of its base model."""
+    for name, tensor in model.named_parameters():
+        if model.prefix not in name and "original_module" not in name:
+            plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
+            yield plain.replace("modules_to_save.default.", ""), tensor
+
+
+class WeightTransfer:
+    """`weight_transfer` of an `AsyncGRPOTrainer`. The pool itself pauses its requests while the weights change."""
+
+    def __init__(self, weights: BlockingWeightsPush) -> None:
+        """`weights`: an entered `client.weights(POOL)`."""
+        self._weights = weights
+        self._numbers: dict[str, int] = {}
+
+    def number(self, version: str) -> int:
+        """Return the trainer's number of a version, which counts the pushes. Versions before this training are 0."""
+        return self._numbers.get(version, 0)
+
+    def init_weight_transfer(self) -> None:
+        pass
+
+    def pause(self) -> None:
+        pass
+
+    def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
+        """Push the tensors. They are all in memory at once."""
+        version = f"step{self._weights.step + 1}"
+        self._numbers[version] = len(self._numbers) + 1  # before the push: tokens of the version may come during it
+        self._weights.push({name: tensor.detach().cpu() for name, tensor in iterator}, version)
+
+    def resume(self) -> None:
+        pass
+
+    def destroy(self) -> None:
+        pass

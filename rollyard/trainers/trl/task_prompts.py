@@ -1,0 +1,26 @@
+"""Tasks as TRL's prompts. TRL hands only the `prompt` column to a rollout function, so a prompt is a task as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rollyard.kinds.rollout import Task
+
+
+def task_dataset(tasks: Iterable[Task | Mapping[str, Any]]) -> Any:
+    """Make the `train_dataset` of a trainer: a `datasets.Dataset` with one task in each row."""
+    from datasets import Dataset
+
+    return Dataset.from_dict({"prompt": [Task.model_validate(task).model_dump_json() for task in tasks]})
+
+
+def task_of(prompt: Any) -> Task:
+    """Return the task of a prompt of `task_dataset`. Raises ValueError for other prompts."""
+    try:
+        return Task.model_validate_json(prompt)
+    except ValueError:
+        raise ValueError(
+            f"the prompt {str(prompt)[:80]!r} is not a task as JSON; "
+            "make the dataset with `task_dataset`, or pass `task=` to make a task from your own prompts"
+        ) from None

@@ -1,0 +1,46 @@
+"""A task kind like `math` that fails the evaluation of one rollout: the first to remove the file that the task names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rollyard.core.errors import TaskError
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.node.agents.tasks.base import Artifact, Message, Score
+from rollyard.node.agents.tasks.math import MathHandler
+from rollyard.node.sandbox.sandbox import Sandbox
+
+FILES = {
+    "entry_points.txt": f"[rollyard.tasks]\nflaky = {__name__}:FlakyMathHandler\n",
+    "METADATA": "Metadata-Version: 2.1\nName: flaky-math\nVersion: 1\n",
+}
+
+
+class FlakyMathHandler(MathHandler):
+    def image(self, task: Task) -> str | None:
+        return None
+
+    def prompt(self, task: Task) -> list[Message]:
+        return super().prompt(_math(task))
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        try:
+            Path(str(task.fields["fails_while"])).unlink()
+        except FileNotFoundError:
+            return await super().evaluate(_math(task), artifact, sandbox, turns, seconds)
+        raise TaskError("this rollout cannot be judged")
+
+
+def _math(task: Task) -> Task:
+    return Task(kind="math", problem=task.fields["problem"], answer=task.fields["answer"])
+
+
+def install(folder: Path) -> None:
+    """Make the task kind known to processes whose PYTHONPATH has this folder."""
+    known = folder / "flaky_math-1.dist-info"
+    known.mkdir(parents=True)
+    for name, text in FILES.items():
+        (known / name).write_text(text)

@@ -1,0 +1,138 @@
+"""TRL's two trainers, as released, on a real pool: rewards, exact versions, and a failed rollout without a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import random
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollyard.client.advantages import grpo
+from rollyard.kinds.rollout import Status
+from tests.support import flaky_math
+from tests.support.live_weights import current_version, versions
+from tests.support.yard import MODEL, ROOT, Yard, end
+
+pytestmark = pytest.mark.slow(80)
+RUN_SECONDS = 1200.0
+COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask")
+
+
+@pytest.fixture
+async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    flaky_math.install(made.folder / "plugin")
+    found = [str(made.folder / "plugin"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    made.env["PYTHONPATH"] = ":".join(found)
+    made.start()
+    yield made
+    await end(made)
+
+
+def write_tasks(folder: Path, count: int, failing: Collection[int]) -> Path:
+    """Write tasks in a wording that the policy solves now and then. One rollout of each failing task will fail."""
+    rng, lines = random.Random(5), []
+    for i in range(count):
+        a, b = rng.randint(2, 99), rng.randint(2, 99)
+        task = {"kind": "flaky", "problem": f"Please tell me the value of {a} * {b}", "answer": str(a * b)}
+        marker = folder / f"fails-{i}"
+        if i in failing:
+            marker.touch()
+        lines.append(json.dumps({**task, "fails_while": str(marker)}))
+    file = folder / "tasks.jsonl"
+    file.write_text("\n".join(lines))
+    return file
+
+
+async def trained(yard: Yard, trainer: str, tasks: Path) -> list[dict[str, Any]]:
+    """Run the trainer in a process of its own; return what it recorded."""
+    command = ["-m", "tests.support.trl_runs", trainer, "--kubeconfig", yard.data / "admin.kubeconfig"]
+    command += ["--model", MODEL, "--folder", yard.folder, "--tasks", tasks]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
+    env["HOME"] = str(yard.folder)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *map(str, command), cwd=ROOT, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(RUN_SECONDS):
+            text, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, text.decode()[-4000:]
+    return [json.loads(line) for line in (yard.folder / f"{trainer}.jsonl").read_text().splitlines()]
+
+
+async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_rollout_no_reward(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
+        await yard.ready(client)
+        *calls, end = await trained(yard, "grpo", write_tasks(yard.folder, 6, failing=[1]))
+        assert [(c["step"], c["version"]) for c in calls] == [(0, "step1"), (1, "step2"), (2, "step3")]
+        assert end["version"] == await current_version(client) == "step4"
+        failed = 0
+        for call in calls:
+            for prompt, id, reward, before, after, mask in zip(*(call[name] for name in COLUMNS), strict=True):
+                _, trajectory = await client.rollout(id)
+                assert trajectory is not None
+                assert trajectory.task.model_dump() == json.loads(prompt), "a sample belongs to its prompt"
+                assert trajectory.reward == reward
+                if reward is None:
+                    failed += 1
+                    assert trajectory.status is Status.FAILED
+                    assert (len(after), mask) == (1, [0]), "nothing to train on"
+                else:
+                    (segment,) = trajectory.segments
+                    assert segment.token_ids == before + after
+                    assert segment.loss_mask == [0] * len(before) + mask
+                    assert mask[0] == 1
+                    assert versions(trajectory) == [call["version"]]
+        assert failed == 1
+        steps = [row for row in end["log"] if "reward" in row]
+        assert len(steps) == len(calls)
+        for row, call in zip(steps, calls, strict=True):
+            scored = [r for r in call["rollout_reward"] if r is not None]
+            assert row["reward"] == pytest.approx(np.mean(scored)), "a failed rollout counts in no mean"
+            assert row["rollout/without_reward"] == pytest.approx(1 - len(scored) / len(call["rollout_reward"]))
+        assert any(row["grad_norm"] > 0 for row in steps)
+
+
+async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their_advantages(yard: Yard) -> None:
+    async with yard.client() as client:
+        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
+        await yard.ready(client)
+        *samples, end = await trained(yard, "async", write_tasks(yard.folder, 12, failing=range(12)))
+        assert end["version"] == await current_version(client) == "step4"
+        groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for sample in samples:
+            groups[sample["group"]].append(sample)
+        for found in groups.values():
+            rewards = [sample["reward"] for sample in found]
+            assert len(set(rewards)) > 1
+            assert [s["advantage"] for s in found] == pytest.approx(grpo(rewards).tolist())
+        assert all(sample["sampled"] > 0 for sample in samples)
+        assert any(len(found) == 3 for found in groups.values()), "a rollout without a reward is no sample"
+        assert list(groups) == sorted(groups)
+        steps = [row for row in end["log"] if "reward" in row]
+        assert len(steps) == 3
+        assert all(math.isfinite(row["reward"]) and row["sample/staleness_max"] <= 2 for row in steps)
+        assert steps[0]["ratio"] == pytest.approx(1, abs=1e-3), "the trainer computes the logprobs that were sampled"
+        (batch,) = await client.batches()
+        assert batch.status.terminal, "the stream ended with the training"
+        page = await client.groups(batch.id, after=batch.acknowledged)
+        known = {v: n for n, v in enumerate(("step1", "step2", "step3", "step4"), start=1)}
+        for group in page.groups:
+            oldest = [min(known[v] for v in versions(t)) for t in group.rollouts if t.reward is not None]
+            if group.delivery in groups:
+                assert [s["version"] for s in groups[group.delivery]] == oldest
+        assert 0 < batch.acknowledged <= end["taken"]
