@@ -1,0 +1,34 @@
+"""A batch described for people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from rollyard.cli.batches import described
+from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef
+from rollyard.server.batches.batch_view import view
+from rollyard.server.store.batch_records import BatchRecord, LengthSums
+
+BATCH = BatchRecord("default", "b", "", "", "swe", "d", 100.0)
+REQUEST = BatchRequest(pool="swe", target=32, dataset=DatasetRef(name="d"))
+
+
+def test_a_description_has_waste_bias_staleness_and_what_was_passed_over() -> None:
+    batch = replace(
+        BATCH, status=BatchStatus.COMPLETED, ended_at=160.0, delivered=32, all_high=3, all_low=5, other=1, faulty=2,
+        wasted_tokens=900, passed_over=17, staleness=16, whole_lengths=LengthSums(40, 4000, 40, 40.0),
+        delivered_lengths=LengthSums(20, 1000, 20, 10.0),
+    )  # fmt: skip
+    text = "\n".join(described(view(batch, None, REQUEST)))
+    assert "delivered 32 of 32" in text
+    assert "filtered 9: 5 all low, 3 all high, 1 other" in text
+    assert "faulty 2" in text
+    assert "wasted tokens 900" in text
+    assert "17 tasks" in text
+    assert "tokens 0.50, turns 1.00, seconds 0.50" in text
+    assert "0.5 training steps" in text
+    assert "time to target: 60 s" in text
+
+
+def test_a_batch_without_workers_says_where_to_look() -> None:
+    assert described(view(replace(BATCH, open=3), None, REQUEST))[-1].endswith("`rollyard describe rolloutpool swe`")
