@@ -74,7 +74,7 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Return the order for an engine; None if it has an earlier spec, because it ends as soon as its successor is ready."""
+    """Return the order for an engine; None for an engine with an earlier spec, which ends once its successor is ready."""
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 
 

@@ -13,9 +13,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
-"""Seconds within which a request's whole header must arrive, of the first on a connection and of each later one."""
+"""Seconds within which the whole header of a request must arrive, for each request on a connection."""
 LINGER_SECONDS = 1.0
-"""Seconds in which a refused caller may send the rest of its request, to be able to receive the response. Then it is cut."""
+"""Seconds for which a refused caller may go on sending, so that it reads the response. Then the connection is closed."""
 MAX_UNTRUSTED = 512
 """Greatest number of connections that have shown no token yet. Above it the oldest of them are closed."""
 BACKLOG = 1024

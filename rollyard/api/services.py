@@ -39,7 +39,7 @@ class Services:
     log_file: Callable[[str, str], Path]
     """Function of (namespace, allocation name): the file with the job's output."""
     check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
-    """Returns (mistakes, warnings) by the last known state of the site. A mistake is a request that it can never fulfil."""
+    """Returns (mistakes, warnings) by the site's last known state. Mistakes are requests that the site can never fulfil."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
     """Preview of the submits for a pool with these allocations. Blocks for a moment; raises Invalid."""
     task_kinds: frozenset[str]

@@ -1,4 +1,4 @@
-"""Sessions of external agents: opened and closed here, called below `/gateway`."""
+"""Sessions of external agents: routes to open, read and close them. Model calls go to routes below `/gateway`."""
 
 from __future__ import annotations
 

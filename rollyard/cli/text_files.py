@@ -24,7 +24,7 @@ def read_text(name: str) -> str:
 
 
 def _standard_input() -> bytes:
-    """Read all of it. Ctrl-C ends the read: with asyncio's handler Ctrl-C would only mark the task, which is blocked here."""
+    """Read all of standard input. Ctrl-C ends the read; asyncio's handler would only cancel the task, which is blocked."""
     before = signal.getsignal(signal.SIGINT)
     if callable(before):  # in the background of a shell the signal is ignored, and there is no handler to call
         signal.signal(signal.SIGINT, signal.default_int_handler)

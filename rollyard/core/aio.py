@@ -5,8 +5,8 @@ They avoid traps of asyncio, most of which occur when a wait may end in two ways
 - `asyncio.wait_for` returns normally if its caller is cancelled in the iteration in which the awaited result arrives
   (github.com/python/cpython/issues/86296, fixed in Python 3.12). The cancellation is lost, so a loop that is ended by
   a cancellation runs for ever.
-- `asyncio.timeout` raises TimeoutError if its time is up in the iteration in which the awaited result arrives: the
-  event is set, but the exception denies it.
+- `asyncio.timeout` raises TimeoutError if its time is up in the iteration in which the awaited result arrives: a
+  caller that waits for an event sees a time-out although the event is set.
 - `asyncio.wait` ends no task: unfinished tasks run on, also when its caller is cancelled.
 - An `asyncio.Event` that is cleared after the work, and not before it, loses a `set` made during the work.
 """

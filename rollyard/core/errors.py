@@ -1,4 +1,4 @@
-"""Every error of ours, one tree.
+"""All of Rollyard's errors, in one tree.
 
 RollyardError
 ├── ApiError                 has an HTTP code and a reason a client can branch on
@@ -86,7 +86,7 @@ class ApiError(RollyardError):
         super().__init__(message)
         self.causes = tuple(causes)
         self.retry_after = retry_after
-        """Seconds after which a repetition makes sense; None if it makes none."""
+        """Seconds after which a retry may succeed; None if a retry is useless."""
 
 
 class BadRequest(ApiError):

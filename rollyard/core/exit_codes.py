@@ -1,4 +1,4 @@
-"""Exit codes: ours, and all of them in words. Pure."""
+"""Rollyard's own exit codes, and texts for all exit codes. Pure."""
 
 from __future__ import annotations
 

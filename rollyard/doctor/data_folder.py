@@ -11,7 +11,7 @@ from pathlib import Path
 from rollyard.doctor.finding import Finding
 
 SKEW_SECONDS = 2.0
-"""Tolerated difference of clocks. Beyond it, by one of the clocks a token may look expired, or a lease too old."""
+"""Tolerated difference of clocks. With a greater one a token may look expired too early, or a lease too old."""
 
 
 def data(folder: Path) -> Iterator[Finding]:

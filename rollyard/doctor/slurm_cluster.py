@@ -110,7 +110,7 @@ def _config() -> dict[str, str]:
 
 
 def _run(command: tuple[str, ...]) -> str:
-    """Run a command; return nothing without an answer. These are hints; required features were probed before."""
+    """Run a command; return its output, empty if it fails. The output is only for hints: nothing required depends on it."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

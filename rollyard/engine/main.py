@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_SECONDS = 5.0
-"""Time that running requests get after SIGTERM. KILL follows within KillWait, and the engine needs some of that."""
+"""Time that running requests get after SIGTERM. Slurm sends KILL after KillWait, and the engine needs a part of it."""
 FINISH_POLL_SECONDS = 0.2
 SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
@@ -179,7 +179,7 @@ class InferenceServer:
             return task.result()
 
     async def _own_address(self) -> str:
-        """Wait for the server's address and return this node's own one."""
+        """Wait for the server's address; return this node's address towards the server."""
         backoff = Backoff()
         while True:
             try:

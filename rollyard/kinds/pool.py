@@ -86,7 +86,7 @@ class PoolStatus(StatusModel):
     template_hash: str = ""
     """Hash of the spec that allocations are made from now."""
     failures: int = 0
-    """Allocations of this hash that failed in a row; the back-off grows with them. Ten seconds of one being ready reset it."""
+    """Allocations of this hash that failed in a row; the back-off grows with them. 0 again once one was ready for 10 s."""
     last_failure_time: datetime | None = None
     interruptions: int = 0
     """Allocations in a row that were ended from outside: by a node, an administrator or a user."""

@@ -7,7 +7,7 @@ import os
 # Set before numpy is imported: two engines share two cores, and small products gain nothing from a second thread.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
-# Otherwise the first position of a slot claims, and clears, two megabytes in each layer.
+# Otherwise the first write to a slot makes the kernel clear two megabytes in each layer.
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 
 if __name__ == "__main__":

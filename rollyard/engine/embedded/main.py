@@ -100,6 +100,6 @@ async def _listen(runner: web.AppRunner, path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel send SIGTERM when the parent's thread that started this process ends. That must be a lasting thread."""
+    """Let the kernel send SIGTERM when the parent's thread that started this process ends. That thread must not end early."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -35,7 +35,7 @@ ABORTED = {
     "stop_reason": None,
     "token_ids": [],
 }
-"""The last choice of a stream that the proxy ends. It has no tokens: all that count have been sent before."""
+"""The last choice of a stream that the proxy ends. It has no tokens: all valid tokens have been sent before."""
 
 Ask = Callable[[Mapping[str, Any]], Awaitable[aiohttp.ClientResponse]]
 """Sends a request to the engine, with these fields set in its body."""

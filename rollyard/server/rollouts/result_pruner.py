@@ -15,9 +15,9 @@ log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 60.0
 RECLAIM_SECONDS = 600.0
-"""Longer, because it may read all records."""
+"""Seconds between two attempts to free space. One is costly, because it may read all records."""
 ACKNOWLEDGED_SECONDS = 3600.0
-"""Time for which an acknowledged group stays: its trainer may restart from a checkpoint of before."""
+"""Time for which an acknowledged group stays: its trainer may restart from a checkpoint before the acknowledgement."""
 UNUSED_PACK_SECONDS = 86_400.0
 """Time for which an unused pack is kept: a database from a backup of that age still finds all its results."""
 
@@ -42,7 +42,7 @@ class ResultPruner:
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def prune(self) -> int:
-        """Delete what was acknowledged, or has outlived its time to live; return how many rollouts."""
+        """Delete rollouts that were acknowledged, or whose time to live has passed; return how many."""
         pools, _ = await self._store.list_objects(RolloutPool.__name__)
         lives = {p.pool_key: p.spec.ttl_seconds_after_finished for p in pools if isinstance(p, RolloutPool)}
         now = self._clock.time()

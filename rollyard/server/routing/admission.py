@@ -1,8 +1,8 @@
 """Admission of one more session to an endpoint, so that rollouts wait in our queue and do not evict each other's cache.
 
 Pure. A session that waits for a tool uses no blocks that the engine counts, but it will need them again. So the measure
-is the cache that all sessions would fill at once, projected from those that run now. The thresholds for less and for
-more are different, so that the limit does not oscillate. An idle endpoint always takes one (`Admission.admits`).
+is the cache that all sessions would fill at once, projected from those that run now. The limit falls above one
+threshold and grows below another, so it does not oscillate. An idle endpoint always takes one session.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ class Burst:
         return found
 
     def _has(self, rank: _Rank) -> bool:
-        """Whether it is in this order. It is not if it is full, or has changed since."""
+        """Whether the endpoint is in this order with this rank. It is not if it is full or has changed since."""
         i = bisect_left(self._ranks, rank)
         return i < len(self._ranks) and self._ranks[i] is rank
 
@@ -271,4 +271,4 @@ class EndpointChoice:
         self._next_step = now + SLOW_START_SECONDS / SLOW_START_STEPS
         warming, self._warming = self._warming, set()
         for state in filter(None, map(self._endpoints.get, warming)):
-            self.rank(state)  # which keeps it among those in their slow start until this has ended
+            self.rank(state)  # adds the endpoint to `_warming` again, unless its slow start has ended

@@ -70,12 +70,12 @@ class EndpointState:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether new work may go there at all."""
+        """Whether the endpoint may get new work at all."""
         return self.ready and not self.drain
 
     @property
     def is_out(self) -> bool:
-        """Whether it does not answer. A request that waits there should continue at another endpoint."""
+        """Whether the endpoint does not answer. A request that waits there should continue at another endpoint."""
         silent = self.engine_reason is not None and self.engine_reason.word in OUT_REASONS
         return not self.ready and (self.trust.ejected or silent)
 
@@ -91,7 +91,7 @@ class EndpointState:
 
 
 def why_not_ready(state: EndpointState) -> Reason | None:
-    """Reason why no new work may go there: first the engine's own, then our trust, then its weights. None if work may go."""
+    """Reason why it gets no new work: first the engine's own, then our trust, then its weights. None if it gets work."""
     if not state.healthy and state.uid:
         return _main_reason(state) if state.has_reported or state.engine_reason else REGISTERING
     if (why := state.trust.why) is not None:

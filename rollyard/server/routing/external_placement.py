@@ -41,7 +41,7 @@ class ExternalPlacement:
         return found
 
     def why_none(self, pool: PoolKey, least: str | None) -> str:
-        """Return why there is none."""
+        """Return why there is no endpoint for such a session."""
         served = self._endpoints.served_versions(pool)
         if least is not None and least not in served.minimum_versions:
             return why_none(pool.name, least, served)

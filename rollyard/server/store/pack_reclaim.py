@@ -18,8 +18,8 @@ from rollyard.server.store.writer import Writer
 log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.25
-"""Needed share of a pack below which it is compacted. More would write most results twice: a pack's results mostly become
-old together, and half of a pack are RUN results."""
+"""Needed share of a pack below which it is compacted. A greater share would write most results twice: a pack's results
+mostly become old together, and half of a pack are RUN results."""
 MOVED_BYTES = 4 << 20
 """Bytes of results in one transaction; other writes go in between."""
 

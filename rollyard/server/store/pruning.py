@@ -1,7 +1,7 @@
 """Deletion of ended rollouts, and of the packs that their results leave behind. Each step is one transaction or one unlink.
 
-A pack that has lost a record is loose. Once no record names it, it is kept for a while, then deleted. A loose pack of which
-little is still needed is compacted: its results are written again and their records named anew in one transaction. A crash
+A pack that has lost a record is loose. Once no record names it, it is kept for a while, then deleted. A loose pack of
+which little is still needed is compacted: one transaction writes its results again and updates their records. A crash
 between two steps leaves a state that the next pass continues from. RUN results of ended rollouts are not needed.
 """
 
@@ -56,7 +56,7 @@ def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
 
 
 def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
-    """Rows of rollouts that ended before this time, the oldest first; never the newest of the whole table."""
+    """Rows of rollouts that ended before this time, the oldest first; never the newest of all rollouts."""
     query = (
         "SELECT seq FROM rollouts INDEXED BY rollouts_ended WHERE cursor IS NOT NULL AND namespace = ? AND pool = ? "
         f"AND finished_at < ? AND {_NOT_NEWEST} ORDER BY finished_at LIMIT ?"
