@@ -53,6 +53,7 @@ def build(services: Services) -> web.Application:
     app.add_routes(_send_continue_late(routes()))
     sessions.set_up(app, services)
     submit_body.set_up(app)
+    datasets.set_up(app)
     weights_transfer.set_up(app)
     return app
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import pydantic
-from aiohttp import web
+from aiohttp import hdrs, web
 from pydantic_core import from_json
 
 from rollyard.api import request_bodies
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
+from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import BadRequest, Cause, Invalid, NotFound
 from rollyard.kinds.batch import BatchName, DatasetHistory, DatasetView
 from rollyard.kinds.rollout import Task
@@ -20,10 +23,16 @@ from rollyard.kinds.task_fields import check_task
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 from rollyard.server.store.batch_records import DatasetRecord
 
-MAX_BYTES = 1 << 30
+MAX_BYTES = 256 << 20
+_UPLOADS = web.AppKey("dataset-uploads", ByteBudget)
+"""Bytes of uploads that the server holds at once, for all callers together."""
 LINES_A_TURN = 200
 """Number of lines that the parser thread reads before it lets other work run."""
 _NAME = pydantic.TypeAdapter(BatchName)
+
+
+def set_up(app: web.Application) -> None:
+    app[_UPLOADS] = ByteBudget(MAX_BYTES)
 
 
 def routes() -> list[web.RouteDef]:
@@ -40,14 +49,17 @@ async def _put(request: web.Request) -> web.Response:
     """Upload a dataset: JSON lines, one task a line. The answer is 201 if it is new, 200 if the same content exists."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     name = _checked_name(request.match_info["name"])
-    lines = (await request_bodies.read(request, MAX_BYTES)).splitlines()
+    size = request.content_length
+    if size is None or hdrs.CONTENT_ENCODING in request.headers:
+        size = MAX_BYTES
     tasks: list[str] = []
     kinds: set[str] = set()
-    for start in range(0, len(lines), LINES_A_TURN):
-        portion = enumerate(lines[start : start + LINES_A_TURN], start=start + 1)
-        found = await request_bodies.run_in_parser_thread(read_lines, portion)
-        tasks += [canonical(task) for task in found]
-        kinds |= {task.kind for task in found}
+    async with request.app[_UPLOADS].reserve(min(size, MAX_BYTES)):
+        data = await request_bodies.read(request, MAX_BYTES)
+        for portion in _portions(data):
+            found = await request_bodies.run_in_parser_thread(read_lines, portion)
+            tasks += [text for _, text in found]
+            kinds |= {kind for kind, _ in found}
     if not tasks:
         raise Invalid(
             'the dataset is empty; send one task a line, such as {"kind": "math", "problem": "1+1=?", "answer": "2"}'
@@ -56,15 +68,26 @@ async def _put(request: web.Request) -> web.Response:
     return web.json_response(_view(record), status=201 if new else 200)
 
 
-def read_lines(numbered: Iterable[tuple[int, bytes | bytearray]]) -> list[Task]:
-    """Return the tasks of these lines; empty lines are left out. Raises Invalid with the number of each wrong line."""
-    found: list[Task] = []
+def _portions(data: bytearray) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield the numbered lines, some at a time."""
+    numbered = enumerate(io.BytesIO(data), start=1)
+    while portion := list(islice(numbered, LINES_A_TURN)):
+        yield portion
+
+
+def read_lines(numbered: Iterable[tuple[int, bytes]]) -> list[tuple[str, str]]:
+    """Return kind and canonical text of the tasks of these lines; empty lines are left out.
+
+    Raises Invalid with the number of each wrong line.
+    """
+    found: list[tuple[str, str]] = []
     wrong: list[Cause] = []
     for number, line in numbered:
         if not line.strip():
             continue
         try:
-            found.append(_read_line(line))
+            task = _read_line(line)
+            found.append((task.kind, canonical(task)))
         except Invalid as error:
             wrong.append(Cause(f"line {number}", str(error)))
             if len(wrong) >= MAX_REPORTED:
@@ -75,7 +98,7 @@ def read_lines(numbered: Iterable[tuple[int, bytes | bytearray]]) -> list[Task]:
     return found
 
 
-def _read_line(line: bytes | bytearray) -> Task:
+def _read_line(line: bytes) -> Task:
     if len(line) > MAX_TASK_LINE_BYTES:
         raise Invalid(f"a task may have at most {MAX_TASK_LINE_BYTES} bytes; put large data into the image")
     if not request_bodies.has_few_values(line):

@@ -31,6 +31,10 @@ from rollyard.server.store.batch_records import BatchRecord, EndedRollout, Group
 
 FORGET = 0.99
 """Factor by which each verdict reduces the weight of earlier ones, so that the rate follows a policy that learns."""
+QUEUE_AHEAD = 4
+"""Most unfinished rollouts, as a multiple of the slots: a rate near 0 must not draw a whole dataset at once."""
+MIN_QUEUE = 1024
+"""The same as a number, for pools without workers: their queue is the demand from which they grow."""
 UNBOUNDED_SHARE = 2
 """Limit of a stream without `step_groups`: groups in flight or unacknowledged, as a multiple of those that fill the slots."""
 
@@ -323,6 +327,8 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
         if request.bounded_by_acknowledgement:
             unused = batch.in_flight + batch.delivered - batch.acknowledged
             more = min(more, UNBOUNDED_SHARE * fill - unused)
+    queue = max(MIN_QUEUE, QUEUE_AHEAD * batch.slots) - batch.unfinished
+    more = min(more, max(idle, math.ceil(queue / request.n)))
     if request.in_flight is not None:
         more = min(more, request.in_flight - batch.in_flight)
     return max(0, more)
