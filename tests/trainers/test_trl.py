@@ -13,8 +13,10 @@ import pytest
 from rollyard.kinds.batch import BatchRequest
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Sampling, Segment, Status, Task, Timings, Trajectory
 from rollyard.trainers.trl.grpo_rollouts import columns, group_requests, rollout_reward, sample_of, trainer_sampling
+from rollyard.trainers.trl.pushed_weights import whole_model
 from rollyard.trainers.trl.stream_worker import SampleQueue, StreamWorker
 from rollyard.trainers.trl.task_prompts import task_dataset, task_of
+from tests.support.yard import MODEL
 
 EOS = 9
 TASK = {"kind": "math", "problem": "What is 1 + 1?", "answer": "2"}
@@ -110,6 +112,28 @@ def test_a_request_that_the_trainer_cannot_use_is_refused_at_once(fields: dict[s
     unused: Any = None
     with pytest.raises(ValueError, match=words):
         StreamWorker(unused, request, unused)
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # peft uses the old name
+def test_a_model_with_an_adapter_is_pushed_merged_under_its_own_names_and_trained_on_unmerged() -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    def loaded() -> Any:
+        return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+
+    settings = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], modules_to_save=["lm_head"])
+    model, plain = get_peft_model(loaded(), settings), loaded()
+    for name, tensor in model.named_parameters():
+        if tensor.requires_grad:
+            torch.nn.init.normal_(tensor, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    ids = torch.arange(20)[None]
+    plain.load_state_dict(whole_model(model))
+    assert torch.allclose(plain(ids).logits, model(ids).logits, atol=1e-2)
+    assert all(torch.allclose(before[name], tensor, atol=1e-5) for name, tensor in model.named_parameters())
+    assert whole_model(plain) is plain
 
 
 def test_importing_rollyard_and_its_client_imports_no_trainer() -> None:
