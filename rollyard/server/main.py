@@ -150,10 +150,9 @@ class RollyardServer:
         """Run all background tasks until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             p = self.parts
-            routing = (p.weights_watch, p.prober, p.rebalancer, p.sessions)
+            routing = (p.weights_watch, p.prober, p.rebalancer, p.lease_expiry, p.sessions)
             for part in (p.manager, p.dispatcher, p.resizer, p.batch_keeper, *routing):
                 tasks.create_task(part.run())
-            tasks.create_task(p.rollouts.sweep())
             tasks.create_task(self._expire_endpoints())
             tasks.create_task(self._prune())
             tasks.create_task(ResultPruner(self.store, p.clock).run())

@@ -35,6 +35,7 @@ from rollyard.server.batches.settlement import settle_ended
 from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
+from rollyard.server.rollouts.lease_expiry import LeaseExpiry
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.move_hints import MoveHints
 from rollyard.server.rollouts.service import RolloutService
@@ -104,6 +105,7 @@ class Parts:
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Queries and their sources are the arguments that are passed by name.
         self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
+        self.lease_expiry = LeaseExpiry(self.rollouts)
         self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
         self.batch_keeper = BatchKeeper(store, clock, self.batches, slots=agents.slots, pools=pools.rollout_pools)
         placement = ExternalPlacement(endpoints, routing.choice, routing.sessions)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock
-from rollyard.core.errors import Fenced, NotFound, Unavailable
+from rollyard.core.errors import Fenced, NotFound
 from rollyard.core.telemetry import (
     BATCH_GROUPS,
     BATCHES_ENDED,
@@ -58,8 +58,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-SWEEP_SECONDS = 0.5
-SMALL_SWEEP = 8
+SMALL_SUBMIT = 8
 """Number of rollouts up to which a submit is expanded on the event loop. More take a while, and use a thread."""
 JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 SettleGroups = Callable[[Transaction, RecordChanges, float], None]
@@ -97,18 +96,6 @@ class RolloutService:
         for record in await self._store.transact(lambda tx: tx.held()):
             self.leases.add(record)
 
-    async def sweep(self) -> None:
-        """Give the work of silent holders to others, for ever."""
-        while True:
-            for (namespace, id), lease in self.leases.expired():
-                ref = LeaseRef(namespace=namespace, id=id, fence=lease.fence)
-                try:
-                    await self.lose(ref, "Expired")
-                except Unavailable as error:
-                    log.error("the lease of %s expired, but this cannot be stored: %s", id, error)
-                    break
-            await asyncio.sleep(SWEEP_SECONDS)
-
     # clients
 
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
@@ -118,7 +105,7 @@ class RolloutService:
         def expanded() -> list[tuple[RolloutRecord, int]]:
             return [(record, request.n) for request in requests for record in expand(namespace, request, now)]
 
-        few = sum(request.n for request in requests) <= SMALL_SWEEP
+        few = sum(request.n for request in requests) <= SMALL_SUBMIT
         records = expanded() if few else await asyncio.to_thread(expanded)
         accepted = await self._store.transact(lambda tx: accept(tx, records))
         for pool in {r.pool_key for r, new in accepted if new}:
