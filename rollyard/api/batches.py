@@ -195,7 +195,7 @@ async def _next_groups(
 
 
 async def _rollouts_of(services: Services, group: GroupRecord) -> list[RolloutRecord]:
-    """The group's rollouts. Raises Expired when some are deleted."""
+    """The group's rollouts. Raises Expired if some of them are deleted."""
     records = await services.batches.rollouts_of(group)
     if len(records) < group.n:
         raise Expired(

@@ -97,7 +97,7 @@ class WeightsReport(WireMessage):
 
 
 UNHEALTHY = "Unhealthy"
-"""Word of an engine that was ready and does not answer its supervisor."""
+"""Reason of an engine that was ready and no longer answers its supervisor."""
 
 
 class EngineHeartbeat(WireMessage):

@@ -27,9 +27,9 @@ _NOT_NEWEST = (
     "cursor IS NOT NULL AND seq < (SELECT max(seq) FROM rollouts) "
     "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL)"
 )
-"""Condition for rows that may be deleted: the numbers after those of the newest row are the next to be given."""
+"""Condition for rows that may be deleted. The greatest seq and cursor stay, because new rows are numbered after them."""
 DELETED_ROWS = 200
-"""Rollouts that one statement deletes, and of old ones one transaction; other writes go in between."""
+"""Rollouts that one statement deletes. Old rollouts are deleted in such portions, so other writes go in between."""
 GroupName = tuple[str, str]
 """(namespace, id)."""
 
@@ -65,7 +65,7 @@ def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -
 
 
 def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> dict[GroupName, list[int]]:
-    """Groups that were acknowledged before this time, with the rows of their rollouts."""
+    """Groups that were acknowledged before this time -> the rows of their rollouts."""
     groups = (
         "SELECT namespace, id FROM acknowledged_groups INDEXED BY acknowledged_by_time WHERE acknowledged_at < ? "
         "ORDER BY acknowledged_at LIMIT ?"

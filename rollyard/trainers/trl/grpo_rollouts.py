@@ -1,7 +1,7 @@
 """Rollouts for TRL's `GRPOTrainer`: its `rollout_func`, and the reward function that belongs to it.
 
-TRL takes one token sequence for each sample. Of a rollout with several segments it gets the one with the most sampled
-tokens; the log shows how many sampled tokens are left out.
+TRL takes one token sequence for each sample. Of several segments of a rollout it gets the segment with the most
+sampled tokens; the log shows how many sampled tokens are left out.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def rollout_reward(prompts: Sequence[Any], **fields: Any) -> list[float | None]:
 
 
 def columns(trajectories: Sequence[Trajectory], eos_id: int) -> dict[str, list[Any]]:
-    """Return what a `rollout_func` returns. TRL hands the columns `rollout_*` to all reward functions."""
+    """Return the columns of a `rollout_func`. TRL passes the columns `rollout_*` to all reward functions."""
     samples = [sample_of(trajectory, eos_id) for trajectory in trajectories]
     left_out = [sampled_tokens(t.segments) - sum(s.env_mask) for t, s in zip(trajectories, samples, strict=True)]
     return {
@@ -114,7 +114,7 @@ def columns(trajectories: Sequence[Trajectory], eos_id: int) -> dict[str, list[A
 
 
 def sample_of(trajectory: Trajectory, eos_id: int) -> Sample:
-    """Return the segment with the most sampled tokens. Without a reward: one token that is not trained on.
+    """Return the segment with the most sampled tokens. For a rollout without a reward: one token that is not trained on.
 
     TRL reads the last token of each completion, so an empty one ends the training with an error.
     """

@@ -24,7 +24,7 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
         """Version that all endpoints serve."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
-        """Push the first weights too: the pool may serve those of another run."""
+        """Push the first weights too: the pool may serve the weights of another run."""
         self._push(state, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
@@ -44,7 +44,7 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
 
 
 def whole_model(model: Any) -> Any:
-    """Return what to push. Of a model with a LoRA adapter it is the tensors by name, with the adapter merged."""
+    """Return the model; if it has a LoRA adapter, its tensors by name with the adapter merged."""
     if not hasattr(model, "merge_adapter"):
         return model
     model.merge_adapter()

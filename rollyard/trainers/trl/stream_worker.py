@@ -27,7 +27,7 @@ STOP_SECONDS = 60.0
 
 
 class SampleQueue(queue.Queue[Any]):
-    """Samples for the trainer. It counts which groups the trainer has taken as a whole."""
+    """Samples for the trainer. It records which groups the trainer has taken as a whole."""
 
     def __init__(self) -> None:
         super().__init__()  # no limit: the server draws only some steps ahead of what is acknowledged
@@ -100,7 +100,7 @@ class StreamWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the stream. Its unfinished groups go on; the next stream of the series gets them first."""
+        """End the stream. Its unfinished groups continue; the next stream of the series gets them first."""
         self._stopping = True
         if self._batch is None or self._thread is None:
             return
@@ -203,7 +203,7 @@ class StreamWorker:
     def _acknowledge_if_idle(self, batch: BlockingBatch) -> None:
         """Acknowledge early if the stream waits for the trainer while the trainer waits for samples.
 
-        It happens when groups have fewer samples than a step needs, because rollouts have no reward.
+        This happens if a step's groups have fewer samples than a step needs, because rollouts have no reward.
         """
         try:
             view = self._client.get_batch(batch.id, self._namespace)

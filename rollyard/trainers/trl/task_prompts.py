@@ -1,4 +1,4 @@
-"""Tasks as TRL's prompts. TRL hands only the `prompt` column to a rollout function, so a prompt is a task as JSON."""
+"""Tasks as TRL's prompts. TRL passes only the column `prompt` to a rollout function, so a prompt is a task as JSON."""
 
 from __future__ import annotations
 
