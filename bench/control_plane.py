@@ -4,8 +4,8 @@ The server is real, in a process of its own, with TLS and synchronous=FULL. The 
 and answers at once. The baseline is a service of the common kind, a queue and a dictionary in memory behind the same
 HTTP library and the same TLS, that loses everything when it stops.
 
-Long trajectories go from the node agent, which makes and compresses each anew, over the server's disk to a client, in this
-process too. They travel as columns; the baseline is JSON, with everything else the same.
+Long trajectories go from the node agent, which makes and compresses each anew, over the server's disk to a client, which is
+a process of its own. They travel as columns; the baseline is JSON, with everything else the same.
 
     python -m bench.control_plane [--rollouts 3000] [--trajectories 60]
 """
@@ -23,9 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import aiohttp
@@ -61,7 +60,12 @@ def main() -> None:
     options.add_argument("--rollouts", type=int, default=3000)
     options.add_argument("--trajectories", type=int, default=60)
     options.add_argument("--baseline-server", type=Path, help=argparse.SUPPRESS)
+    options.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
     given = options.parse_args()
+    if given.read:
+        form, kubeconfig, after, n = given.read
+        asyncio.run(_read(form, Path(kubeconfig), int(after), int(n)))
+        return
     if given.baseline_server:
         asyncio.run(_serve_baseline(given.baseline_server))
         return
@@ -128,9 +132,9 @@ async def _ours(
             try:
                 null = await _measure(client, pid, rollouts)
                 node.outcome = outcome()
-                arrays = await _deliver(client, client.stream_columns, trajectories, "columns")
+                arrays = await _deliver(client, kubeconfig, trajectories, "columns")
                 node.uploads.as_columns = False
-                texts = await _deliver(client, partial(_json_stream, client), trajectories, "json")
+                texts = await _deliver(client, kubeconfig, trajectories, "json")
             finally:
                 task.cancel()
                 await asyncio.gather(task, *node.tasks, return_exceptions=True)
@@ -175,24 +179,37 @@ async def _submit(client: AsyncClient, n: int, prefix: str) -> None:
         await client.submit(batch)
 
 
-async def _deliver(
-    client: AsyncClient, stream: Callable[..., AsyncIterator[tuple[int, object]]], n: int, prefix: str
-) -> float:
-    """Submit n rollouts and read the trajectory of each as it ends; return how many a second."""
+async def _deliver(client: AsyncClient, kubeconfig: Path, n: int, form: str) -> float:
+    """Submit n rollouts, which a client in another process reads as they end; return how many a second."""
     after = max([view.cursor or 0 async for view in client.rollouts(pool="null")])
+    command = [sys.executable, "-m", "bench.control_plane", "--read", form, str(kubeconfig), str(after), str(n)]
+    reader = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
+    assert reader.stdout is not None
+    await reader.stdout.readline()
     before = time.perf_counter()
-    task = asyncio.create_task(_submit(client, n, prefix))
-    missing = n
-    async for _ in stream(pool="null", after=after):
-        missing -= 1
-        if not missing:
-            break
+    await _submit(client, n, form)
+    await reader.stdout.readline()
     seconds = time.perf_counter() - before
-    await task
+    await reader.wait()
     return n / seconds
 
 
-async def _json_stream(client: AsyncClient, pool: str, after: int) -> AsyncIterator[tuple[int, Trajectory]]:
+async def _read(form: str, kubeconfig: Path, after: int, n: int) -> None:
+    """Read n trajectories; print a line at the beginning and at the end."""
+    async with AsyncClient(kubeconfig=kubeconfig) as client:
+        await client.counts()
+        print("reading", flush=True)
+        columns = form == "columns"
+        stream = client.stream_columns(pool="null", after=after) if columns else _json_stream(client, "null", after)
+        async with aclosing(stream):
+            async for _ in stream:
+                n -= 1
+                if not n:
+                    break
+        print("done", flush=True)
+
+
+async def _json_stream(client: AsyncClient, pool: str, after: int) -> AsyncGenerator[tuple[int, Trajectory]]:
     query = {"pool": pool, "after": str(after), "trajectories": "1"}
     async with client._http.stream("/v1/rollouts/stream", query) as answer:
         async for line in lines(answer):

@@ -11,8 +11,8 @@ import zstandard
 from rollyard.client.server_link import ServerLink, raise_for_status
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
-from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status, sampled_tokens
-from rollyard.wire.columns import CONTENT_TYPE, decode, encode, is_columns
+from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status
+from rollyard.wire.columns import CONTENT_TYPE, Columns, columns_of, decode, is_columns
 from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader
 
 log = logging.getLogger(__name__)
@@ -88,12 +88,10 @@ class ResultUploads:
 def _upload(ref: LeaseRef, result: RunResult | Outcome, as_columns: bool) -> bytes:
     """Return the body of an upload: a header line, then the compressed result."""
     outcome = result.outcome if isinstance(result, RunResult) else result
-    if as_columns:
-        body = encode([outcome], {"artifact": result.artifact} if isinstance(result, RunResult) else None)
-    else:
-        body = result.model_dump_json().encode()
+    columns = columns_of([outcome], {"artifact": result.artifact} if isinstance(result, RunResult) else None)
+    body = columns.to_bytes() if as_columns else result.model_dump_json().encode()
     frame = zstandard.compress(body, COMPRESSION_LEVEL)
-    return _header(ref, outcome).model_dump_json().encode() + b"\n" + frame
+    return _header(ref, outcome, columns).model_dump_json().encode() + b"\n" + frame
 
 
 def _read_run(frame: bytes) -> RunResult:
@@ -106,8 +104,7 @@ def _read_run(frame: bytes) -> RunResult:
     return RunResult(outcome=outcome, artifact=found.about["artifact"])
 
 
-def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:
-    versions: list[list[str | None]] = [segment.weights_version for segment in outcome.segments]
+def _header(ref: LeaseRef, outcome: Outcome, columns: Columns) -> ResultHeader:
     timings = {s.lower(): t for s in Stage if (t := getattr(outcome.timings, s.lower())) is not None}
     return ResultHeader(
         lease=ref,
@@ -118,8 +115,8 @@ def _header(ref: LeaseRef, outcome: Outcome) -> ResultHeader:
         endpoint=outcome.endpoint,
         turns=len(outcome.turns),
         tokens=sum(t.response_length for t in outcome.turns),
-        sampled=sampled_tokens(outcome.segments),
+        sampled=int(columns.loss_mask.sum()),
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,
-        weights_versions=sorted(v for v in set().union(*versions) if v is not None),
+        weights_versions=sorted(columns.versions),
     )

@@ -180,7 +180,7 @@ def columns_of(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any]
     sample_json, sample_json_offsets = _packed(
         r.model_dump_json(exclude={"segments", "turns"}).encode() for r in results
     )
-    masks = [_integers(s.loss_mask, np.uint8) for s in segments]
+    masks = [_mask(s.loss_mask) for s in segments]
     return Columns(
         token_ids=_joined((_integers(s.token_ids, np.int32) for s in segments), np.int32),
         loss_mask=_joined(masks, np.uint8),
@@ -302,6 +302,13 @@ def _integers(values: Sequence[int], smallest: DTypeLike) -> Array:
     try:
         return np.array(values, smallest)
     except OverflowError:
+        return np.array(values, np.int64)
+
+
+def _mask(values: Sequence[int]) -> Array:
+    try:
+        return np.frombuffer(bytes(values), np.uint8)  # a third of the time that numpy takes for a list
+    except ValueError:  # a number beyond a byte
         return np.array(values, np.int64)
 
 
