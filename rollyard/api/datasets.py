@@ -25,7 +25,7 @@ from rollyard.server.store.batch_records import DatasetRecord
 
 MAX_BYTES = 256 << 20
 _UPLOADS = web.AppKey("dataset-uploads", ByteBudget)
-"""Bytes of uploads that the server holds at once, for all callers together."""
+"""Limit of the bytes of uploads that the server holds at once, for all callers together."""
 LINES_A_TURN = 200
 """Number of lines that the parser thread reads before it lets other work run."""
 _NAME = pydantic.TypeAdapter(BatchName)

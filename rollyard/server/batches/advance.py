@@ -34,7 +34,7 @@ FORGET = 0.99
 QUEUE_AHEAD = 4
 """Most unfinished rollouts, as a multiple of the slots: a rate near 0 must not draw a whole dataset at once."""
 MIN_QUEUE = 1024
-"""The same as a number, for pools without workers: their queue is the demand from which they grow."""
+"""Least value of the same limit. A pool without workers needs a queue, because it grows by this demand."""
 UNBOUNDED_SHARE = 2
 """Limit of a stream without `step_groups`: groups in flight or unacknowledged, as a multiple of those that fill the slots."""
 

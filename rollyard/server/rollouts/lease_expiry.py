@@ -1,4 +1,4 @@
-"""The end of stale leases: the work of a node agent that fell silent goes back to the queue."""
+"""The end of stale leases: the work of a silent node agent goes back to the queue."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LeaseExpiry:
             await asyncio.sleep(CHECK_SECONDS)
 
     async def take_back_expired(self) -> None:
-        """Take back the leases that have expired by now. Those that the store cannot record follow at the next check."""
+        """Take back the leases that have expired by now. If the store fails, the rest is taken back at a later check."""
         for (namespace, id), lease in self._rollouts.leases.expired():
             try:
                 await self._rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "Expired")
