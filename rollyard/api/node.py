@@ -126,7 +126,8 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
 
 
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
-    """Number of sandboxes that fit, by the sandbox in the node agent's first Welcome and not by the pool's present spec."""
+    """Number of sandboxes that fit on the node. A node agent that reconnects states the number from its first Welcome, so a
+    later change of the pool's sandbox does not change it."""
     if hello.places:
         return hello.places
     if hello.widths:  # an older node agent sends no capacity; only its present widths are sure to fit
@@ -140,7 +141,7 @@ async def _send_messages(socket: web.WebSocketResponse, outbox: asyncio.Queue[To
         try:
             await socket.send_str(message.model_dump_json())
         except ConnectionError:
-            return  # the reader gets the error too, and unfinished messages are settled at the next hello
+            return  # the reader gets the error too; leases of an undelivered grant end at the next Hello, which lacks them
 
 
 async def _close_when_expelled(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:

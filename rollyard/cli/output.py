@@ -64,7 +64,7 @@ class Table:
 
 
 def widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[int]:
-    """Return the width of each column in characters; `least` has the narrowest widths."""
+    """Return the width of each column in characters; `least`: the least width of each column."""
     found = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else list(least)
     return [max(pair) for pair in zip(found, least, strict=True)] if least else found
 

@@ -67,7 +67,8 @@ class WeightsPush:
         keep: int = 2,
     ) -> None:
         """`folder`: where versions are written; the engines' nodes must read it too. Default: ~/.rollyard/weights/POOL.
-        `keep`: the newest versions of this object that are kept; older folders are deleted once a newer version is served.
+        `keep`: how many of the newest versions from this WeightsPush keep their folder; older folders are deleted once a
+        newer version is served.
         """
         if keep < 1:
             raise ValueError("`keep` must be at least 1: engines that restart read the folder of the served version")
@@ -75,7 +76,7 @@ class WeightsPush:
         self.namespace, self.pool = namespace or client.context.namespace, pool
         self.folder = Path(folder or Path.home() / ".rollyard" / "weights" / pool).absolute()
         self.step = 0
-        """Number of the last version. Until the first push it is the number of an earlier trainer of the pool."""
+        """Number of the last version. Until the first push it is the highest number from earlier trainers; 0 if none."""
         self.version: str | None = None
         """Last version that was pushed and is served."""
         self._written: list[Path] = []

@@ -139,7 +139,7 @@ def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapp
 
 
 def _is_in_update(member: Member, pool: InferencePool) -> bool:
-    """Whether a member is not ready because of a weights update: its engine runs on and serves the spec's model."""
+    """Whether a member takes part in weights updates, ready or not: its process has registered, with the spec's model."""
     allocation = member.allocation
     return (
         member.active

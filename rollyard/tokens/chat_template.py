@@ -23,7 +23,7 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
         """The inner part of a fast tokenizer. It gives the same ids and texts in two thirds of the time."""
-        if self._fast is not None:  # the tokenizer's file may have enabled it
+        if self._fast is not None:  # the tokenizer's file may have enabled truncation or padding
             self._fast.no_truncation()
             self._fast.no_padding()
         self.stop_ids = tuple(stop_ids)
@@ -87,7 +87,7 @@ class ChatTemplate:
         return ids
 
     def encode_behind(self, last: int | None, text: str) -> list[int]:
-        """Tokenise a text that follows the id `last`; None if it follows no id.
+        """Tokenise a text that follows the id `last`. `last` is None if no id precedes the text.
 
         The text is tokenised after a token that ends turns, which is then removed. So a tokenizer that treats the start
         of a text, or the space after a token, in a special way gives the same ids as within the whole text.

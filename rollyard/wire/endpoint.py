@@ -38,5 +38,5 @@ class Endpoint(WireMessage):
     @field_validator("patience", mode="before")
     @classmethod
     def _ignore_unknown_times(cls, patience: Any) -> Any:
-        """Drop unknown times: a newer server may send them. In specs unknown times are errors."""
+        """Drop unknown fields of `patience`: a newer server may send them. In specs they are errors."""
         return Patience.model_validate(patience, extra="ignore")

@@ -32,7 +32,10 @@ class Gang:
 
     @classmethod
     def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
-        """Return the gang of this job step; None for a job of one process. The meeting file's name has the job and its run."""
+        """Return the gang of this job step; None for a job of one process.
+
+        The ranks find each other through the meeting file. Its name has the job's id, restart count and step.
+        """
         size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if size < 2:
             return None
@@ -47,7 +50,7 @@ class Gang:
         return GangRank(0, self.size, address, port, model)
 
     async def join(self) -> GangRank:
-        """Wait for rank 0's address, on the other ranks. Raises Unavailable if rank 0 does not publish it in time."""
+        """For the other ranks: wait for rank 0's address. Raises Unavailable if rank 0 does not publish it in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS):
                 while True:
@@ -57,7 +60,7 @@ class Gang:
         raise Unavailable(f"rank 0 of this gang has not reported its address within {JOIN_SECONDS:g} s")
 
     async def wait_until_left(self) -> None:
-        """Wait until rank 0 has left, on the other ranks."""
+        """For the other ranks: wait until rank 0 has left the gang."""
         while True:
             with contextlib.suppress(
                 OSError, ValueError

@@ -17,7 +17,7 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3.0
-"""Wait after the engine's part has ended. It may notice the end of rank 0 before the meeting file shows it."""
+"""Seconds to wait for rank 0's end after the engine's part here has ended: this part may end before rank 0 has left."""
 
 
 async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:

@@ -26,7 +26,8 @@ class LaunchPlan:
     place: GangRank | None = None
 
     async def __call__(self) -> EngineCommand:
-        """Return the command of `engine_command`. Raises EngineFailed if this node lacks a requirement, and Invalid."""
+        """Return the command of `engine_command`. Raises EngineFailed if this node lacks a requirement, and
+        Invalid for an external engine."""
         spec, vllm = self.spec, self.spec.engine.vllm
         if vllm is None:
             return engine_command(spec, self.uds, self.place)

@@ -53,7 +53,7 @@ async def check_template(model: ModelSpec) -> None:
 
 
 def _is_already_checked(folder: Path, kept: Path) -> bool:
-    """Return whether the marker exists. A missing folder is reported when the weights are read."""
+    """Return whether no check is needed: the marker exists, or the folder is missing, which the reading of weights reports."""
     return kept.exists() or not folder.is_dir()
 
 

@@ -1,10 +1,10 @@
 """`next_step(state, fact) -> (state, commands)`: decides every change of an engine's weights. A pure function.
 
-Only a process that has proven its weights gets requests. A target is checked before the engine is changed. The change
-ends in one of two ways: the engine has proven the new weights, or another process starts on the last proven ones.
+Only a process that has proven its weights gets requests. A target is checked before the engine is changed. A change
+of the engine ends in one of two ways: the engine has proven the new weights, or another process starts on the last
+proven ones.
 
-    Waiting, and
-    nothing to start on --> Reading --> Restarting --> Waiting
+    no checkpoint --------> Reading --> Restarting --> Waiting
     ready, not proven ----> Loading --> Probing -----> Waiting, proven
     a target is due ------> Reading --> Renaming -----------------------------------> Waiting, proven
                                |
@@ -15,12 +15,13 @@ ends in one of two ways: the engine has proven the new weights, or another proce
                                       +------------+-----------> Restarting <+
                                         not possible in place
 
-    Failed: Refused            of files: the engine serves as before, and the files are read again later
-                               of a restart: the engine starts on the last proven weights
-    Failed: Broke, Lost, Wrong in a change: Restarting on the last proven weights; after Lost the target is tried again
-                               at a start: the proof is tried again; after Wrong the allocation is given up
-    Failed: FilesChanged       the process started on other files than the proven ones: Reading, and nothing is served
-    ProcessBegan               at any time: the entry closes, and results of the process before no longer count
+    fact                       while                   what follows
+    Failed: Refused            files are read          the engine serves as before, the files are read again later
+    Failed: Refused            the engine restarts     the engine starts on the last proven weights
+    Failed: Broke, Lost, Wrong the engine is changed   Restarting on the last proven weights; Lost: another attempt later
+    Failed: Broke, Lost, Wrong a new process is proven another proof; after Wrong the allocation is given up
+    Failed: FilesChanged       a new process is proven it has other files than the proven ones: Reading, nothing is served
+    ProcessBegan               any stage               no request is let in, results of the earlier process are ignored
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ from rollyard.wire.engine import WeightsPhase, WeightsReport, WeightsTarget
 WAIT_FOR_UPDATE_SECONDS = 240.0
 """Limit for requests that arrive during a change of weights; a client waits 300 s for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
-"""Shortest and longest wait between two checks of files that do not match the target: they may still be copied."""
+"""First and longest wait between two checks of files that do not match the target: perhaps they are still being copied."""
 ATTEMPTS = 3
-"""Attempts at an update if the engine ends during each; also attempts to prove the weights of a new process."""
+"""Greatest number of attempts: at an update if the engine ends during it, and at the proof of a new process's weights."""
 NO_RESTART = "an engine that spans nodes cannot be restarted, so it is replaced"
 
 UpdateStage = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]
@@ -45,7 +46,7 @@ ChangeWay = Literal["Reload", "Transfer", "Restart", "Undo"]
 Command = Literal[
     "CloseEntry", "Read", "Rename", "Stop", "Receive", "Load", "Prove", "Restart", "Accept", "Pause", "GiveUp"
 ]
-"""Work for the updater; the state after the step has its details. A step's last command yields the next fact."""
+"""Work that `updater.py` does after a step, with arguments from the new state. A step's last command yields the next fact."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class UpdateState:
 
     @property
     def before(self) -> WeightsSource | None:
-        """Weights that the change replaces in place; None for a process that was started on its weights."""
+        """Weights that the change replaces in place; None if the process was started on the weights to prove."""
         in_place = self.changes_by("Reload") or self.changes_by("Transfer")
         return self.served.source if in_place and self.served is not None else None
 

@@ -189,8 +189,8 @@ class ExternalSessions:
     # model calls
 
     def session_for_call(self, id: str, instance: str | None) -> GatewaySession:
-        """Find the session of a call. `instance`: from its key; None for callers that may use all sessions. Raises
-        GatewayError."""
+        """Find the session of a call. `instance`: the one in the caller's session key; None for callers that may
+        use all sessions. Raises GatewayError."""
         found = self._sessions.get(id)
         if found is None or instance not in (None, found.instance):
             raise session_gone(f"session {id!r} is gone: {self._ended.get(id, UNKNOWN_SESSION)}; {ADVICE}")
@@ -212,7 +212,8 @@ class ExternalSessions:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def ask_to_move(self, id: str, endpoint: str, urgent: bool) -> bool:
-        """Move a session from its endpoint if it is idle. If `urgent`, move one with calls, which continue elsewhere."""
+        """Move an idle session from its endpoint; if `urgent`, move only one with calls, which continue elsewhere. Return
+        whether it moves."""
         found = self._sessions[id]
         busy = found.session.in_flight > 0
         if busy is urgent:

@@ -31,7 +31,7 @@ Key = str
 BEFORE, QUOTED = 10, 40
 """Number of characters shown before a difference, and from it on."""
 SEAM_CHARS = 64
-"""Number of characters before a continued text that decide where its first token starts."""
+"""A beginning of a turn that the caller gives is tokenised after this many characters of the prompt, for the right tokens."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ class PreparedChat:
     results: list[str]
     """Tool results that the caller sent since the branch's last turn."""
     continued_ids: list[int] = field(default_factory=list)
-    """The last ids of the prompt, if the caller gave the beginning of the turn: that beginning."""
+    """Ids of the beginning of the turn, if the caller gave one. They are the last ids of `prompt`."""
 
 
 class ChatHistory:
@@ -140,7 +140,8 @@ class ChatHistory:
         lead = self._continued_ids(request) if request.continued_text else []
         start = _digest("tools", json.dumps(request.tools, sort_keys=True))
         keys = self._keys(start, request.messages)
-        # A branch must reach the last assistant's message. If another one sampled it, only a new branch gets its ids.
+        # Only a branch with the last message of role `assistant` can continue. Without such a branch a new one is opened, which
+        # gets the ids of messages that other branches sampled.
         last = max((i for i, m in enumerate(request.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
@@ -187,7 +188,7 @@ class ChatHistory:
     def _continued_ids(self, request: ChatRequest) -> list[int]:
         """Return the ids of the beginning that the caller gave for the next turn.
 
-        Raises TaskError if they differ from the ids of such a message in the template's rendering.
+        Raises TaskError if the template renders an assistant's message with this beginning differently.
         """
         render, encode = self._template.render, self._template.encode
         open_turn = render(request.messages, request.tools, True)
@@ -217,7 +218,7 @@ class ChatHistory:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
-        # the branch gets the first call's messages only with the call's answer
+        # these are the first call's messages; `record` adds its answer, and lists the branch
         branch.keys, branch.messages = list(keys), list(request.messages)
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
@@ -247,8 +248,8 @@ class ChatHistory:
     def _sampled(self, message: Message, before: Key, recalled: bool) -> SampledMessage | None:
         """Find the sampled turn of a message. In an edited history, find it by the message alone.
 
-        Then its ids are used only if the caller sends its thoughts too, or if an earlier turn was `recalled`: a short
-        answer may be equal by chance.
+        The ids of a turn found in this way are used only if the message shows the turn's thoughts (or the turn has none),
+        or if an earlier turn was `recalled`: the short answer of another turn may be equal by chance.
         """
         own = self._own_turn(message, before)
         if (before, own) not in self._by_digest:
@@ -259,7 +260,7 @@ class ChatHistory:
 
 
 def _trim_to_first_sampled(segment: Segment) -> Segment:
-    """Cut the caller's ids from the beginning of a turn."""
+    """Count the caller's ids at the beginning of a turn as prompt, which then ends before the first sampled id."""
     first = segment.loss_mask.index(1) if 1 in segment.loss_mask else segment.prompt_length
     return segment if first == segment.prompt_length else evolve(segment, prompt_length=first)
 

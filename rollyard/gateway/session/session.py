@@ -51,7 +51,7 @@ T = TypeVar("T")
 SendText = Callable[[str], Awaitable[None]]
 """Function that is called with each piece of text as it arrives."""
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
-"""Limits for the requests of one session in memory: at least this many bytes, and at least this multiple of the longest one."""
+"""The requests of one session may use this many bytes of memory, or this many times the largest request if that is more."""
 CHARACTERS_A_TOKEN = 4
 
 
@@ -91,7 +91,7 @@ class GatewaySession:
         """Unix seconds."""
         self.last_used = time.monotonic()
         self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * config.max_body), shared_budget)
-        """Memory budget of the session's calls, held until they end."""
+        """Memory for the session's calls. Each call holds its bytes until it ends."""
         self._template = template
         self._policy = policy
         self._recorded = RecordedTurns(template)
@@ -127,7 +127,7 @@ class GatewaySession:
         return await self._executor.run(read, size)
 
     async def run_serialized(self, read: Callable[[], T]) -> T:
-        """Return `read()` of the segments, turns and breaks; meanwhile no call changes them."""
+        """Call `read`, which reads segments, turns or breaks; return its result. Meanwhile no call changes them."""
         return await self._executor.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
     def segments(self) -> list[Segment]:

@@ -120,7 +120,7 @@ class _LocatedProblem(Problem):
 
 
 def load_manifests(text: str, source: str, base: str | None = None) -> list[KindObject]:
-    """Load the objects of a YAML (or JSON) text with one or more documents; a `List` of kind v1 stands for its items.
+    """Load the objects of a YAML (or JSON) text with one or more documents; a v1 `List` stands for its items.
 
     Relative paths are taken from the folder `base`, if it is given. `source` is the file name in reports of mistakes.
     Raises Invalid: its text has a line for each mistake, its causes name the fields.

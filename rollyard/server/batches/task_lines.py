@@ -10,7 +10,7 @@ from rollyard.kinds.batch import SourceRef
 from rollyard.kinds.rollout import Task
 
 MAX_TASK_LINE_BYTES = 512 << 10
-"""Greatest size of one task. With the rest of its batch it must fit into a rollout's request."""
+"""Greatest size of one task. Together with the other fields of the batch's rollouts it must fit into a rollout's request."""
 
 
 def canonical(task: Task) -> str:

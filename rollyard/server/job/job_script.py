@@ -13,7 +13,7 @@ from rollyard.slurm.batch_script import directive
 WARNING_SECONDS = 120
 """Seconds before the end of the walltime. Slurm may warn up to half a minute early, and kill up to half a minute late."""
 OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
-"""Options that Rollyard sets itself. The user may set those that are fields in a pool's template."""
+"""Options that Rollyard sets itself. `partition` and others that a pool sets in its template's fields are not among them."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """`step(record, event) -> (record, effects)`: every change of a rollout, as a pure function.
 
-A record is queued (no holder), leased (a holder and a fence) or terminal. The table of crashes is a table of inputs to
-this function: whichever process dies, one of the events below follows.
+A record is queued (no holder), leased (a holder and a fence) or terminal. The table of crashes in ARCHITECTURE.md lists
+inputs of this function: whichever process dies, one of the events below follows.
 
               Granted                 RunStored               Finished
     queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
@@ -10,7 +10,7 @@ this function: whichever process dies, one of the events below follows.
       |                     |                          |      After some losses in a row it runs alone, then it ends.
       |       Finished(InfraFailed), retries left      |      A fault of ours: counts as a retry, with back-off.
       |       Outdated, not at EVAL                    |      Its weights became too old: a new start. No retry counts.
-      +------------------------------------------------+      At EVAL the stored run is scored again, not run again.
+      +------------------------------------------------+      Lost or InfraFailed at EVAL: only scored again.
 
     Cancelled: from anywhere that is not terminal, at once.
 """
@@ -29,12 +29,12 @@ from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
-"""Leases lost in a row after which a rollout may be the cause. From then on it gets a node agent for itself: no other
-rollout is lost with it again, and after a further loss only the rollout itself, or chance, can be the cause."""
+"""Leases lost in a row after which a rollout may be the cause. From then on it gets a node agent
+without other rollouts. So no other rollout is lost with it, and a further loss is caused by this rollout, or by chance."""
 MAX_LOSSES = 6
 """Leases lost in a row after which the rollout counts as the cause."""
 MAX_OUTDATED = 10
-"""Attempts given up because of their weights after which a rollout counts as too slow for the versions that it allows."""
+"""Number of attempts whose weights became too old. After it a rollout counts as too slow for the versions that it allows."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
 
 
@@ -265,7 +265,7 @@ def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | No
 
 
 def backoff(id: str, faults: int) -> float:
-    """Seconds to wait after the nth fault: exponential, limited, and spread by the rollout's id over half to all of it."""
+    """Seconds to wait after the nth fault. The delay doubles up to a limit; the rollout's id takes away up to half of it."""
     full = min(BACKOFF_CAP_SECONDS, BACKOFF_SECONDS * 2.0 ** (faults - 1))
     return full * (0.5 + zlib.crc32(f"{id}/{faults}".encode()) / 2**33)
 

@@ -42,7 +42,7 @@ class ServedVersions:
         return known[-1] if known else min(self.ready, default=None)
 
     def is_gone(self, version: str) -> bool:
-        """Whether no endpoint serves this version, has just served it, or is about to."""
+        """Whether no endpoint serves this version, none served it a short while ago, and no running update brings it."""
         current, operation = self.weights.current, self.weights.operation
         if current is None or self.recently_served is None:
             return False  # the server, or the pool, has just begun: reports are still to come
@@ -136,7 +136,7 @@ def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str
 
 
 def why_none(pool: str, least: str, served: ServedVersions) -> str:
-    """Reason why there is no endpoint with such weights. `pool`: the InferencePool."""
+    """Reason why no endpoint serves version `least` or a later one. `pool`: the InferencePool."""
     current = served.weights.current
     now = f"it serves {current.version}" if current is not None else "its version is not known yet"
     if served.weights.record(least) is None:

@@ -17,7 +17,7 @@ from rollyard.server.store.base import BlobRef
 from rollyard.server.store.writer import WriteUnit
 
 _PACK = "substr({0}, 3, instr({0}, '.pack') + 2)"
-"""Expression for the name of the pack in a reference, which is the first string of a JSON list."""
+"""SQL expression for a pack's name: the first string in a reference, which is a JSON list."""
 _NEEDED = (
     "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
     "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL"

@@ -1,8 +1,8 @@
 """sbatch's options as fields of slurmrestd, which does not read a script's `#SBATCH` lines.
 
 There are two columns, for v0.0.38 and for v0.0.40 and later. v0.0.38 passes the words to sbatch's own parser; later
-versions have types of their own. To add an option, add a row; this module's test submits each option in both ways and
-compares Slurm's records.
+versions have types of their own. To add an option, add a row; this module's test submits each option with sbatch and
+with slurmrestd, and compares Slurm's records.
 """
 
 from __future__ import annotations

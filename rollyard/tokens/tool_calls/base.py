@@ -35,12 +35,12 @@ class ToolCallParser(Protocol):
     error_role: str
     """Role of that answer: `tool`, or `user` if a tool's message must follow a well-formed call.
 
-    If calls were run, there is a tool's message already. Then `user` means that the answer is appended to the last
-    result.
+    If calls before the malformed one were run, their results are tool's messages already. In this case `user` means that
+    the answer is appended to the last result, not sent as a user's message.
     """
 
     def parse(self, text: str) -> ParsedTurn:
-        """Parse a turn; never raises. `text` has no token that ended the turn, and has special tokens as text."""
+        """Parse a turn; never raises. `text`: the decoded turn, special tokens written out, without the token that ended it."""
         ...
 
 

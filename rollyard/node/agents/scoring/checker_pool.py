@@ -2,7 +2,7 @@
 
 Such text can keep any parser or algebra system busy for ever, or fill the memory. So the node agent passes the bytes on
 without parsing them. A child parses them under limits of CPU time and memory that the kernel enforces. The limit is CPU
-time and not wall time, because a busy machine must not make a right answer too slow.
+time and not wall time, so that the check of a right answer does not run out of time on a busy machine.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Task kind `code`: the agent writes a file, and hidden cases score it in a fresh sandbox.
 
-The expected values never enter a sandbox. The sandbox only runs the calls; a process with limits outside compares the
-results. So a solution can print, exit, fork, or write into the results file, but the best result that it can forge is
-the right value.
+The expected values never enter a sandbox. The sandbox only runs the calls; a process outside it, with limits of its own,
+compares the results. So a solution can print, exit, fork, or write into the results file, but the best result that it
+can forge is the right value.
 """
 
 from __future__ import annotations
