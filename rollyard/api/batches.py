@@ -14,12 +14,13 @@ from rollyard.api import request_bodies
 from rollyard.api.error_status import validation_error
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, integer, seconds
-from rollyard.api.request_checks import check_kinds, check_pools, check_tasks
+from rollyard.api.request_checks import check_kinds, check_pools, check_tasks, engines_take_priority
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.trajectories import columns_response, read_trajectory, wants_columns
 from rollyard.core.errors import BadRequest, Expired, Invalid, TooLarge
 from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 from rollyard.server.store.base import RolloutRecord
 from rollyard.server.store.batch_records import GroupRecord
@@ -58,13 +59,15 @@ async def _create(request: web.Request) -> web.Response:
     """Create a batch. The answer is 201 if it is new, 200 if a batch with this id and body exists."""
     services, namespace = request.app[SERVICES], _namespace(request)
     wanted = await _read_request(request)
-    await _check(services, namespace, wanted)
+    pool = await _check(services, namespace, wanted)
     tasks = await request_bodies.run_in_parser_thread(lambda: [canonical(task) for task in wanted.tasks or ()])
     if (large := max(map(len, tasks), default=0)) > MAX_TASK_LINE_BYTES:
         raise Invalid(
             f"a task may have at most {MAX_TASK_LINE_BYTES} bytes, but one has {large}; put large data into the image"
         )
-    view, new = await services.batches.create(namespace, wanted, tasks)
+    view, new = await services.batches.create(
+        namespace, wanted, tasks, engine_priority=await engines_take_priority(services, pool)
+    )
     return _view_response(view, status=201 if new else 200)
 
 
@@ -82,8 +85,8 @@ async def _read_request(request: web.Request) -> BatchRequest:
         raise validation_error(error, BatchRequest, "the batch") from None
 
 
-async def _check(services: Services, namespace: str, wanted: BatchRequest) -> None:
-    """Check the pool and the tasks. Raises Invalid."""
+async def _check(services: Services, namespace: str, wanted: BatchRequest) -> RolloutPool:
+    """Check the pool and the tasks; return the pool. Raises Invalid."""
     tasks = wanted.tasks or []
     by_kind = {task.kind: i for i, task in reversed(list(enumerate(tasks)))}
     samples = {kind: tasks[i] for kind, i in by_kind.items()}
@@ -96,6 +99,7 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> No
     pools = await check_pools(services, namespace, requests or [wanted.rollouts("check", Task(kind="math"))])
     check_kinds(services, requests, pools, "tasks" if wanted.tasks is not None else "dataset")
     await request_bodies.run_in_parser_thread(check_tasks, tasks, "tasks[{}]")
+    return pools[wanted.pool]
 
 
 @accepts("namespace", "limit")

@@ -44,6 +44,15 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
             )
 
 
+async def engines_take_priority(services: Services, pool: RolloutPool) -> bool:
+    """Whether the engines of the pool's policy order requests by priority."""
+    with contextlib.suppress(NotFound):
+        key = InferencePool.key_of(pool.metadata.namespace, pool.spec.inference[POLICY_ROLE])
+        vllm = (await services.store.get(key, InferencePool)).spec.engine.vllm
+        return vllm is not None and vllm.takes_priority
+    return False
+
+
 def check_kinds(
     services: Services,
     requests: Sequence[RolloutRequest],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -46,6 +47,12 @@ class VllmEngine(KindModel):
         if any(argument.split("=")[0] == "--logprobs-mode" for argument in value):
             raise ValueError("write `logprobsMode: raw` or `processed` instead of --logprobs-mode")
         return value
+
+    @property
+    def takes_priority(self) -> bool:
+        """Whether its scheduler orders requests by their `priority`; otherwise vLLM refuses a request with one."""
+        words = [word for argument in self.extra_args for word in argument.split("=", 1)]
+        return ("--scheduling-policy", "priority") in pairwise(words)
 
 
 class EmbeddedEngine(KindModel):

@@ -22,6 +22,7 @@ PUT_BACK_GROUPS = 8
 MAX_LOOKED = 4096
 """Greatest number of tasks that one draw looks at, because it runs in the store's writer. The next draw continues there."""
 ROUNDS = 4
+MAX_PRIORITY = 1000
 ReadHistory = Callable[[int], TaskHistory | None]
 
 
@@ -105,6 +106,16 @@ def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[Draw
     mean = sum(known) / len(known) if known else 0.0
     order = sorted(range(len(tasks)), key=lambda i: (-(mean if (s := seconds[i]) is None else s), i))
     return [tasks[i] for i in order]
+
+
+def engine_priority(task: TaskHistory | None, mean_seconds: float) -> int | None:
+    """Priority of a task's requests for an engine, which serves lower numbers first; None where nothing is known.
+
+    It is 0, as for requests without a priority, for a task that takes as long as the mean, and lower for longer ones.
+    """
+    if task is None or not task.rollouts or mean_seconds <= 0:
+        return None
+    return round(max(-MAX_PRIORITY, 100 * (1 - task.seconds / mean_seconds)))
 
 
 def place(position: int, tasks: int | None, seed: int | None, epoch: int) -> int:

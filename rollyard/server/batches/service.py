@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import secrets
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.clock import Clock
@@ -58,13 +59,16 @@ class BatchService:
 
     # batches
 
-    async def create(self, namespace: str, request: BatchRequest, tasks: Sequence[str]) -> tuple[BatchView, bool]:
+    async def create(
+        self, namespace: str, request: BatchRequest, tasks: Sequence[str], *, engine_priority: bool = False
+    ) -> tuple[BatchView, bool]:
         """Accept a batch, or attach to the one with this id. Return it once it is on disk, and whether it is new.
 
-        `tasks`: the request's own tasks as canonical JSON. Raises Conflict, Invalid.
+        `tasks`: the request's own tasks as canonical JSON. `engine_priority`: whether the pool's engines order requests
+        by priority. Raises Conflict, Invalid.
         """
         id = request.id or f"b-{secrets.token_hex(6)}"
-        record = self._record(namespace, id, request, tasks)
+        record = replace(self._record(namespace, id, request, tasks), engine_priority=engine_priority)
         digest, count = digest_of(tasks), len(tasks) or None
         if request.tasks is not None and await self._store.batch(record.key) is None:
             await self._store_tasks(digest, tasks)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache, partial
 
+from pydantic import JsonValue
+
+from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchKey, BatchRequest
 from rollyard.kinds.rollout import Task
 from rollyard.server.batches.advance import (
@@ -31,7 +34,7 @@ from rollyard.server.batches.advance import (
     wanted,
 )
 from rollyard.server.batches.discarded_lengths import discarded_lengths
-from rollyard.server.batches.draw import DrawnTask, draw, longest_first, put_back
+from rollyard.server.batches.draw import DrawnTask, draw, engine_priority, longest_first, put_back
 from rollyard.server.batches.judge import Verdict
 from rollyard.server.batches.task_history import with_group
 from rollyard.server.rollouts.new_rollouts import expand
@@ -198,7 +201,8 @@ class Settlement:
         series = self._series_of(batch.namespace, batch.series)
         text = self._tables.task(series.digest, task.index)
         assert text is not None
-        number, records = self._free_number(batch, request, series.next_number, Task.model_validate_json(text))
+        made = Task.model_validate_json(text)
+        number, records = self._free_number(batch, self._prioritised(batch, request, series, task), series, made)
         self._put_series(replace(series, next_number=number + 1))
         group = GroupRecord(
             namespace=batch.namespace,
@@ -220,10 +224,25 @@ class Settlement:
         self._batches[key] = replace(batch, turn=turn + len(records) - 1)
         self.advance(key, group, GroupDrawn())
 
+    def _prioritised(
+        self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: DrawnTask
+    ) -> BatchRequest:
+        """Return the request with the task's priority at the engine, where that has an effect."""
+        if not (batch.engine_priority and request.longest_first) or "priority" in request.sampling.extra:
+            return request
+        whole = series.whole_lengths
+        mean = whole.seconds / whole.rollouts if whole.rollouts else 0.0
+        priority = engine_priority(self._history(series, task.index), mean)
+        if priority is None:
+            return request
+        extra: dict[str, JsonValue] = {**request.sampling.extra, "priority": priority}
+        return evolve(request, sampling=evolve(request.sampling, extra=extra))
+
     def _free_number(
-        self, batch: BatchRecord, request: BatchRequest, number: int, task: Task
+        self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: Task
     ) -> tuple[int, list[RolloutRecord]]:
         """Return the next number under which no rollout of a user exists, and the group's records."""
+        number = series.next_number
         while True:
             records = expand(batch.namespace, request.rollouts(f"{batch.series}-g{number}", task), self._now)
             if all(self._tx.get(r.namespace, r.id) is None for r in records):

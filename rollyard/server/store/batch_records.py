@@ -117,6 +117,8 @@ class BatchRecord:
     """Order of arrival; the store sets it at the first put."""
     status: BatchStatus = BatchStatus.RUNNING
     ended_at: float | None = None
+    engine_priority: bool = False
+    """Whether the engines of the pool order requests by priority."""
     slots: int = 0
     """Number of rollouts that the pool can work on for this batch at once; 0 while no node agent is connected."""
     step: int = 0

@@ -126,9 +126,11 @@ CREATE TABLE acknowledged_groups (
 CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 """
 
+_VERSION_9 = "-- BatchRecord.engine_priority, in the body of a batch.\n"
+
 FIRST_SCHEMA = 3
 """Number of the first script. Data folders with a lower number cannot be opened."""
-MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8)
+MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8, _VERSION_9)
 """Scripts in order. The first one makes schema FIRST_SCHEMA in an empty database; each later one adds 1."""
 
 

@@ -15,6 +15,7 @@ from rollyard.server.batches.draw import (
     Drawing,
     DrawnTask,
     draw,
+    engine_priority,
     is_passed_over,
     longest_first,
     place,
@@ -104,3 +105,11 @@ def test_longest_expected_first_and_unknown_ones_at_the_mean() -> None:
     history = {i: TaskHistory(rollouts=2, seconds=s) for i, s in seconds.items()}
     assert [t.index for t in longest_first(tasks, history.get)] == [1, 2, 4, 3, 0]
     assert longest_first(tasks, lambda index: None) == tasks
+
+
+@pytest.mark.parametrize(
+    ("seconds", "priority"), [(None, None), (10.0, 0), (5.0, 50), (20.0, -100), (30.0, -200), (1e6, -1000)]
+)
+def test_a_task_that_takes_longer_goes_first_in_the_engine_too(seconds: float | None, priority: int | None) -> None:
+    history = TaskHistory(rollouts=3, seconds=seconds) if seconds is not None else None
+    assert engine_priority(history, 10.0) == priority

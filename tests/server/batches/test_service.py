@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from rollyard.core.errors import Conflict, Invalid, NotFound
-from rollyard.kinds.batch import BatchKey, BatchStatus
+from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
@@ -271,3 +273,31 @@ async def test_a_small_batch_does_not_wait_behind_the_queue_of_a_large_one(site:
     order = [str(record.group).partition("-")[0] for record in await site.pool.lease(60)]
     assert {name: order[:30].count(name) for name in ("large", "small", "x")} == {"large": 10, "small": 10, "x": 10}
     assert order.count("small") == 20
+
+
+async def test_the_engine_hears_of_a_tasks_length_where_it_takes_a_priority(site: Site) -> None:
+    async def priorities(id: str, **fields: Any) -> dict[str, object]:
+        body = {"pool": "swe", "n": 2, "dataset": {"name": "d"}, "target": 4, "filter": {"kind": "none"}}
+        request = BatchRequest.model_validate({"id": id, **body, **fields})
+        await site.batches.create("default", request, [], engine_priority=fields.get("series") != "fcfs")
+        await site.pool.play(lambda r: Played(seconds=3.0 if _task(r) == "0" else 1.0))
+        records = await site.rollouts.find(RolloutFilter(limit=5000))
+        series = str(fields.get("series", "d"))
+        mine = [r for r in records if str(r.group).startswith(f"{series}-g")][-8:]
+        return {_task(r): _request(r).sampling.extra.get("priority") for r in mine}
+
+    await site.dataset("d", 4)
+    unknown = dict.fromkeys("0123")
+    assert await priorities("first") == unknown, "nothing is known in the first epoch"
+    assert await priorities("second") == {"0": -100, "1": 33, "2": 33, "3": 33}
+    assert await priorities("third", series="fcfs") == unknown
+    given = {"extra": {"priority": 7}}
+    assert set((await priorities("fourth", series="own", sampling=given)).values()) == {7}
+
+
+def _request(record: RolloutRecord) -> RolloutRequest:
+    return RolloutRequest.model_validate_json(record.request)
+
+
+def _task(record: RolloutRecord) -> str:
+    return str(_request(record).task.fields["answer"])

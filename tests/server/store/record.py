@@ -159,7 +159,8 @@ def put_batches(tables: BatchTables) -> None:
         tables.put_batch(
             BatchRecord(
                 namespace="default", id=status.value, digest="b", request=request.model_dump_json(), pool="rolloutpool",
-                series="d", created_at=1_700_000_000.0, status=status, ended_at=1_700_000_009.0, slots=4, step=2, turn=7.0,
+                series="d", created_at=1_700_000_000.0, status=status, ended_at=1_700_000_009.0,
+                engine_priority=True, slots=4, step=2, turn=7.0,
                 settled=4.5,
                 settled_informative=1.5, open=1, informative=1, unfinished=3, delivered=1, acknowledged=1, drawn=5,
                 carried_in=1, passed_over=1, all_low=1, all_high=1, other=1, faulty=1, faulty_in_a_row=1,
