@@ -1,8 +1,8 @@
 """Advantages of groups of rewards, as plain functions on arrays.
 
 Each function takes rewards of shape [n] (one group) or [groups, n], and returns float64 of the same shape. NaN or None
-marks a rollout without a reward, for example one that ended InfraFailed. It counts in no baseline, and its advantage is
-0.
+marks a rollout without a reward, for example one that ended InfraFailed. Such a rollout counts in no baseline; its
+advantage is 0.
 """
 
 from __future__ import annotations

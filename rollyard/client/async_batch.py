@@ -57,7 +57,7 @@ class AsyncBatch:
             self.id = request.id or f"b-{secrets.token_hex(6)}"
             self._request = evolve(request, id=self.id)
         self.after = after
-        """Last delivery that the iterator returned. Another process continues after it if it passes this as `after`."""
+        """Number of the last delivery that the iterator returned. Another process continues there with this as `after`."""
         self.view: BatchView | None = None
         """State of the batch as last seen."""
         self._created = False

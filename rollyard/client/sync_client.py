@@ -53,7 +53,7 @@ class BlockingBatch:
 
     @property
     def after(self) -> int:
-        """Last delivery that the iterator returned."""
+        """Number of the last delivery that the iterator returned."""
         return self._batch.after
 
     @property

@@ -34,7 +34,7 @@ RollyardError
 │   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
 │   └── EndpointRefused      4xx: the request itself is wrong; no retry
 │       └── AnswerRefused    refused by us: the endpoint's answer cannot be trained on
-├── NoEndpoint               no endpoint was ready for too long: the rollout is handed back without a charge
+├── NoEndpoint               no endpoint was ready for too long: the rollout is handed back; no retry is counted
 ├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
 ├── EngineFailed             a model server cannot be kept alive (engine/process/child_process.py)
 ├── GatewayError             an error in the shape of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)

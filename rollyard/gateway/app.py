@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 BODY_SECONDS = 120.0
 """Seconds after which a request that has not arrived completely is refused, to free its memory for others."""
 WRITE_STALL_SECONDS = 60.0
-"""Seconds without a read of its response after which a caller counts as gone."""
+"""A caller that reads nothing of its response for this many seconds counts as gone."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]

@@ -209,7 +209,7 @@ def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
-    held = view.pool.spec.allocation.within is not None  # its steps all end with the held job, so it has no successors
+    held = view.pool.spec.allocation.within is not None  # steps end with the user's job, so they have no successors
     counted = {m.name: m for m in view.counted}
     due = [name for name, turn in _renewal_times(view).items() if turn.submit_at <= view.now]
     soon = [] if held else [counted[name] for name in due if name in counted]

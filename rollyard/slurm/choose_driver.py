@@ -47,7 +47,7 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
 
 
 def _wrap(driver: Driver, folder: Path) -> Driver:
-    """Add steps of held jobs to a driver, and put every call within the budget."""
+    """Add steps of jobs that users already have to a driver, and put every call within the budget."""
     return BudgetedDriver(HeldJobDriver(driver, CliDriver(), folder))
 
 

@@ -32,7 +32,7 @@ QUERY = ("cpus-per-task", "gpus-per-node", "gres")
 
 
 class HeldJobDriver:
-    """Another driver, and in addition steps of held jobs."""
+    """Another driver, and in addition steps of jobs that users already have."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
         """`cli`: queries held jobs. `folder`: the local driver's folder for the steps."""
@@ -74,7 +74,7 @@ class HeldJobDriver:
 
 
 def _left(id: str, facts: Mapping[str, str]) -> int:
-    """Return the seconds that the held job has left. Raises SubmitRefused if it is not running."""
+    """Return the seconds that the user's job has left. Raises SubmitRefused if it is not running."""
     state = facts.get("JobState", "gone")
     if state != JobState.RUNNING:
         raise SubmitRefused(f"job {id} of spec.allocation.within is {state}; name a running job")

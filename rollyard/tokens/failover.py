@@ -1,4 +1,4 @@
-"""Sampling that survives a failing endpoint: a conversation stays on one, and moves to another with the ids it has.
+"""Sampling that survives a failing endpoint: a conversation stays on one, and moves to another with its ids so far.
 
 The node agent samples in this way for its leases, the gateway for the sessions of external agents. They differ only in
 their `Checkout`, which chooses another endpoint.

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from rollyard.tokens.streamed_response import OnProgress
 
 QUIET_SECONDS = 2.0
-"""Seconds after its last ids for which a request stays: a server that others cannot reach may still answer here."""
+"""A request stays for so many seconds after its last ids: a server that others cannot reach may still answer here."""
 
 
 class InFlightRequest:

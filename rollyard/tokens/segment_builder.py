@@ -49,7 +49,7 @@ class PlacedTurn:
     number: int
     first: int
     start: int
-    """Position in the segment's text; `end` is one too."""
+    """Position in the segment's text, as is `end`."""
     end: int
     ended: bool
     """Whether the token that ended the turn is included."""
@@ -68,7 +68,7 @@ class SegmentBuilder:
     logprobs: list[float | None] = field(default_factory=list)
     weights_version: list[str | None] = field(default_factory=list)
     prompt_length: int | None = None
-    """Known from the first sampled turn on."""
+    """None until the segment has a sampled turn."""
     finish_reasons: list[str] = field(default_factory=list)
     opened_by: Break | None = None
 

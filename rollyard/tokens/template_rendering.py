@@ -101,7 +101,7 @@ class Renderer:
     def ids(self, text: str, behind: int | None) -> list[int]:
         """Tokenise a piece of the real rendering. This is the only way from a template's text to ids.
 
-        `behind`: the token before it. Raises ValueError if the text has a placeholder.
+        `behind`: the id before the piece; None if there is none. Raises ValueError if the text has a placeholder.
         """
         if self._nonce in text:
             raise ValueError("a placeholder is no text for a model")

@@ -55,7 +55,7 @@ class Checkpoint:
 
     source: WeightsSource
     info: CheckpointInfo | None
-    """None if it could not be read at a start: the engine reports the error itself."""
+    """None if the folder could not be read at a start: the engine reports the error itself."""
 
 
 @dataclass(frozen=True)
@@ -193,13 +193,13 @@ class FilesRead:
     at: float
     found: Checkpoint
     why_unsupported: str = ""
-    """Why no process of this engine can serve them; empty when one can."""
+    """Why no process of this engine can serve the weights; empty when one can."""
     why_not_loadable: str = ""
-    """Why the current process cannot change to them; empty when it can."""
+    """Why the current process cannot change to the weights; empty when it can."""
     why_no_transfer: str = ""
-    """Why a trainer cannot transfer them to the current process; empty when it can."""
+    """Why a trainer cannot transfer the weights to the current process; empty when one can."""
     can_keep_requests: bool = False
-    """Whether running requests can continue with them."""
+    """Whether running requests can continue with the weights."""
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ MAX_ANSWER_DIFFERENCE = 0.25
 TOLERANCE = 0.02
 """Greatest difference from the logprobs computed from the files in single precision."""
 NOISE = 3.0
-"""Greatest factor by which an engine's distance from the files may exceed its distance just after its start."""
+"""Greatest factor by which an engine's difference from the files may exceed its difference just after its start."""
 STARTED_TOLERANCE = 0.5
 """Greatest difference from the files for an engine that has just been started, in any precision."""
 MIN_DIFFERENCE = 1e-3
@@ -65,7 +65,7 @@ class WeightsProof:
 
     answer: ProbeAnswer
     error: float | None
-    """Distance from the computed logprobs; None if none can be computed for such a model."""
+    """Distance from the computed logprobs; None if Rollyard cannot compute logprobs of this model."""
 
 
 class WeightsVerifier:

@@ -45,7 +45,7 @@ server's loop also serves rollouts."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
-"""Time for which a refused request counts as demand. It is shorter without an id, because then a retry is not recognised."""
+"""Time for which a refused request counts as demand. The second value is for one without an id: its retry is not recognised."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"

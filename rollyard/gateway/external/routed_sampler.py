@@ -1,4 +1,4 @@
-"""Samples for a session of an external agent. It stays on one endpoint, and moves to another if that fails."""
+"""Samples for a session of an external agent. The session stays on one endpoint, and moves if it fails."""
 
 from __future__ import annotations
 
@@ -110,7 +110,8 @@ class RoutedSampler:
             raise GatewayError(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
     def leave(self, *, in_flight: bool) -> None:
-        """Leave the endpoint if there is another one. `in_flight`: with the calls in flight, because the endpoint is out."""
+        """Leave the endpoint if there is another one. `in_flight`: the calls in flight move too, because the
+        endpoint does not answer."""
         if in_flight:
             self._failover.leave()
         elif (found := self._choose_again("")) is not None:

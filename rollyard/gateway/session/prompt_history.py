@@ -21,7 +21,7 @@ class PromptBranch:
     opened_by: Break | None
     track: SegmentBuilder = field(default_factory=SegmentBuilder)
     text: str = ""
-    """Text of the ids. A prompt of text must begin with it."""
+    """Text of the branch's ids. A prompt of text continues the branch only if it begins with this text."""
     first: int = 0
     """Length of the first prompt in characters."""
     busy: bool = True

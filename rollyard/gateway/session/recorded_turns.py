@@ -1,4 +1,4 @@
-"""Turns of a session, recorded as ids in its two histories. Its trajectory is made of them."""
+"""Turns of a session, recorded as ids in its two histories. The session's trajectory consists of these turns."""
 
 from __future__ import annotations
 

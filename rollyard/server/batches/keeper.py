@@ -89,6 +89,6 @@ class BatchKeeper:
 
 
 def needs_tick(request: BatchRequest, batch: BatchRecord, at: float, slots: int) -> bool:
-    """Whether a tick would change anything. Most ticks would only cost a write."""
+    """Whether a tick would change the batch. Without this check most ticks would cost a write for nothing."""
     expired = request.deadline_seconds is not None and at >= batch.created_at + request.deadline_seconds
     return expired or slots != batch.slots or wanted(request, batch) > 0

@@ -31,7 +31,7 @@ RETRY_SECONDS = 10
 READ_AHEAD = 256
 """Number of a plug-in's tasks that are stored before they are drawn."""
 READ_AHEAD_GROUPS = 4
-"""The same number, as a multiple of the groups in flight."""
+"""The same number as a multiple of the groups in flight; the greater of the two applies."""
 MAX_REQUEST_BYTES = 256 << 10
 """Greatest size of a request without its tasks. With one of its tasks it must fit into a rollout's request."""
 

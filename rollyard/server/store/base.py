@@ -66,7 +66,7 @@ class RolloutRecord:
     """Order of arrival; the store sets it at the first put."""
     status: Status = Status.QUEUED
     stage: Stage = Stage.INIT
-    """The next stage, or the present one."""
+    """Stage in which a leased rollout is, or with which a queued one begins."""
     attempt: int = 1
     faults: int = 0
     """Infrastructure failures so far. They count as retries."""
@@ -98,9 +98,9 @@ class RolloutRecord:
     cursor: int | None = None
     """Position among terminal records; the store sets it when the status becomes terminal."""
     min_weights_version: str | None = None
-    """Oldest weights version with which it may run."""
+    """Oldest weights version with which the rollout may run."""
     weights: WeightsConstraint | None = None
-    """Constraint on the weights after it has begun, or None. Only records with a constraint are read when weights change."""
+    """Constraint on the weights after the rollout has begun, or None. When weights change, only records with one are read."""
     weights_version: str | None = None
     """Version of the policy when the lease was granted; removed when the sampling is to be repeated."""
     outdated: int = 0

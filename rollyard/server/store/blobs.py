@@ -76,7 +76,7 @@ class PackWriter:
         """Remove the added blobs after a failed commit, and continue in a new pack."""
         self._added = 0
         self._waiting.clear()
-        # Never in this pack: after a failed fsync the kernel may mark pages as clean that did not reach the disk.
+        # Not in the same pack: after a failed fsync the kernel may mark pages as clean that did not reach the disk.
         self._next_pack(cut_at=self._committed_size)
 
     def _next_pack(self, cut_at: int | None = None) -> None:

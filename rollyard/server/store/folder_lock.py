@@ -1,7 +1,7 @@
 """One server for a folder: an exclusive lock that ends with its holder, and names the holder.
 
 The lock prevents accidents; the epoch makes a second writer harmless (`tables.check_epoch`). So a job may run without
-the lock if Slurm has ended its holder, but the holder's node, cut off, still has it.
+the lock if Slurm has ended its holder, but the holder's node is cut off and still has the lock.
 """
 
 from __future__ import annotations

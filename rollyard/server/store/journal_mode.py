@@ -1,8 +1,8 @@
 """Choice of the journal mode that works on the folder's file system, by test writes.
 
 WAL is the fastest mode, but its shared memory does not reach across nodes: on a network file system it corrupts the
-database (sqlite.org/wal.html). It is chosen only if the file system is known to be local, its server stays on one
-machine, and a test with two connections works.
+database (sqlite.org/wal.html). WAL is chosen only if the file system is known to be local, Rollyard's server
+stays on one machine, and a test with two connections works.
 """
 
 from __future__ import annotations

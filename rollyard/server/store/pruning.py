@@ -38,7 +38,7 @@ GroupName = tuple[str, str]
 class LoosePack:
     name: str
     unused_since: float | None
-    """Unix seconds; None while a record names it."""
+    """Unix seconds since which no record names the pack; None while one does."""
     needed_bytes: int
 
 

@@ -182,7 +182,7 @@ def last_epoch(db: sqlite3.Connection) -> int:
 def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
     """Raise Superseded once a later opening has been counted.
 
-    Call this in the transaction that it allows: until the transaction ends, no other process can count an opening.
+    Call this in the transaction that writes: until the transaction ends, no other process can count an opening.
     """
     newest = last_epoch(db)
     if newest != epoch:

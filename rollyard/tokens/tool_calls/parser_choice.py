@@ -30,7 +30,7 @@ BUILT_IN: dict[str, tuple[MakeParser, tuple[str, ...]]] = {
 
 
 def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[dict[str, Any]] = ()) -> ToolCallParser:
-    """Return the parser: a built-in or installed one by `name`. Without a name the template decides, else it is Hermes.
+    """Return the parser: a built-in or installed one by `name`. Without a name the template decides; Hermes by default.
 
     `tools` gives argument types to families that write all arguments as text. Raises TaskError for an unknown name, and
     for an installed parser that cannot be made.
