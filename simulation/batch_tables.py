@@ -19,6 +19,7 @@ class MemoryTables:
         self.latest_batch: dict[BatchKey, BatchRecord] = {}
         self.groups: dict[str, GroupRecord] = {}
         """Live groups only."""
+        self.delivered: list[GroupRecord] = []
         self.rollouts: dict[str, RolloutRecord] = {}
         """Rollouts that have not ended, as they were submitted."""
         self.started: dict[str, float] = {}
@@ -75,6 +76,7 @@ class MemoryTables:
             self.groups[record.id] = record
         else:
             self.groups.pop(record.id, None)
+            self.delivered += [record] if record.delivery else []
 
     def live_groups(self, key: BatchKey) -> list[GroupRecord]:
         return sorted((g for g in self.groups.values() if g.batch == key.id), key=lambda g: g.number)

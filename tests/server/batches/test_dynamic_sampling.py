@@ -50,6 +50,7 @@ def test_a_stream_trades_staleness_for_idle_time_and_throws_nothing_away() -> No
     assert stream(0).staleness < 0.2  # more groups than expected were informative; the next step uses the rest
     assert stream(0).idle > stream(1).idle > stream(4).idle
     for bound in (1, 4):
+        assert stream(bound).over < 0.2
         assert 0 < stream(bound).staleness < bound + 0.1  # a slow group, which others overtake, may be staler
         assert stream(bound).bias == pytest.approx(1.0, abs=0.05)
 
