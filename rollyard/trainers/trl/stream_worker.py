@@ -77,6 +77,9 @@ class StreamWorker:
                 "`max_staleness` must be at least 1: AsyncGRPOTrainer fetches the first samples of the next step before "
                 "it trains on those of a step"
             )
+        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
+
+        self._sample_class = RolloutSample
         self.rollout_buffer = SampleQueue()
         self.metrics_queue: queue.Queue[dict[str, float]] = queue.Queue()
         self._client, self._request, self._namespace = client, request, namespace
@@ -164,9 +167,7 @@ class StreamWorker:
         advantage: float,
         metrics: dict[str, float],
     ) -> Any:
-        from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
-
-        return RolloutSample(
+        return self._sample_class(
             prompt=[{"role": "user", "content": trajectory.task.model_dump_json()}],
             completion=[{"role": "assistant", "content": t.text} for t in trajectory.turns if t.segment == index],
             input_ids=np.array(segment.token_ids, np.int64),
