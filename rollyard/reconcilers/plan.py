@@ -76,7 +76,7 @@ class Member:
 
     @property
     def active(self) -> bool:
-        """Whether it counts towards the size of the pool."""
+        """Whether the allocation counts towards the size of the pool."""
         return self.live and not self.allocation.spec.drain
 
     @property
@@ -89,11 +89,11 @@ class Member:
 
     @property
     def serves(self) -> bool:
-        """Whether it is ready and running, and is not about to go."""
+        """Whether the allocation is ready and running, and is not about to go."""
         return self.active and self.ready and not self.suspended
 
     def missing(self, now: float) -> bool:
-        """Whether it served once, and has been suspended or silent so long that another allocation stands in for it."""
+        """Whether the allocation served once, and has been suspended or silent so long that the pool makes one more."""
         status = self.allocation.status
         known = get_condition(status.conditions, "Ready")
         if status.ready_at is None or known is None or known.status == "True" or not (self.suspended or self.silent):
@@ -265,7 +265,7 @@ def _blocks_successor(successor: Member) -> bool:
 
 
 def _useless(view: _PoolMembers, old: Member) -> bool:
-    """Whether it has no work and can take no more. A model server stays useful until its end."""
+    """Whether the allocation has no work and can take no more. A model server stays useful until its end."""
     if isinstance(view.pool, RolloutPool) and old.load > 0:
         return False
     return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))

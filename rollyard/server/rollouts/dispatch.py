@@ -64,7 +64,7 @@ class _AgentCapacity:
         return not (is_suspect(record) and self.held) and self.has_capacity(record, stages, now)
 
     def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
-        """Whether it has capacity, a handler for this kind of task, and enough walltime left for the remaining stages."""
+        """Whether the node agent has capacity, a handler for this task kind, and enough walltime for the remaining stages."""
         if self.reserved or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
             return False
         if self.agent.walltime_ends is None:

@@ -111,7 +111,7 @@ class Leases:
             lease.parked_at = float("-inf")
 
     def parked_since(self, key: RolloutKey, fence: int) -> float | None:
-        """Unix seconds since which the lease has no endpoint to continue at; None if it has one, or its last request is old."""
+        """Unix seconds since which the lease has no endpoint to continue at; None if it has one, or last asked long ago."""
         lease = self._live.get(key)
         if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None

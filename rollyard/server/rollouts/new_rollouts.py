@@ -57,7 +57,7 @@ def too_large(size: int) -> Invalid:
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert new records and attach to existing ones, all or none. Raises Conflict if an existing one has another body.
+    """Insert new records and attach to existing ones, all or none. Raises Conflict if an existing record has another body.
 
     Each record comes with the n of its request.
     """

@@ -53,7 +53,7 @@ def decompress(frame: bytes) -> bytes:
 
 
 def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None = None) -> RolloutView:
-    """Return the record as an entry of a list. `stage`: the holder's last report, if it is newer. `waiting`: why it waits."""
+    """Return the record as an entry of a list. `stage`: the holder's last report, if newer. `waiting`: why it is queued."""
     return RolloutView(
         id=record.id,
         namespace=record.namespace,

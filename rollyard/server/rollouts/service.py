@@ -167,7 +167,7 @@ class RolloutService:
         return await self.get(namespace, id)
 
     async def cancel_matching(self, filter: RolloutFilter) -> int:
-        """End all live rollouts that match now, some at a time; return how many ended. Later ones are left alone."""
+        """End all live rollouts that match now, some at a time; return how many ended. Later rollouts are left alone."""
         last = await self._store.newest_seq()
         total = 0
         while found := await self._store.list_rollouts(filter):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 FULL, EASY = 0.92, 0.75
 """Filled share of the cache above which no session is admitted, and below which the limit grows again."""
 CROWDED, ROOMY = 1.5, 1.1
-"""The same thresholds for the projected use of all sessions. They are above 1, because some end before they come back."""
+"""The same thresholds for the projected use of all sessions. Above 1, because some sessions end before their next call."""
 SAMPLE = 0.25
 """Share of the sessions that must be running, so that their use can be projected to all."""
 LINE, SHORT_LINE = 1.0, 0.25

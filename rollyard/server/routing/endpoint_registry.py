@@ -286,7 +286,7 @@ class EndpointRegistry:
             self.capacity_freed.emit(state.pool)
 
     def _is_cold(self, state: EndpointState, old: EndpointState | None) -> bool:
-        """Whether it has just started. After a restart of the server an endpoint is new only to us: then it has sessions."""
+        """Whether the endpoint has just started. After a restart of the server it only looks new: it has sessions."""
         return self.sessions.count(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:

@@ -61,7 +61,7 @@ class EndpointState:
     why_not_routable: Reason | None = None
     """Reason why it gets no new work because of its weights."""
     has_reported: bool = False
-    """Whether it has reported since it registered here."""
+    """Whether the endpoint has reported since it registered here."""
     weights: WeightsReport = field(default_factory=WeightsReport)
     last_order: WeightsTarget | None = None
     """The target in the last answer to it."""
@@ -80,7 +80,7 @@ class EndpointState:
         return not self.ready and (self.trust.ejected or silent)
 
     def capacity_share(self, now: float) -> float:
-        """Share of its capacity that it may fill now; it grows in steps to 1."""
+        """Share of the endpoint's capacity that may be filled now; it grows in steps to 1."""
         left = self.warm_at - now
         if left <= 0:
             return 1.0
@@ -91,7 +91,7 @@ class EndpointState:
 
 
 def why_not_ready(state: EndpointState) -> Reason | None:
-    """Reason why it gets no new work: first the engine's own, then our trust, then its weights. None if it gets work."""
+    """Reason why the endpoint gets no new work: the engine's own, then our trust, then its weights; None if it gets work."""
     if not state.healthy and state.uid:
         return _main_reason(state) if state.has_reported or state.engine_reason else REGISTERING
     if (why := state.trust.why) is not None:

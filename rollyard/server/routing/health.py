@@ -27,7 +27,7 @@ class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
     """Node agent -> time of its complaint, if no probe has succeeded since."""
     out_until: float | None = None
-    """End of the ejection, when a probe is due; None if it is not ejected."""
+    """End of the ejection, when a probe is due; None if the endpoint is not ejected."""
     suspected: bool = False
     """True: a probe is due at once."""
     ejections: int = 0

@@ -123,7 +123,7 @@ def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str | None:
-    """Reason why no endpoint serves weights that it accepts; None if one does. `pool`: the InferencePool."""
+    """Reason why no endpoint serves weights that the rollout accepts; None if one does. `pool`: the InferencePool."""
     least = record.min_weights_version
     if (
         record.status is not Status.QUEUED

@@ -52,7 +52,7 @@ def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
 
 
 def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Target that the endpoint should serve; None for its first weights. `fresh`: it has just started and serves nothing."""
+    """Target that the endpoint should serve; None for its first weights. `fresh`: it just started and serves nothing yet."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(id) if operation is not None else None
     attempt = progress.attempt if progress is not None else None

@@ -286,7 +286,7 @@ def _why_from_folder(member: EndpointWeights, target: WeightsRecord) -> str:
 
 
 def _is_about_target(member: EndpointWeights, target: WeightsRecord, progress: EndpointProgress) -> bool:
-    """Whether its report is about this target, and not about the one before it."""
+    """Whether the member's report is about this target, and not about the one before."""
     order = target_of(target, progress.attempt)
     return member.acknowledged == order if member.report.attempt is None else member.report.attempt == order.attempt
 
