@@ -28,6 +28,10 @@ _NOT_NEWEST = (
     "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL)"
 )
 """Condition for rows that may be deleted. The greatest seq and cursor stay, because new rows are numbered after them."""
+_OF_LIVE_GROUP = (
+    "EXISTS (SELECT 1 FROM batch_groups WHERE batch_groups.namespace = rollouts.namespace "
+    "AND batch_groups.id = rollouts.\"group\" AND state IN ('Open', 'Informative'))"
+)
 DELETED_ROWS = 200
 """Rollouts that one statement deletes. Old rollouts are deleted in such portions, so other writes go in between."""
 GroupName = tuple[str, str]
@@ -56,10 +60,11 @@ def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
 
 
 def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
-    """Rows of rollouts that ended before this time, the oldest first; never the newest of all rollouts."""
+    """Rows of rollouts that ended before this time, the oldest first; never the newest of all rollouts, nor those of a
+    group that a batch has still to deliver."""
     query = (
         "SELECT seq FROM rollouts INDEXED BY rollouts_ended WHERE cursor IS NOT NULL AND namespace = ? AND pool = ? "
-        f"AND finished_at < ? AND {_NOT_NEWEST} ORDER BY finished_at LIMIT ?"
+        f"AND finished_at < ? AND {_NOT_NEWEST} AND NOT {_OF_LIVE_GROUP} ORDER BY finished_at LIMIT ?"
     )
     return [seq for (seq,) in db.execute(query, (*pool, at, limit))]
 

@@ -10,6 +10,7 @@ from rollyard.core.errors import Conflict, Invalid, NotFound
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Status
+from rollyard.server.rollouts.result_pruner import ResultPruner
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
 from tests.server.batches.conftest import Site, task
 from tests.support.played_pool import Played
@@ -301,3 +302,17 @@ def _request(record: RolloutRecord) -> RolloutRequest:
 
 def _task(record: RolloutRecord) -> str:
     return str(_request(record).task.fields["answer"])
+
+
+async def test_a_carried_group_keeps_its_rollouts_however_long_no_batch_takes_it(site: Site) -> None:
+    await site.dataset("d", 50)
+    await site.create(id="a", dataset={"name": "d"}, target=2)
+    for record in await site.pool.lease(5):
+        await site.pool.finish(record, alternating(record))
+    site.clock.turn(365 * 86400.0)
+    await site.pool.play(alternating)
+    assert await ResultPruner(site.store, site.clock).prune() == 4, "those of the two delivered groups"
+    view = await site.create(id="b", dataset={"name": "d"}, target=1)
+    assert view.carried_in == 1
+    (group,), _ = await site.batches.groups(key("b"), 0, 10, 0.0)
+    assert [r.sample_index for r in await site.batches.rollouts_of(group)] == [0, 1]
