@@ -35,7 +35,7 @@ class HeldJobDriver:
     """Another driver, and in addition steps of jobs that users already have."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
-        """`cli`: queries held jobs. `folder`: the local driver's folder for the steps."""
+        """`cli`: queries the users' jobs. `folder`: the local driver's folder for the steps."""
         self.name = driver.name
         self._driver = driver
         self._cli = cli
