@@ -7,7 +7,7 @@ from dataclasses import replace
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.rollouts.step import Granted, step
-from rollyard.server.store.base import PoolTurns, RolloutRecord
+from rollyard.server.store.base import QueueRanks, RolloutRecord
 from rollyard.server.store.batch_records import BatchRecord, GroupRecord, SeriesRecord, TaskHistory
 
 
@@ -26,7 +26,7 @@ class MemoryTables:
         """Times at which the running ones of them were started."""
         self._series: SeriesRecord | None = None
         self._history: dict[int, TaskHistory] = {}
-        self._turns = PoolTurns()
+        self._ranks = QueueRanks()
         self._seq = 0
 
     @property
@@ -49,11 +49,11 @@ class MemoryTables:
         self.rollouts[record.id] = replace(record, seq=self._seq)
         return self.rollouts[record.id]
 
-    def turns(self, pool: PoolKey) -> PoolTurns:
-        return self._turns
+    def queue_ranks(self, pool: PoolKey) -> QueueRanks:
+        return self._ranks
 
-    def put_turns(self, pool: PoolKey, turns: PoolTurns) -> None:
-        self._turns = turns
+    def put_queue_ranks(self, pool: PoolKey, ranks: QueueRanks) -> None:
+        self._ranks = ranks
 
     def unended(self, namespace: str, group: str) -> list[str]:
         ids = (f"{group}.{sample}" for sample in range(self.groups[group].n))

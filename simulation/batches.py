@@ -212,15 +212,15 @@ class SimulatedPool:
             self._informative_seconds += sum(seconds for seconds, _ in group)
         self._drawn.add(found.id)
         self._lengths[record.id] = group[record.sample_index]
-        heapq.heappush(self._queue, (record.turn, record.seq, record.id))
+        heapq.heappush(self._queue, (record.queue_rank, record.seq, record.id))
 
     def _fill(self) -> None:
         while self._free and self._queue:
-            turn, seq, id = heapq.heappop(self._queue)
+            rank, seq, id = heapq.heappop(self._queue)
             if id not in self._lengths:
                 continue  # cancelled
-            turns = self._tx.turns(POOL)
-            self._tx.put_turns(POOL, replace(turns, served=max(turns.served, turn)))
+            ranks = self._tx.queue_ranks(POOL)
+            self._tx.put_queue_ranks(POOL, replace(ranks, served=max(ranks.served, rank)))
             self._free -= 1
             self._tables.started[id] = self.now
             heapq.heappush(self._running, (self.now + self._lengths[id][0], seq, id))

@@ -43,9 +43,9 @@ class PlayedPool:
         def grant(tx: Transaction) -> list[RolloutRecord]:
             queued = tx.queued([self._key], [Stage.INIT], float("inf"), limit)
             granted = Granted(parts.clock.time(), "u/i", "node", {"policy": "e"}, "v1")
-            turns = tx.turns(self._key)
-            served = max([turns.served, *(record.turn for record in queued)])
-            tx.put_turns(self._key, replace(turns, served=served))
+            ranks = tx.queue_ranks(self._key)
+            served = max([ranks.served, *(record.queue_rank for record in queued)])
+            tx.put_queue_ranks(self._key, replace(ranks, served=served))
             return [tx.put(step(record, granted)[0]) for record in queued]
 
         return await parts.store.transact(grant)

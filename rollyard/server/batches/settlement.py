@@ -218,10 +218,12 @@ class Settlement:
             batch=batch.id,
             tries=task.tries,
         )
-        turns = self._tx.turns(batch.pool_key)
-        turn = turns.first(batch.turn)
-        self._changes.inserted += [self._tx.put(replace(record, turn=turn + i)) for i, record in enumerate(records)]
-        self._batches[key] = replace(batch, turn=turn + len(records) - 1)
+        ranks = self._tx.queue_ranks(batch.pool_key)
+        rank = ranks.first(batch.queue_rank)
+        self._changes.inserted += [
+            self._tx.put(replace(record, queue_rank=rank + i)) for i, record in enumerate(records)
+        ]
+        self._batches[key] = replace(batch, queue_rank=rank + len(records) - 1)
         self.advance(key, group, GroupDrawn())
 
     def _prioritised(

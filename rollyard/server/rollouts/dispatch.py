@@ -186,9 +186,9 @@ class Dispatcher:
                 if record.group is not None:
                     mates[record.group] = endpoints
                 granted.append(self._put(tx, record, room.agent, endpoints, now))
-        turns, latest = tx.turns(key), max((g.record.turn for g in granted), default=0.0)
-        if latest > turns.served:
-            tx.put_turns(key, replace(turns, served=latest))
+        ranks, latest = tx.queue_ranks(key), max((g.record.queue_rank for g in granted), default=0.0)
+        if latest > ranks.served:
+            tx.put_queue_ranks(key, replace(ranks, served=latest))
         return granted
 
     @staticmethod

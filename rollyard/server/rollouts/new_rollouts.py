@@ -68,7 +68,7 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
     for record, n in records:
         there = tx.get(record.namespace, record.id)
         if there is None:
-            accepted.append((tx.put(_with_turn(tx, record)), True))
+            accepted.append((tx.put(_with_queue_rank(tx, record)), True))
         elif there.digest == record.digest or _is_same_body(there, record, n):
             accepted.append((there, False))
         else:
@@ -78,11 +78,11 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
     return accepted
 
 
-def _with_turn(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
-    turns = tx.turns(record.pool_key)
-    turn = turns.first(turns.submitted)
-    tx.put_turns(record.pool_key, replace(turns, submitted=turn))
-    return replace(record, turn=turn)
+def _with_queue_rank(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
+    ranks = tx.queue_ranks(record.pool_key)
+    rank = ranks.first(ranks.submitted)
+    tx.put_queue_ranks(record.pool_key, replace(ranks, submitted=rank))
+    return replace(record, queue_rank=rank)
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:

@@ -105,9 +105,9 @@ class RolloutRecord:
     """Version of the policy when the lease was granted; removed when the sampling is to be repeated."""
     outdated: int = 0
     """Leases taken back because the weights had become too old. They are no retries, but they have a limit too."""
-    turn: float = 0.0
-    """Place in the queue within its priority. The pool's batches take turns; all other submits together count as one more
-    batch. Within a batch turns grow."""
+    queue_rank: float = 0.0
+    """Place in the queue within its priority. Ranks grow within a batch, and those of the pool's batches are interleaved.
+    All rollouts that belong to no batch count as one more batch."""
 
     @property
     def key(self) -> RolloutKey:
@@ -152,14 +152,14 @@ class Transaction(Protocol):
     ) -> list[RolloutRecord]:
         """Records that wait for a lease in these pools, without those in back-off at `now`.
 
-        EVAL before INIT, then by priority, by turn, and in order of arrival. `kinds`: only these task kinds. `minima`:
+        EVAL before INIT, then by priority, by rank, and in order of arrival. `kinds`: only these task kinds. `minima`:
         only records without a minimum version, or with one of these. `after`: in each stage only records behind this one.
         """
         ...
 
-    def turns(self, pool: PoolKey) -> PoolTurns: ...
+    def queue_ranks(self, pool: PoolKey) -> QueueRanks: ...
 
-    def put_turns(self, pool: PoolKey, turns: PoolTurns) -> None: ...
+    def put_queue_ranks(self, pool: PoolKey, ranks: QueueRanks) -> None: ...
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
         """Leased records, of one holder or of all."""
@@ -177,19 +177,19 @@ class Transaction(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolTurns:
-    """Turns of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
+class QueueRanks:
+    """Ranks of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
 
-    New rollouts of a batch get the turns after its last turn, or after `served`, if `served` is greater.
+    New rollouts of a batch get the ranks after its last rank, or after `served`, if `served` is greater.
     """
 
     served: float = 0.0
-    """Greatest turn of a leased rollout."""
+    """Greatest rank of a leased rollout."""
     submitted: float = 0.0
-    """Last turn of the rollouts that belong to no batch."""
+    """Last rank of the rollouts that belong to no batch."""
 
     def first(self, last: float) -> float:
-        """Return the next turn of a batch whose last turn was `last`."""
+        """Return the next rank of a batch whose last rank was `last`."""
         return max(self.served, last) + 1
 
 

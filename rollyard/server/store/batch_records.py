@@ -126,8 +126,8 @@ class BatchRecord:
     settled: float = 0.0
     """Number of groups of the series whose verdict is known; older ones count less."""
     settled_informative: float = 0.0
-    turn: float = 0.0
-    """Turn of the batch's last rollout in the pool's queue."""
+    queue_rank: float = 0.0
+    """Rank of its last rollout in the pool's queue."""
     open: int = 0
     """Number of groups without a verdict."""
     informative: int = 0

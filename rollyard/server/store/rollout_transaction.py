@@ -12,7 +12,7 @@ from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
 from rollyard.server.store import rollout_queries, row_codec
-from rollyard.server.store.base import BlobRef, GroupVersions, PoolTurns, RolloutRecord, VersionBound
+from rollyard.server.store.base import BlobRef, GroupVersions, QueueRanks, RolloutRecord, VersionBound
 from rollyard.server.store.batch_transaction import SqliteBatchTables
 from rollyard.server.store.writer import WriteUnit
 
@@ -89,13 +89,13 @@ class RolloutTransaction:
             if room <= 0:
                 break
             lines = [self._queue_rows(also, [*pool, stage.value, now, *values, room]) for pool in pools]
-            found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.turn, r.seq)), room))
+            found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.queue_rank, r.seq)), room))
         return found
 
     def _queue_rows(self, also: str, values: Sequence[object]) -> list[RolloutRecord]:
         query = (
             f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? AND pool = ? "
-            f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, turn, seq LIMIT ?"
+            f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, queue_rank, seq LIMIT ?"
         )
         return [row_codec.from_row(r) for r in self._db.execute(query, values)]
 
@@ -118,14 +118,14 @@ class RolloutTransaction:
             found[bool(ended) or stage == Stage.EVAL].add(version)
         return GroupVersions(frozenset(found[True]), frozenset(found[False]))
 
-    def turns(self, pool: PoolKey) -> PoolTurns:
-        query = "SELECT served, submitted FROM pool_turns WHERE namespace = ? AND pool = ?"
+    def queue_ranks(self, pool: PoolKey) -> QueueRanks:
+        query = "SELECT served, submitted FROM queue_ranks WHERE namespace = ? AND pool = ?"
         row = self._db.execute(query, pool).fetchone()
-        return PoolTurns(*row) if row else PoolTurns()
+        return QueueRanks(*row) if row else QueueRanks()
 
-    def put_turns(self, pool: PoolKey, turns: PoolTurns) -> None:
+    def put_queue_ranks(self, pool: PoolKey, ranks: QueueRanks) -> None:
         self._db.execute(
-            "INSERT OR REPLACE INTO pool_turns VALUES (?, ?, ?, ?)", (*pool, turns.served, turns.submitted)
+            "INSERT OR REPLACE INTO queue_ranks VALUES (?, ?, ?, ?)", (*pool, ranks.served, ranks.submitted)
         )
 
     def add_blob(self, data: bytes) -> BlobRef:
@@ -144,6 +144,6 @@ def _queue_conditions(
         values += minima
     if after is not None:
         # SQLite uses the index only for the first part.
-        also += " AND priority <= ? AND (priority < ? OR turn > ? OR (turn = ? AND seq > ?))"
-        values += [after.priority, after.priority, after.turn, after.turn, after.seq]
+        also += " AND priority <= ? AND (priority < ? OR queue_rank > ? OR (queue_rank = ? AND seq > ?))"
+        values += [after.priority, after.priority, after.queue_rank, after.queue_rank, after.seq]
     return also, values

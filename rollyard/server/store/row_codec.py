@@ -48,7 +48,7 @@ _CODECS: dict[str, Codec] = {
 _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
 _FIXED = {"namespace", "id", "digest", "pool", "task_kind", "group", "sample_index", "mode", "created_at"}
-_FIXED |= {"min_weights_version", "weights", "turn"}
+_FIXED |= {"min_weights_version", "weights", "queue_rank"}
 _MOVING = [name for name in _COLUMNS if name not in _FIXED]
 
 _NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}

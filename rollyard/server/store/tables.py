@@ -100,12 +100,12 @@ CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cur
 """
 
 _VERSION_6 = """
--- Order of the queue within a priority; see RolloutRecord.turn.
-ALTER TABLE rollouts ADD COLUMN turn REAL NOT NULL DEFAULT 0;
+-- Order of the queue within a priority; see RolloutRecord.queue_rank.
+ALTER TABLE rollouts ADD COLUMN queue_rank REAL NOT NULL DEFAULT 0;
 DROP INDEX rollouts_queued;
-CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, turn, seq, not_before)
+CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before)
     WHERE status = 'Queued' AND holder IS NULL;
-CREATE TABLE pool_turns (
+CREATE TABLE queue_ranks (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, served REAL NOT NULL, submitted REAL NOT NULL,
     PRIMARY KEY (namespace, pool)
 ) WITHOUT ROWID;

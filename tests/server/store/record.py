@@ -135,7 +135,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         weights=WeightsConstraint(same=True, max_staleness=2),
         weights_version="v3",
         outdated=1,
-        turn=3.0,
+        queue_rank=3.0,
     )
 
 
@@ -160,7 +160,7 @@ def put_batches(tables: BatchTables) -> None:
             BatchRecord(
                 namespace="default", id=status.value, digest="b", request=request.model_dump_json(), pool="rolloutpool",
                 series="d", created_at=1_700_000_000.0, status=status, ended_at=1_700_000_009.0,
-                engine_priority=True, slots=4, step=2, turn=7.0,
+                engine_priority=True, slots=4, step=2, queue_rank=7.0,
                 settled=4.5,
                 settled_informative=1.5, open=1, informative=1, unfinished=3, delivered=1, acknowledged=1, drawn=5,
                 carried_in=1, passed_over=1, all_low=1, all_high=1, other=1, faulty=1, faulty_in_a_row=1,
