@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 import aiohttp
 import zstandard
@@ -28,6 +29,8 @@ class ResultUploads:
         self._http = http
         self.as_columns = False
         """Whether the server reads columns, by its `Welcome`."""
+        self._encoding = ThreadPoolExecutor(1, "encode-results")
+        """One thread. Several threads take the interpreter from each other and from the loop: fewer uploads per second."""
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the
@@ -63,7 +66,8 @@ class ResultUploads:
             await backoff.wait()
 
     async def _put(self, path: str, ref: LeaseRef, result: RunResult | Outcome) -> None:
-        data = await asyncio.to_thread(_upload, ref, result, self.as_columns)
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(self._encoding, _upload, ref, result, self.as_columns)
         backoff = Backoff()
         while True:
             try:
