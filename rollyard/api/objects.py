@@ -212,7 +212,7 @@ async def _watch(
                 await send_event(event)
     except TimeoutError:
         pass
-    except ApiError as error:  # kubectl expects the error that ends a watch as an event
+    except ApiError as error:  # kubectl expects this error as an event at the end of a watch
         await send("ERROR", status_body(error))
     return response
 

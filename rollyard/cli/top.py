@@ -42,8 +42,8 @@ async def top(
 ) -> None:
     """Show live metrics of pools.
 
-    They are tokens a second, sessions, cache use, stages and rollouts a minute. Rates cover the last 15 seconds,
-    rollouts the last minute. A dash stands for an unknown value.
+    They are tokens a second, sessions, cache use, stages and rollouts a minute. Rollouts are counted over the last
+    minute, the other rates over the last 15 seconds. A dash stands for an unknown value.
     """
     where = None if all_namespaces else namespace
 

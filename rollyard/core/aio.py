@@ -51,7 +51,7 @@ class Waker:
 
 @contextlib.asynccontextmanager
 async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
-    """Run a coroutine beside the block. When the block is left, the coroutine is cancelled and has ended.
+    """Run a coroutine beside the block. Leaving the block cancels the coroutine, and waits until it has ended.
 
     Its exception is not raised here: the block reads it from the task's result.
     """

@@ -61,7 +61,7 @@ class EmbeddedEngine(KindModel):
     max_model_len: int | None = Field(default=None, ge=1)
     """Context length in tokens. Default: the model's own."""
     max_sequences: int = Field(default=32, ge=1, le=1024)
-    """Most sequences that are decoded together."""
+    """Greatest number of sequences that are decoded together."""
 
 
 class ExternalEndpoint(KindModel):

@@ -27,7 +27,7 @@ class InferencePoolSpec(KindModel):
     autoscaling: InferenceAutoscaling | None = None
     """Bounds of a size that follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """GPU-hours that the pool may use in total. Then it gives back its allocations until you raise this number."""
+    """Limit of the pool's GPU-hours in total. At the limit it gives back its allocations, and gets none until you raise it."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
@@ -78,7 +78,7 @@ class EndpointStatus(EndpointMetrics):
     draining: bool = False
     """True: the endpoint gets no new rollouts, and its rollouts move to other endpoints with their next turn."""
     max_sessions: int | None = None
-    """Most rollouts that the endpoint gets at present; null for no limit."""
+    """Greatest number of rollouts that the endpoint takes at present; null for no limit."""
     full: str = ""
     """Reason of the limit."""
 
@@ -86,8 +86,7 @@ class EndpointStatus(EndpointMetrics):
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
     weights: WeightsStatus = WeightsStatus()
-    """Weights that the pool serves. The API and the pool's controller write them, each only if they are unchanged since
-    it read them."""
+    """Weights that the pool serves. The API and the pool's controller write them; neither overwrites an unread change."""
     load: EndpointMetrics = EndpointMetrics()
     """Metrics of all endpoints together, up to 30 seconds old."""
 

@@ -132,7 +132,7 @@ class RolloutPoolSpec(KindModel):
     autoscaling: Autoscaling | None = None
     """Bounds of a size that follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """GPU-hours that the pool may use in total. Then it gives back its allocations until you raise this number."""
+    """Limit of the pool's GPU-hours in total. At the limit it gives back its allocations, and gets none until you raise it."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()

@@ -24,8 +24,8 @@ class LoadReport:
 def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> list[Metric]:
     """One metric for each stage that takes time: rollouts in it or on their way to it, divided by its greatest width.
 
-    Rollouts that wait for INIT are on their way to RUN: node agents begin rollouts before RUN has room for them. If
-    they were divided by the width of INIT, allocations would be requested whose RUN workers are idle.
+    Rollouts that wait for INIT are on their way to RUN: node agents begin rollouts before RUN has room for them. INIT
+    may have fewer workers than RUN. Divided by them, the demand would add allocations with idle RUN workers.
     """
     total = {stage: queued.get(stage, 0) + in_flight.get(stage, 0) for stage in Stage}
     return [
@@ -43,7 +43,7 @@ def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
 
 
 def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
-    """Sessions that a RolloutPool's rollouts have or could begin, up to the number of workers in the pool's largest size."""
+    """Sessions of a RolloutPool's rollouts: live ones, and queued ones for which the pool's largest size has workers."""
     live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
     largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
     most = 0 if spec.suspend else largest * max_workers(spec, Stage.INIT, Stage.RUN)

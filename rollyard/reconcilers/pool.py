@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 DECISIONS = 10
 REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
-"""Greatest age of numbers in a status that no event announces (queues, sessions): while they change, and while they do not."""
+"""Greatest age of numbers that change without an event (queues, sessions): first while they change, then while they do not."""
 
 
 class PoolReconciler:

@@ -1,4 +1,4 @@
-"""Preview of a pool on this site before it is written: checked and shown. It changes nothing and sends Slurm no query."""
+"""Preview of a pool before it is written: its check, and what would be submitted. Changes nothing, sends Slurm no query."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rollyard.slurm.site_check import check, find_doubts
 SAMPLE_NAMESPACE = "UID"
 """Placeholder for the allocation's own namespace in a shown script."""
 UNKNOWN_DEMAND = Metric("demand", None, 1.0)
-"""Metric that keeps the size of a pool that follows its demand, within its bounds."""
+"""Metric of an unknown demand: the autoscaler then keeps a pool's present size, within the pool's bounds."""
 
 
 class Preview:
-    """Preview by the feed's last copy of the site."""
+    """Previews pools on the last description of the site that `SnapshotFeed` has read from Slurm."""
 
     def __init__(self, workspace: AllocationFolders, feed: SnapshotFeed, clock: Clock) -> None:
         self._workspace = workspace

@@ -6,7 +6,7 @@ How a command is passed in and its end detected, and which trap each choice avoi
   quote or a heredoc would swallow whatever is typed next. A file in memory works on a full disk too.
 - It is sourced with /dev/null as standard input, so a program that reads gets an end of file instead of the next line.
 - The end is a sentinel that bash prints before its next prompt, with the exit status. The sentinel goes to /dev/tty, so
-  that `exec >file` cannot redirect it. Its standard error goes to /dev/null, so that `set -x` does not show it.
+  that `exec >file` cannot redirect it. `set -x` does not show the command that prints it: its stderr goes to /dev/null.
 - Job control stays on. So every command has a process group of its own, which can be stopped while bash lives on.
 """
 
@@ -37,7 +37,7 @@ _SCRIPT_FD = 99
 _LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
 _CHUNK = 1 << 16
 _SENTINEL_ROOM = 64
-"""Greatest length of a sentinel. The last bytes, up to this number, are held back while they can begin a sentinel."""
+"""Greatest length of a sentinel. Output that may be the beginning of one, at most this many bytes, is held back."""
 _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
@@ -128,8 +128,8 @@ class BashTool:
 
 
 def _no_translation() -> None:
-    """Turn off the translation of line ends before bash starts: when a job is killed, bash returns to the modes of its
-    start."""
+    """Turn off the translation of line ends. Do it before bash starts, because bash restores the terminal modes of its
+    start when a job is killed."""
     mode = termios.tcgetattr(0)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(0, termios.TCSANOW, mode)

@@ -1,8 +1,8 @@
 """Check whether this site can run a template's jobs, before any job is submitted. Pure.
 
 A job that can never start is an error. Nodes and partitions that are down count with their resources, because they come
-back. If a job has to wait for them, there is a warning. There is one too if a job is above a limit of a partition that
-a QOS may lift.
+back. If a job has to wait for them, there is a warning. There is also a warning if a job exceeds a partition's limit,
+because a QOS may lift this limit.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _requested_sizes(
 
 
 def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
-    """Return the known nodes of a partition that are not excluded. If a `nodelist` is for one node, return only those in it."""
+    """Return a partition's known nodes, less the excluded ones. For a job of one node its `nodelist` limits them."""
     excluded = {name for text in template.exclude for name in expand(text)}
     named = {name for text in template.nodelist for name in expand(text)} if template.nodes == 1 else set()
     names = (named or partition.nodes) - excluded

@@ -104,14 +104,14 @@ class Conversation:
 
     @property
     def last(self) -> SampledMessage:
-        """The turn sampled or recalled last, to be recalled in another conversation. Raises IndexError if there is none."""
+        """Last turn, sampled here or added by `add_recalled`, for another conversation. Raises IndexError if there is none."""
         answer = self._messages[self._settled_count - 1] if self._settled_count else None
         if not isinstance(answer, SampledMessage):
             raise IndexError("nothing was sampled yet")
         return answer
 
     def add_recalled(self, answer: SampledMessage) -> None:
-        """Append a turn sampled in another conversation, before any turn of this one. Its ids are context here."""
+        """Append a turn of another conversation. Call this before a turn is sampled here. Its ids are context here."""
         self._append(answer.turn, answer.calls, answer.content)
         self._invalidate()
 
@@ -156,7 +156,7 @@ class Conversation:
             self.breaks.pop()
 
     def _open_segment(self, rendered: str) -> str:
-        """Open a segment with the sampled turns of a rendering, by their ids; return the text after all of them."""
+        """Open a segment with a rendering up to its last sampled turn; turns keep their ids. Return the text after it."""
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]
         if before.prompt_length is None:  # no turn was sampled in this segment, so no prefix is broken

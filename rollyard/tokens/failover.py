@@ -173,8 +173,8 @@ class FailoverPolicy:
 def seed_after(seed: int, drawn: int) -> int:
     """Return the seed with which a request continues at another endpoint after `drawn` tokens.
 
-    The same seed would repeat the draws of the first tokens. The stride is that of splitmix64: the embedded engine
-    continues exactly as without a break; other engines get a different seed.
+    The same seed would repeat the draws of the first tokens. The embedded engine's generator (splitmix64) adds this
+    stride with each draw, so it continues exactly as without a break. Other engines just get a different seed.
     """
     shifted = (seed + drawn * SEED_STRIDE) % 2**64
     return shifted - 2**64 if shifted >= 2**63 else shifted

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-# Set before numpy is imported: two engines share two cores, and small products gain nothing from a second thread.
+# numpy reads these on import. Engines may share few cores, and a second thread does not speed up small matrix products.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
-# Otherwise the first write to a slot makes the kernel clear two megabytes in each layer.
+# With huge pages, the first write to a slot of the cache would make the kernel clear two megabytes in each layer.
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 
 if __name__ == "__main__":

@@ -230,8 +230,8 @@ class CompletionBuilder:
     def _text(self, steps: Sequence[StepResult]) -> str:
         """Return the text that can be sent.
 
-        It has no token that stopped the generation, although this token is among the ids. Unless the request asks for
-        the stop string, the text ends before that string; the rest of the string's last token is never sent.
+        It ends before the token or string that stopped the generation, or after it if the request asks for this. The
+        ids include that token in both cases. Characters of the last token after a stop string are never sent.
         """
         last, asked = steps[-1], self._request
         tokens = [step.draw.token for step in steps if step.draw]

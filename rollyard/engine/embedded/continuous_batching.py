@@ -21,7 +21,7 @@ from rollyard.engine.embedded.sampling import sample
 PROMPT_CHUNK = 256
 """Greatest number of prompt tokens of one generation in one step, so that a long prompt does not delay others' tokens."""
 STEP_TOKENS = 512
-"""Number of tokens from which on a step adds no further prompt."""
+"""A step with this many tokens gets no further part of a prompt."""
 
 Deliver = Callable[[Sequence[tuple[GenerationRequest, StepResult]]], None]
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Stats:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    """Filled share of the running sequences' positions, 0 to 1."""
+    """Positions that running sequences fill, divided by those of `max_sequences` sequences of full length; 0 to 1."""
 
 
 class Engine:
@@ -62,7 +62,7 @@ class Engine:
         self._model = model
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
-        # twice as many slots as sequences: they keep the turns of rollouts whose tools are running
+        # twice as many slots as sequences: the others keep the tokens of rollouts that wait for a tool
         self._cache = KVCache(model.config, 2 * max_sequences, max_model_len)
         self._deliver = deliver
         self._failed = failed
@@ -88,7 +88,7 @@ class Engine:
         self._finish_request(generation, abort=True)
 
     def freeze(self, *, abort: bool) -> Future[None]:
-        """Stop stepping until `thaw`. Running and waiting requests are kept, or ended with "abort". Done once no step runs."""
+        """Stop stepping until `thaw`; keep all requests, or end them with "abort". The future is done once no step runs."""
 
         def change() -> None:
             self._frozen = True
@@ -98,7 +98,7 @@ class Engine:
         return self._between_steps(change)
 
     def thaw(self) -> Future[None]:
-        """Resume stepping. Done once steps run again."""
+        """Resume stepping. The future is done once steps may run again."""
 
         def change() -> None:
             self._frozen = False
@@ -106,7 +106,7 @@ class Engine:
         return self._between_steps(change)
 
     def set_version(self, version: str) -> Future[None]:
-        """Name the weights. Done once every later draw has this version."""
+        """Name the weights. The future is done once every later draw has this version."""
 
         def change() -> None:
             self._version = version
@@ -114,7 +114,7 @@ class Engine:
         return self._between_steps(change)
 
     def swap(self, model: Model) -> Future[None]:
-        """Swap the model for one of the same shape. Done once every later step uses the new model.
+        """Swap the model for one of the same shape. The future is done once every later step uses the new model.
 
         Running sequences continue with their keys and values. Later prompts reuse none of them.
         """

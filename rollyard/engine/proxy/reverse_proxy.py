@@ -38,7 +38,7 @@ OPEN = {
 SERVED = OPEN | ROUTES
 MAX_BODY_BYTES = 64 << 20
 HEADER_SECONDS = 30.0
-"""Limit for the header of each request on a connection. Our own clients keep an idle connection for 15 s."""
+"""Limit for a request's header, and for an idle connection. Our own clients close idle connections earlier, after 15 s."""
 LINGER_SECONDS = 1.0
 """Seconds for which the rest of a refused request is read, so that the caller can read the answer."""
 RETRY_AFTER = "5"
@@ -114,7 +114,7 @@ class EngineProxy:
 
     async def _ask_engine(self, request: web.Request) -> web.StreamResponse:
         """Send the request to the engine. Raises ProxyClosed, aiohttp.ClientError."""
-        # The path is one of the list, however the client spelled it.
+        # request.path is decoded and in SERVED. The client may have written it in another way, such as with %-escapes.
         url = URL.build(scheme="http", host="engine", path=request.path, query_string=request.query_string)
         headers, body = end_to_end(request.headers), await request.read()
 

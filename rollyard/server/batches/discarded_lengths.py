@@ -1,4 +1,4 @@
-"""Estimated lengths of unfinished groups that are thrown away, so that the bias of this is shown. Pure."""
+"""Estimated lengths of unfinished groups that are discarded. They show the bias from discarding. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def discarded_lengths(
 ) -> LengthSums:
     """Expected lengths of a discarded group, weighted by the probability that it was informative.
 
-    Its rollouts with a reward count as they are. One that did not end counts with the mean of its group, of its task's
-    history or of `known`, but at least with the time for which it has run. `running`: seconds of those that did not
-    end. `known`: lengths in the series; its tokens and turns per second are used for rollouts whose end is not known.
+    A rollout with a reward has its own lengths. One that has not ended gets the mean seconds of its group, else of its
+    task's history, else of `known`, but at least those that it has run (`running`). `known`: lengths in the series.
+    Their tokens and turns per second convert the estimated seconds.
     """
     own = LengthSums().plus(group.ended)
     if own.rollouts:

@@ -1,8 +1,8 @@
 """Task source plug-ins: foreign code that makes tasks. The tasks are stored before they are drawn.
 
-A plug-in is named in the entry point group `rollyard.sources`. Its factory is called with the options of the request.
-The object's `task(index)` returns the task of this index, or None if there are no more. The same index must give the
-same task after a restart.
+A plug-in is named in the entry point group `rollyard.sources`. Its factory is called with the options of the request,
+and returns an object. The object's `task(index)` returns the task of this index, or None if there are no more. The same
+index must give the same task after a restart.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ CROWDED, ROOMY = 1.5, 1.1
 SAMPLE = 0.25
 """Share of the sessions that must be running, so that their use can be projected to all."""
 LINE, SHORT_LINE = 1.0, 0.25
-"""Requests that wait in the engine, divided by those that run: the same thresholds."""
+"""The two thresholds again, for requests that wait in the engine divided by requests that run."""
 GROWTH, SHRINKAGE = 0.1, 0.05
 """Share by which the limit grows at a heartbeat when there is room, and by which it falls when the cache overflows."""
 

@@ -11,11 +11,11 @@ from rollyard.server.routing.endpoint_rates import EndpointRates, merge
 from rollyard.server.routing.endpoint_state import EndpointState
 
 DIGITS = 3
-"""Number of significant digits. With more digits, which are noise, each copy would differ from the last."""
+"""Number of significant digits. Further digits are noise, and would make each new status differ from the one before."""
 
 
 def has_metrics(state: EndpointState) -> bool:
-    """Whether the engine reports any load. A silent engine does not."""
+    """Whether the engine has reported any load: its number of waiting requests, or totals."""
     return state.waiting is not None or bool(state.history)
 
 

@@ -16,7 +16,7 @@ LEAST_SECONDS = 1.0
 """Shortest time between two reports that gives a rate."""
 
 History = tuple[EngineLoad, ...]
-"""Reports of one life of an engine, the oldest first. No more are kept than cover the window."""
+"""Reports of one life of an engine, the oldest first. Older reports than the window needs are dropped."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Live sessions by endpoint: of rollouts, by their leases, and of external agents. All decisions use this one count."""
+"""Live sessions on each endpoint: of rollouts (from their leases) and of external agents. All decisions use this count."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SessionIndex:
         return self._endpoints.get(session, frozenset())
 
     def on(self, endpoint: str) -> list[Session]:
-        """Return the sessions on an endpoint; the last to come there is the first."""
+        """Return the sessions on an endpoint; the one that came there last is first."""
         return list(reversed(self._sessions.get(endpoint, {})))
 
     def count(self, endpoint: str) -> int:

@@ -1,4 +1,4 @@
-"""Queries about batches that readers and the writer run."""
+"""Queries about batches. The read connections and the writer use them."""
 
 from __future__ import annotations
 

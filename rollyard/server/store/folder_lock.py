@@ -1,7 +1,7 @@
 """One server for a folder: an exclusive lock that ends with its holder, and names the holder.
 
-The lock prevents accidents; the epoch makes a second writer harmless (`tables.check_epoch`). So a job may run without
-the lock if Slurm has ended its holder, but the holder's node is cut off and still has the lock.
+The lock prevents accidents only: the store refuses the writes of all servers but the newest (`tables.check_epoch`). So
+a job may run without the lock if Slurm has ended the job that holds it, but that job's node is cut off and holds it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FolderLock:
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
         self.held = False
-        # For a FUSE file system the kernel does not report the end of a killed holder's byte-range lock (fuse_setlk).
+        # The kernel does not tell a FUSE file system to release a killed holder's byte-range lock (fuse_setlk).
         self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

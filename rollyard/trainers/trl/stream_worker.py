@@ -32,7 +32,7 @@ class SampleQueue(queue.Queue[Any]):
     def __init__(self) -> None:
         super().__init__()  # no limit: the server draws only some steps ahead of what is acknowledged
         self.taken = 0
-        """Last delivery of which the trainer has all samples, and of all deliveries before it."""
+        """Last delivery up to which the trainer has taken the samples of every delivery."""
         self._left: dict[int, int] = {}
 
     def put_group(self, delivery: int, samples: list[Any]) -> None:
