@@ -124,7 +124,9 @@ async def test_the_copy_on_a_lost_node_cannot_commit(calm: Field) -> None:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("state", ["drain", "down"])
 async def test_a_node_that_an_administrator_takes_away_stays_away(calm: Field, state: str) -> None:
-    old = await calm.running("InferencePool")
+    strangers = await calm.slurm("squeue", "-h", "-j", calm.stranger, "-o", "%N")
+    found = [*await calm.allocations("InferencePool"), *await calm.allocations()]
+    old = next(a for a in found if a.status.job_state == "RUNNING" and a.status.node != strangers.strip())
     node = old.status.node
     await calm.slurm("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=maintenance")
     if state == "down":
