@@ -128,11 +128,11 @@ async def test_a_node_that_an_administrator_takes_away_stays_away(calm: Field, s
     found = [*await calm.allocations("InferencePool"), *await calm.allocations()]
     old = next(a for a in found if a.status.job_state == "RUNNING" and a.status.node != strangers.strip())
     node = old.status.node
+    if state == "down":  # Slurm itself returns a node to service whose slurmd was late with an answer
+        await asyncio.to_thread(calm.cluster.stop_daemon, f"slurmd-{node}")
     await calm.slurm("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=maintenance")
     if state == "down":
         await calm.ended(old, "NODE_FAIL", "CANCELLED")
-        # Slurm itself returns a node to service whose slurmd was late with an answer, as on a busy machine
-        await asyncio.to_thread(calm.cluster.stop_daemon, f"slurmd-{node}")
     await calm.all_is_well()
     assert state in (await calm.slurm("sinfo", "-h", "-n", node, "-o", "%T")).lower()
     if state == "down":
