@@ -1,7 +1,8 @@
-"""A driver that checks the server's epoch before each change, so that a replaced server ends no job of its successor.
+"""Driver that first checks whether this server has been replaced by a newer one, its successor.
 
-A replaced server may not know of its successor yet. Slurm has no fencing tokens, so a gap remains between the check and
-the call. If a job is submitted twice in this gap, its binding decides, as always, which of the two counts.
+A replaced server may not know this yet, and must not end its successor's jobs. Slurm has no fencing tokens, so a gap
+remains between the check and the call. If both servers submit a job for one allocation in this gap, the first job whose
+process registers counts (`Allocation.status.binding`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 
 
 class FencedDriver:
-    """A driver behind `confirm`. If it raises Unavailable, no call is made, and SlurmUnreachable is raised."""
+    """Driver that awaits `confirm` before each submit and cancel.
+
+    If `confirm` raises Unavailable, Slurm is not called, and SlurmUnreachable is raised.
+    """
 
     def __init__(self, driver: Driver, confirm: Callable[[], Awaitable[None]]) -> None:
         self.name = driver.name

@@ -1,8 +1,8 @@
 """Jobs that run as steps of a job which the user already has (`spec.allocation.within`).
 
-A step lives as long as the srun that started it. So each step has an srun on the server's machine, which the local
-driver runs: its processes outlive a server, and it knows their ends and exit codes. A server that moves to another
-machine no longer finds these steps and makes new ones; the old ones are fenced like any other copy.
+A step lives as long as the srun that started it. The local driver runs each srun as a job on the server's machine. So
+the srun outlives the server, and a restarted server learns its exit code. A server that moves to another machine does
+not find the old steps and makes new ones. A process of an old step must exit when it connects (`CLOSE_FENCED`).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 
 PREFIX = "step-"
-"""Prefix of a step's id here. Slurm's own ids are numbers."""
+"""Prefix of the id of a step. Slurm's own ids are numbers."""
 QUERY = ("cpus-per-task", "gpus-per-node", "gres")
-"""Options that a step requests from its job in addition to memory."""
+"""Options of sbatch that are passed to the step's srun. Memory is passed separately."""
 
 
 class HeldJobDriver:
-    """Another driver, and in addition steps of jobs that users already have."""
+    """Driver that passes jobs to another driver, and runs steps in jobs that users already have."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
-        """`cli`: queries the users' jobs. `folder`: the local driver's folder for the steps."""
+        """`driver`: for ordinary jobs. `cli`: for queries about the users' jobs. `folder`: state of the steps."""
         self.name = driver.name
         self._driver = driver
         self._cli = cli
@@ -74,26 +74,26 @@ class HeldJobDriver:
 
 
 def _left(id: str, facts: Mapping[str, str]) -> int:
-    """Return the seconds that the user's job has left. Raises SubmitRefused if it is not running."""
+    """Return the seconds that the user's job has left. Raises SubmitRefused if the job is not running."""
     state = facts.get("JobState", "gone")
     if state != JobState.RUNNING:
         raise SubmitRefused(f"job {id} of spec.allocation.within is {state}; name a running job")
     try:
-        end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # the driver asks for times in UTC
+        end = datetime.fromisoformat(facts["EndTime"]).replace(tzinfo=UTC)  # `CliDriver` requests times in UTC
     except (KeyError, ValueError):
-        return 365 * 86_400  # Unknown: the job has no limit
+        return 365 * 86_400  # Slurm writes `Unknown` for a job without a limit
     return max(1, int(end.timestamp() - time.time()))
 
 
 def _wrapped(script: BatchScript, left: int) -> BatchScript:
-    """Return a job of the local driver that starts the script as a step and waits for it. Blocks."""
+    """Return a job for the local driver. The job starts the script as a step and waits for its end. Blocks."""
     assert script.within is not None
     step = Path(script.directory) / "step.sh"
     step.write_text(script.text)
     options = directives(script.text)
     seconds = min(walltime_seconds(options["time"]) or left, left)
     kept = {option: options[option] for option in ("job-name", "comment", "output", "open-mode")}
-    memory = options.get("mem", "0")  # 0 is not counted; without --mem the first step would take all memory
+    memory = options.get("mem", "0")  # Slurm counts no memory for 0; without --mem the first step would take all of it
     command = ["srun", f"--jobid={script.within}", "--nodes=1", "--ntasks=1", "--exact", f"--mem={memory}"]
     command += [f"--{option}={options[option]}" for option in QUERY if option in options]
     command += [f"--job-name={script.name}", "--kill-on-bad-exit=1", "--export=ALL"]
@@ -101,7 +101,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     lines = [
         "#!/bin/bash",
         *(directive(option, value) for option, value in {**kept, "time": walltime_text(seconds)}.items()),
-        # Steps are known by this id. The step's own variables name the job that it runs in.
+        # Rollyard knows the step by this id. Slurm's variables in the step name the user's job.
         f'export ROLLYARD_JOB={PREFIX}"$SLURM_JOB_ID"',
         "unset ${!SLURM_*}",
         *([f"export SLURM_CONF={shlex.quote(config)}"] if config is not None else []),

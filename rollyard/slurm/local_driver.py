@@ -1,8 +1,7 @@
-"""The driver of a single machine. Jobs are process trees here, with Slurm's states, exit codes, signals and time
-limits.
+"""Driver for a single machine. A job is a process tree with Slurm's states, exit codes, signals and time limits.
 
-The state of each job is in a folder, so a restarted server finds its jobs as in Slurm. Cores and memory are not
-divided: a submitted job starts at once. No process gets a signal unless it is proven to be ours.
+The state of each job is in a folder, so a restarted server finds its jobs. Cores and memory are not allocated to jobs: a
+submitted job starts immediately. Before a process gets a signal, its identity is checked (`process_identity.py`).
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ _ID = re.compile(r"\d+(_\d+)?")
 
 
 class LocalDriver:
-    """Jobs below `folder`, each in a folder with its id as name. Several drivers, in several processes, may share `folder`."""
+    """Jobs below `folder`: one folder for each job, named by the job's id. Several processes may share `folder`."""
 
     name = "local"
 
     def __init__(
         self, folder: Path, *, kill_wait: float = KILL_WAIT_SECONDS, min_job_age: float = MIN_JOB_AGE_SECONDS
     ) -> None:
-        """`kill_wait`: seconds from TERM to KILL. `min_job_age`: seconds for which an ended job is remembered."""
+        """`kill_wait`: seconds from TERM to KILL. `min_job_age`: seconds after its end for which a job is shown."""
         self._folder = folder.resolve()
         self._jobs = self._folder / "jobs"
         self._jobs.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -102,13 +101,15 @@ class LocalDriver:
         return [folder.name for folder in folders]
 
     def _new_folders(self, tasks: int | None) -> list[Path]:
-        """Make folders for new jobs. The counter only grows, by one short write in place: a kill leaves it complete or
-        absent."""
+        """Make the folders of new jobs: one, or one for each of the array's `tasks` tasks.
+
+        The counter of ids is written in place with one short write, so a kill cannot leave a part of a number.
+        """
         counter = os.open(self._folder / "next-id", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(counter, fcntl.LOCK_EX)
             id = int(os.pread(counter, 20, 0) or b"1")
-            # After a power cut the counter may be lower than the number of a folder.
+            # After a power cut the counter may be lower than the id of an existing job.
             while (self._jobs / str(id)).exists() or (self._jobs / f"{id}_0").exists():
                 id += 1
             os.pwrite(counter, str(id + 1).encode(), 0)
@@ -140,16 +141,16 @@ class LocalDriver:
         return (folder for folder in self._jobs.iterdir() if _ID.fullmatch(folder.name))
 
     def _observe(self, folder: Path) -> Job | None:
-        with contextlib.suppress(FileNotFoundError):  # another driver is removing it
+        with contextlib.suppress(FileNotFoundError):  # another driver is removing the folder
             job = LocalJob(folder).observe()
             if job is not None:
                 return job
-            if time.time() - folder.stat().st_mtime > START_SECONDS:  # its submit died before the job existed
+            if time.time() - folder.stat().st_mtime > START_SECONDS:  # the submit was killed midway
                 self._purge(folder)
         return None
 
     def _purge(self, folder: Path) -> None:
-        """Remove a job by one rename, so that nobody sees a job without some of its files."""
+        """Remove a job. A rename comes first, so that no reader sees a job with only some of its files."""
         trash = self._folder / "trash"
         trash.mkdir(exist_ok=True, mode=0o700)
         with contextlib.suppress(FileNotFoundError):
@@ -162,7 +163,7 @@ class LocalDriver:
             job = LocalJob(self._jobs / id)
             if not _ID.fullmatch(id) or not job.folder.is_dir() or job.ended:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # another driver has just removed it
+            with contextlib.suppress(FileNotFoundError):  # another driver has just removed the folder
                 if number is None:
                     job.cancel()
                 else:
@@ -185,7 +186,7 @@ def _time_limit(text: str) -> int:
 
 
 def _expand(pattern: str, values: dict[str, str]) -> str:
-    """Replace the codes of sbatch's filename patterns: `%j` and similar ones, `%%` for a percent sign."""
+    """Replace the codes of sbatch's filename patterns, such as `%j`. `%%` is a percent sign."""
     return re.sub("%(.)", lambda match: {**values, "%": "%"}.get(match[1], match[0]), pattern)
 
 

@@ -1,6 +1,7 @@
-"""One job of the local driver: its folder, its state, and its end if its step cannot record it.
+"""One job of the local driver, as files in its folder.
 
-If a process is killed between any two lines, the next `observe` continues from the files.
+The job's step records how the job ended. If the step has died, `observe` records the end. A server or step that is
+killed at any line leaves files from which the next `observe` continues.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from rollyard.slurm.base import Job
 from rollyard.slurm.process_identity import ProcessIdentity, processes_with_variable
 
 START_SECONDS = 30.0
-"""Seconds within which a step must take the job. After them the job never starts."""
+"""Seconds in which a step must write `step.json`. Without this file the job never starts after that time."""
 KILLED = 128 + signal.SIGKILL
 NO_STEP = {"pid": 0, "start": 0, "boot": ""}
-"""Content of `step.json` once no step may start the job any more."""
+"""Content of `step.json` if no step may start the job any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,17 @@ class LocalJob:
     folder: Path
 
     def create(self, script: str, **facts: Any) -> None:
-        """Record the submitted job. Raises OSError. The job exists once this returns."""
+        """Record the submitted job. Raises OSError. The job exists when this method has returned."""
         (self.folder / "script").write_text(script)
         data = {"id": self.folder.name, "cookie": secrets.token_hex(16), "submit_time": time.time(), **facts}
         local_step.write(self.folder / "job.json", data)
 
     def start(self) -> None:
-        """Start the job's own step, a process that outlives this one. Blocks for some milliseconds."""
+        """Start the job's step, a process that outlives the server. Blocks for some milliseconds."""
         data = self._read("job")
         assert data is not None
         command = [sys.executable, "-I", "-S", local_step.__file__, str(self.folder)]
-        # A server that is a Slurm job itself must not pass its identity to these jobs.
+        # If the server runs in a Slurm job, the local jobs must not get the variables of that Slurm job.
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SLURMD_"))}
         environment[local_step.COOKIE] = data["cookie"]
         try:
@@ -62,7 +63,10 @@ class LocalJob:
             self._never_starts()
 
     def observe(self) -> Job | None:
-        """Return the present state of the job; None if it does not exist. A job without a step is ended here if it must end."""
+        """Return the present state of the job; None if the job does not exist.
+
+        If the job's step has died, this method ends the job and records the end in place of the step.
+        """
         data = self._read("job")
         if data is None:
             return None
@@ -91,8 +95,9 @@ class LocalJob:
         )
 
     def cancel(self) -> None:
-        """Request the job's end. Its step, or the next `observe`, ends it."""
-        # Made before step.json is read; see local_step.run. Made only once, because its age shows when KILL is due.
+        """Request the job's end. The job's step or, without a living step, the next `observe` ends the job."""
+        # The file is made before step.json is read; local_step.run explains why. An existing file is kept, because its
+        # age shows when KILL is due.
         with contextlib.suppress(FileExistsError):
             os.close(os.open(self.folder / "cancelled", os.O_CREAT | os.O_EXCL, 0o600))
         step, run = self._read("step"), self._read("run")
@@ -102,7 +107,7 @@ class LocalJob:
             ProcessIdentity.of(run).kill(signal.SIGTERM)
 
     def send(self, number: int) -> None:
-        """Send a signal to the leader, as Slurm does; see local_step.watch."""
+        """Send a signal to the job's first process, as Slurm does."""
         run = self._read("run")
         if run is not None and not self.ended:
             ProcessIdentity.of(run).kill(number)
@@ -112,7 +117,7 @@ class LocalJob:
         return (self.folder / "end.json").exists()
 
     def _observe_without_step(self, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the end record of a job that has none yet; None while it runs. If its step has died, the end is recorded."""
+        """Return the end record of a job that has no `end.json`; None while the job is pending or runs."""
         step = self._read("step")
         if step is None:
             late = time.time() - data["submit_time"] > START_SECONDS
@@ -135,7 +140,7 @@ class LocalJob:
         return self._read("end") or self._end_unseen(why, ran=run is not None)
 
     def _must_end(self, data: dict[str, Any], run: dict[str, Any] | None) -> tuple[str | None, bool]:
-        """Whether a job without a step was cancelled or has used up its time, and whether KILL is due."""
+        """Return why a job without a step must end (CANCELLED, TIMEOUT or None), and whether KILL is due."""
         now, wait = time.time(), data["kill_wait"]
         with contextlib.suppress(FileNotFoundError):
             return "CANCELLED", now - (self.folder / "cancelled").stat().st_mtime > wait
@@ -144,7 +149,7 @@ class LocalJob:
 
     def _never_starts(self) -> dict[str, Any] | None:
         if not local_step.write_once(self.folder / "step.json", NO_STEP):
-            return None  # a step has taken the job after all
+            return None  # a step has written the file in the meantime
         return self._end_unseen(None, ran=False)
 
     def _end_unseen(self, why: str | None, *, ran: bool) -> dict[str, Any]:

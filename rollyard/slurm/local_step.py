@@ -1,10 +1,13 @@
-"""Step of a local job, as slurmstepd is for Slurm: it runs one job and records how the job ended.
+"""Step of a local job: a process that runs one job and records how the job ended, like Slurm's slurmstepd.
 
-It is started as `python -I -S local_step.py JOB_FOLDER`, with the standard library alone, so that it is small and
-outlives the server. It adopts the job's orphans (PR_SET_CHILD_SUBREAPER). So every process of the job stays below it in
-the process tree, and all have ended before the end is recorded. Files in the folder, each complete or absent:
-`step.json` (this process; made once, by the first process that decides whether the job starts), `run.json` (the job's
-leader), `end.json` (how the job ended).
+The driver starts the step as `python -I -S local_step.py JOB_FOLDER`. The step imports only the standard library, so the
+process is small. The step adopts the job's orphans (PR_SET_CHILD_SUBREAPER), so every process of the job stays below
+the step in the process tree. The step records the end after all of these processes have ended.
+
+Files in the folder, each complete or absent:
+- `step.json`: identity of the step. The first process that creates this file decides whether the job starts.
+- `run.json`: identity of the leader, which is the job's first process.
+- `end.json`: how the job ended.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 COOKIE = "ROLLYARD_LOCAL_JOB"
-"""Environment variable by which a process is known to be of this job after its step has ended."""
+"""Environment variable that marks the job's processes, for the case that the step has died."""
 END_REASONS = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown"}
 POLL_SECONDS = 1.0
 ENDING_POLL_SECONDS = 0.1
@@ -32,16 +35,17 @@ ENDING_POLL_SECONDS = 0.1
 
 def main(folder: Path) -> None:
     if os.fork():
-        os._exit(0)  # the driver waits only for this process; the step becomes a child of init
+        os._exit(0)  # the driver waits only for the first process; its child, the step, becomes a child of init
     os.setsid()
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_DFL)  # a server under nohup would pass its ignored signals to its jobs
-    # Before step.json is written: from then on a SIGTERM may come, and it must stay pending until it is handled.
+        signal.signal(number, signal.SIG_DFL)  # otherwise the jobs of a server under nohup would ignore SIGHUP too
+    # When step.json exists, a SIGTERM may come. The signal must stay pending until `watch` handles it, so it is blocked
+    # before the file is written.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not write_once(folder / "step.json", process_identity(os.getpid())):
-        return  # too late: the record says that the job never started
+        return  # too late: the driver has already recorded that the job never started
     job = json.loads((folder / "job.json").read_text())
     try:
         end_now(folder, *run(folder, job))
@@ -60,7 +64,8 @@ def end_now(folder: Path, state: str, code: int, reason: str | None = None) -> N
 
 
 def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
-    # A cancel makes this file, then reads step.json; the step writes step.json, then looks here. So one sees the other.
+    # A cancel first makes `cancelled` and then reads step.json. The step first writes step.json and then looks for
+    # `cancelled`. So at least one of the two sees the file of the other.
     if (folder / "cancelled").exists():
         return "CANCELLED", 0
     started, limit = time.time(), job["time_limit"]
@@ -81,7 +86,7 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
         environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task}
 
     def before_exec() -> None:
-        # In the leader itself: if a process is killed here, either the leader has never run or it is recorded.
+        # The leader writes run.json itself. So no kill can leave a leader that runs without a run.json.
         write(folder / "run.json", {**process_identity(os.getpid()), "start_time": started})
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
 
@@ -100,10 +105,11 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
 
 
 def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
-    """Wait until the job has ended: by itself, cancelled (SIGTERM to this process), or at its time limit.
+    """Wait until the job has ended; return its state and exit code.
 
-    As in Slurm (cgroup.conf, SignalChildrenProcesses=no), TERM goes to the leader, which may end its children in its
-    own order. After `kill_wait` seconds all of them get KILL.
+    A SIGTERM to this process cancels the job. In this case, and at the time limit, the leader gets TERM. As in Slurm
+    (cgroup.conf, SignalChildrenProcesses=no) the children of the leader do not, so that the leader can end them in its
+    own order. After `kill_wait` seconds all processes of the job get KILL.
     """
     deadline, kill_at = time.monotonic() + limit, math.inf
     ending, cancelled = None, False
@@ -122,7 +128,7 @@ def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
 
 
 def reap(leader: int) -> int | None:
-    """Collect every child that has ended. Return the leader's exit code, 128 + n for signal n."""
+    """Collect every child that has ended. Return the leader's exit code (128 + n for signal n), None while it runs."""
     found = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -135,7 +141,7 @@ def reap(leader: int) -> int | None:
 
 
 def job_processes() -> list[int]:
-    """Return every living process of the job: all below this one in the process tree."""
+    """Return every living process below this process in the process tree, which are those of the job."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -157,8 +163,8 @@ def signal_all(processes: list[int], *numbers: int) -> None:
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on. Raises OSError if the process has ended."""
-    # The command, in brackets, may contain spaces and brackets, so the fields are read after the last bracket.
+    """Return the fields of /proc/PID/stat; the first is the state. Raises OSError if the process has ended."""
+    # The command before the state is in brackets, and may itself contain spaces and brackets.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
@@ -168,18 +174,18 @@ def process_identity(pid: int) -> dict[str, Any]:
 
 
 def end_record(state: str, code: int, reason: str | None = None) -> dict[str, Any]:
-    """Content of end.json."""
+    """Return the content of `end.json`."""
     why = END_REASONS.get(state, "") if reason is None else reason
     return {"state": state, "exit_code": code, "reason": why, "end_time": time.time()}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Replace a file atomically, so that it is always complete."""
+    """Replace a file atomically: a reader sees the whole old content or the whole new content."""
     _partial(path, data).rename(path)
 
 
 def write_once(path: Path, data: dict[str, Any]) -> bool:
-    """Create a file as `write` does; return False if it exists already."""
+    """Create a file atomically; return False if the file exists already."""
     partial = _partial(path, data)
     try:
         os.link(partial, path)
@@ -191,7 +197,7 @@ def write_once(path: Path, data: dict[str, Any]) -> bool:
 
 
 def _partial(path: Path, data: dict[str, Any]) -> Path:
-    # The name differs for each writer, because server and step may both write the same file.
+    # Each writer uses another name, because server and step may write the same file at the same time.
     partial = path.with_name(f"{path.name}.{os.getpid()}.{time.monotonic_ns()}")
     with partial.open("w") as file:
         json.dump(data, file)

@@ -1,4 +1,4 @@
-"""Identity of a process: its pid, its start time, and the boot in which it began. A later process with its pid differs."""
+"""Identity of a process: pid, start time and boot. A later process with the same pid has another identity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProcessIdentity:
         return cls(int(data["pid"]), int(data["start"]), str(data["boot"]))
 
     def alive(self) -> bool:
-        """Whether this very process runs. A zombie, or a later process with its pid, does not count."""
+        """Whether this process still runs. A zombie and a later process with the same pid count as ended."""
         return boot_id() == self.boot and start_time(self.pid) == self.start
 
     def kill(self, signal: int) -> bool:
@@ -41,7 +41,7 @@ def boot_id() -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Return the start time of a process; None if there is no such process, or only its zombie."""
+    """Return the start time of a process; None if there is no such process or only a zombie."""
     try:
         fields = local_step.stat(pid)
     except OSError:
@@ -50,7 +50,10 @@ def start_time(pid: int) -> int | None:
 
 
 def processes_with_variable(name: str, value: str) -> list[ProcessIdentity]:
-    """Return the processes that were started with this variable in their environment, as far as this user may see them."""
+    """Return the processes that were started with this variable in their environment.
+
+    Processes whose environment this user may not read are missing.
+    """
     wanted, found = f"{name}={value}".encode(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

@@ -1,9 +1,10 @@
-"""The child process of the pyslurm driver: the only code that imports pyslurm.
+"""Child process of the pyslurm driver: the only code that imports pyslurm.
 
-It imports nothing of ours and works from Python 3.9 on, because it may run under another interpreter than the server's,
-in an environment without Rollyard. It reads one request a line on stdin, `{"id": 1, "call": "jobs", ...}`. For each it
-writes one answer a line on its original stdout, `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. The first
-answer has the id 0, and pyslurm's version or the reason why pyslurm is missing. The process ends when its stdin ends.
+This module imports nothing of Rollyard and works with Python 3.9 or later. The reason: its interpreter may differ from
+the server's, and may have no Rollyard installed. Each line on stdin is a request: `{"id": 1, "call": "jobs", ...}`. Each
+line on the original stdout is an answer: `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. Before any request
+the child writes an answer with the id 0: pyslurm's version, or the reason why pyslurm cannot be loaded. The process ends
+when its stdin ends.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 NO_VALUE = 0xFFFFFFFE
-"""Slurm's number for a value that is not set."""
+"""Number with which Slurm marks a value that is not set."""
 pyslurm: Any = None
 
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # output that the library prints must not be read as an answer
+    os.dup2(2, 1)  # the library's own output goes to stderr, so that the server does not read it as an answer
     if not send_answer(answers, 0, start):
         return
     for line in sys.stdin:
@@ -33,7 +34,7 @@ def main() -> None:
 
 
 def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
-    """Send the result of `ask`, or its error; return False for an error."""
+    """Call `ask` and send its result or its error; return False for an error."""
     try:
         answer = {"id": id, "answer": ask()}
     except Exception as error:  # noqa: BLE001  (the server logs it)
@@ -46,9 +47,10 @@ def send_answer(answers: Any, id: int, ask: Callable[[], Any]) -> bool:
 def start() -> str:
     """Load pyslurm and return its version."""
     global pyslurm
-    # At import pyslurm would read a configuration, and end the process if it finds none.
+    # Without this variable pyslurm reads slurm.conf at import, and ends the process if there is none.
     os.environ["PYSLURM_DISABLE_AUTO_INIT"] = "1"
-    # Waiting tasks of an array are listed as a text of ranges, which Slurm's library cuts at 64 characters by default.
+    # Slurm's library lists the waiting tasks of an array as a text of ranges. By default it cuts this text after 64
+    # characters; 0 means no limit.
     os.environ["SLURM_BITSTR_LEN"] = "0"
     pyslurm = importlib.import_module("pyslurm")
     for module in (pyslurm.core.job.job, pyslurm.db.job):
@@ -62,25 +64,28 @@ def version() -> str:
 
 
 def exit_code_and_signal(status: int) -> tuple[int, int]:
-    """Split a wait status. pyslurm's function subtracts 128 from any exit code above it: `exit 130` would read as `exit 2`."""
+    """Split a wait status into exit code and signal.
+
+    This replaces pyslurm's function, which subtracts 128 from exit codes above 128: `exit 130` would read as `exit 2`.
+    """
     return (0, 0) if status == NO_VALUE else (status >> 8 & 0xFF, status & 0x7F)
 
 
 def jobs(prefix: str) -> list[dict[str, Any]]:
-    """Return our user's jobs with this name prefix. Slurm's library has no query for these alone."""
+    """Return our user's jobs whose names have this prefix. Slurm's library can only list the jobs of all users."""
     me, now = os.getuid(), time.time()
     found: list[dict[str, Any]] = []
     for job in pyslurm.Jobs.load().values():
         if job.user_id == me and text(job, "name").startswith(prefix):
             end = job.end_time
-            if job.time_limit is None and end and end > now:  # Slurm sets an unlimited end to a year from now
+            if job.time_limit is None and end and end > now:  # Slurm's value for no limit: in one year
                 end = None
             found += job_records(job, node=job.allocated_nodes, end=end)
     return found
 
 
 def accounting(ids: list[int]) -> list[dict[str, Any]]:
-    """Return the records of these jobs in slurmdbd; for an array, those of all its tasks."""
+    """Return the records of these jobs in slurmdbd. For the id of an array: the records of all its tasks."""
     kept = pyslurm.slurmctld.Config.load().accounting_storage_type
     if not kept or kept.endswith("/none"):
         return []
@@ -91,7 +96,10 @@ def accounting(ids: list[int]) -> list[dict[str, Any]]:
 
 
 def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the records of a job: one, or one for each task if the job stands for all waiting tasks of an array."""
+    """Yield the records of a job.
+
+    One record of pyslurm can stand for all waiting tasks of an array. It yields one record for each task.
+    """
     facts = {
         "name": text(job, "name"),
         "comment": text(job, "comment"),
@@ -108,14 +116,14 @@ def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[st
     if job.array_id is None:
         yield {"id": str(job.id), **facts}
     else:
-        # for task 0 pyslurm has no number
+        # pyslurm reports task 0 as None
         tasks = waiting(job.array_tasks_waiting) if job.array_tasks_waiting else [job.array_task_id or 0]
         for task in tasks:
             yield {"id": f"{job.array_id}_{task}", **facts}
 
 
 def waiting(ranges: str) -> Iterator[int]:
-    """Yield the numbers in `0-3,7,10-18:4`, or in slurmdbd's hexadecimal mask: bit 0 for task 0."""
+    """Yield the numbers in a list such as `0-3,7,10-18:4`, or in slurmdbd's hexadecimal mask, whose bit 0 is task 0."""
     if ranges.startswith("0x"):
         mask = int(ranges, 16)
         yield from (number for number in range(mask.bit_length()) if mask >> number & 1)
@@ -127,7 +135,7 @@ def waiting(ranges: str) -> Iterator[int]:
 
 
 def text(job: Any, field: str) -> str:
-    """Return a text field; empty if it is not UTF-8, because all our values are UTF-8."""
+    """Return a text field; empty if the text is not UTF-8. Such a text is never ours, because Rollyard writes UTF-8."""
     try:
         return getattr(job, field) or ""
     except UnicodeDecodeError:
@@ -143,7 +151,7 @@ def site() -> dict[str, Any]:
 
 
 def partition(one: Any) -> dict[str, Any]:
-    """Return a partition as JSON. If there is no limit, the value is None; for some limits pyslurm has the word UNLIMITED."""
+    """Return a partition as JSON. None means no limit; for some of the limits pyslurm has the word UNLIMITED instead."""
     return {
         "name": one.name,
         "up": one.state == "UP",

@@ -1,8 +1,8 @@
-"""The driver that reads through pyslurm, in a child process, and acts through Slurm's own commands.
+"""Driver that reads through pyslurm in a child process, and changes jobs with Slurm's own commands.
 
-`sbatch` submits jobs and `scancel` ends them, as in the cli driver. pyslurm's reader of `#SBATCH` lines drops options
-that it does not know, and fails on values with a space or an `=`. It cannot cancel a waiting task of an array, which
-has no job id of its own. The frequent query, of the queue, starts no process here.
+The most frequent call, the query of the queue, starts no process in this driver. `sbatch` submits jobs and `scancel`
+ends them, as in the cli driver, for two reasons. pyslurm's reader of `#SBATCH` lines drops unknown options, and fails on
+values with a space or an `=`. pyslurm cannot cancel a waiting task of an array, because the task has no job id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PYTHON_VARIABLE = "ROLLYARD_PYSLURM_PYTHON"
 
 
 def pyslurm_python() -> Sequence[str]:
-    """Return the command line of the Python that has pyslurm: the variable's words, else the server's own Python."""
+    """Return the command line of a Python with pyslurm: the words of PYTHON_VARIABLE, else the server's own Python."""
     return shlex.split(os.environ.get(PYTHON_VARIABLE, "")) or [sys.executable]
 
 
@@ -40,7 +40,7 @@ class PyslurmDriver:
         python: Sequence[str] | None = None,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """`env`: environment of the child and the commands; default: that of this process."""
+        """`env`: environment of the child and the commands. Default: the environment of this process."""
         source = dict(os.environ if env is None else env)
         self._child = PyslurmProcess(python or pyslurm_python(), source, limit_seconds=limit_seconds)
         self._cli = CliDriver(source, limit_seconds=limit_seconds)
@@ -50,7 +50,10 @@ class PyslurmDriver:
         return self._child.pid
 
     async def version(self) -> str:
-        """Return pyslurm's version without a query to Slurm. Raises SlurmUnreachable with the reason if pyslurm is missing."""
+        """Return pyslurm's version without a query to Slurm.
+
+        Raises SlurmUnreachable, with the reason, if pyslurm cannot be loaded.
+        """
         return str(await self._child.ask("version"))
 
     async def snapshot(self) -> Snapshot:
@@ -79,10 +82,10 @@ class PyslurmDriver:
 
 
 async def why_unfit(driver: PyslurmDriver, commands: Driver) -> str:
-    """Return why this pyslurm cannot be used: no answer, or another one than Slurm's own commands give. Empty if it
-    can.
+    """Return why this pyslurm cannot be used; empty if it can.
 
-    A library that was built for another Slurm release reads the controller's answers wrongly, or not at all.
+    A pyslurm that was built for another Slurm release misreads the controller's answers or cannot read them. So the site
+    that pyslurm reports is compared with the site that Slurm's own commands report.
     """
     try:
         await driver.snapshot()
@@ -95,7 +98,7 @@ async def why_unfit(driver: PyslurmDriver, commands: Driver) -> str:
 
 
 def read_jobs(answer: Any) -> dict[str, Job]:
-    """Parse the child's jobs, by id. Raises SlurmUnreachable for a malformed answer."""
+    """Parse the child's answer to `jobs` or `accounting`: id -> job. Raises SlurmUnreachable for a malformed answer."""
     try:
         return {job.id: job for job in map(_job, answer)}
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -111,7 +114,7 @@ def _job(fields: Mapping[str, Any]) -> Job:
 
 
 def read_site(answer: Any) -> Site:
-    """Parse the child's site. Raises SlurmUnreachable for a malformed answer."""
+    """Parse the child's answer to `site`. Raises SlurmUnreachable for a malformed answer."""
     try:
         nodes: dict[str, Node] = {}
         members: dict[str, set[str]] = {}

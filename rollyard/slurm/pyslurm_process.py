@@ -1,7 +1,7 @@
-"""The child process with pyslurm. It handles one request at a time, within a time limit, and is killed after a failure.
+"""Runs the child process with pyslurm, which handles one request at a time. The child is killed after each failure.
 
-pyslurm holds Python's lock while it waits for Slurm, and Slurm's library may end its process at any call. Neither may
-happen to the server.
+pyslurm needs a process of its own for two reasons. pyslurm holds Python's interpreter lock while it waits for Slurm. And
+Slurm's library may end its process at any call.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from typing import Any
 from rollyard.core.errors import SlurmUnreachable
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.25, 5.0
-"""Pause between the starts of two children; each failure in a row doubles it. It is part of a call's time."""
+"""Shortest and longest pause between the starts of two children. The pause doubles with each failure in a row."""
 MAX_ANSWER_BYTES = 256 << 20
 KILLED_SECONDS = 5.0
-"""Time for the kernel to remove a killed child."""
+"""Greatest wait for the end of a killed child."""
 LAST_OUTPUT_CHARS = 5
 _SOURCE = Path(__file__).with_name("pyslurm_child.py")
 
 
 class _ChildFailed(Exception):
-    """The child has ended, or its output is not an answer."""
+    """Raised if the child has ended, or if its output is not an answer."""
 
 
 class PyslurmProcess:
-    """The child, started on demand; at most one at a time."""
+    """Starts the child on demand and sends requests to it. There is at most one child at a time."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str], *, limit_seconds: float) -> None:
-        """`command`: a Python (3.9 or later) that can import pyslurm. It may be unable to read our files, so it gets
-        our code as an argument."""
+        """`command`: a Python (3.9 or later) that can import pyslurm.
+
+        This Python may be unable to read Rollyard's files, so the child's code is passed as an argument.
+        """
         self._command = (*command, "-c", _SOURCE.read_text())
         self._env, self._limit = env, limit_seconds
         self._lock = asyncio.Lock()
@@ -53,9 +55,11 @@ class PyslurmProcess:
         return self._child.process.pid if self._child is not None else None
 
     async def ask(self, call: str, **arguments: object) -> Any:
-        """Send a request and return its answer. Waiting for the turn and the request itself each have the time limit.
+        """Send a request and return its answer.
 
-        Raises SlurmUnreachable with the library's words, or with the child's end.
+        The time limit applies to the wait for earlier requests, and again to this request.
+
+        Raises SlurmUnreachable with the library's error, or with the reason why the child ended.
         """
         try:
             async with asyncio.timeout(self._limit):
@@ -68,7 +72,7 @@ class PyslurmProcess:
             self._lock.release()
 
     async def close(self) -> None:
-        await self._end()  # so that a running call fails at once
+        await self._end()  # a running call fails and releases the lock
         async with self._lock:
             await self._end()
 
@@ -86,8 +90,8 @@ class PyslurmProcess:
                 self._failures = 0
                 return answer["answer"]
             why = str(answer.get("error"))
-        # Also after an error that the child reported: the library reads slurm.conf only once, and this may have been
-        # the cause.
+        # The child is also ended after an error that it reported. The library reads slurm.conf only once, so an outdated
+        # slurm.conf may have caused the error.
         self._failures += 1
         await self._end()
         raise SlurmUnreachable(f"pyslurm: {why}")
@@ -99,7 +103,8 @@ class PyslurmProcess:
         await child.write(request)
         while True:
             answer = await child.read()
-            # id 0: the child could not start. A lower id: the answer of a call that was cancelled.
+            # An error with id 0: the child could not start. Skipped: pyslurm's version with id 0, and answers to cancelled
+            # calls.
             if answer["id"] == request["id"] or (answer["id"] == 0 and "error" in answer):
                 return answer
 
@@ -114,12 +119,12 @@ class PyslurmProcess:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 env=self._env,
-                cwd="/",  # the first folder in which Python looks for imports
+                cwd="/",  # with `-c` Python looks for imports in this folder first
                 stdin=pipe,
                 stdout=pipe,
                 stderr=pipe,
                 limit=MAX_ANSWER_BYTES,
-                start_new_session=True,  # ^C is the server's; a wrapper around the child ends with it
+                start_new_session=True,  # ^C must not end the child; `killpg` also ends a wrapper around the child
             )
         except OSError as error:
             raise _ChildFailed(f"{self._command[0]} cannot be run: {error.strerror}") from None
@@ -133,7 +138,7 @@ class PyslurmProcess:
 
 
 class _Child:
-    """A started child. A task reads its stderr until it ends."""
+    """A started child, with a task that reads the child's stderr."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -146,12 +151,12 @@ class _Child:
 
     async def write(self, request: Mapping[str, object]) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(ConnectionError):  # the child has ended: the next read has the reason
+        with contextlib.suppress(ConnectionError):  # the child has ended; the next `read` reports why
             self.process.stdin.write(json.dumps(request).encode() + b"\n")
             await self.process.stdin.drain()
 
     async def read(self) -> dict[str, Any]:
-        """Read the next answer, or error, with its id. Raises _ChildFailed."""
+        """Read the next line: an id with an answer or an error. Raises _ChildFailed."""
         assert self.process.stdout is not None
         try:
             line = await self.process.stdout.readline()
@@ -160,12 +165,12 @@ class _Child:
             answer = json.loads(line)
             if not isinstance(answer, dict) or not isinstance(answer.get("id"), int):
                 raise ValueError
-        except (ValueError, RecursionError):  # too long, not UTF-8, not JSON, or other JSON
+        except (ValueError, RecursionError):  # the line is too long, not UTF-8, not JSON, or not an answer
             raise _ChildFailed("it printed an invalid answer") from None
         return answer
 
     async def end(self) -> None:
-        """Kill the child. It may be stopped or blocked in the library, and it has no state to lose."""
+        """Kill the child. KILL works even if the child is stopped or blocked in the library."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

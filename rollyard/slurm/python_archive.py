@@ -1,7 +1,8 @@
-"""Our own Python packages as one file, which each node unpacks once.
+"""Rollyard's Python packages in one archive file. Each node unpacks the archive once.
 
-If hundreds of jobs import some thousand files over a network at the same moment, its servers are busy for minutes. The
-archive contains Rollyard, the installed task handlers and the dependencies of both, but no packages of a model server.
+If hundreds of jobs import thousands of files from a network file system at the same time, its servers are busy for
+minutes. The archive contains Rollyard, the installed plug-ins of the node agents, and the dependencies of both. It
+contains no packages of a model server.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from rollyard.server.store.journal_mode import LOCAL, file_system_of
 STAGE = Path(__file__).with_name("stage.sh")
 PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
 KEPT_ARCHIVES = 3
-"""Number of archives of earlier releases that are kept, because jobs that still wait in the queue name them."""
+"""Number of archives that are kept, including the newest. Jobs that still wait in the queue may need an earlier one."""
 
 
 class PythonArchive:
-    """Archive in a folder that the nodes can read."""
+    """Makes the archive in a folder that the nodes can read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._archive: Path | None = None
 
     def archive(self, template: AllocationTemplate) -> Path | None:
-        """Archive that jobs of this template unpack; None if they import without one. Blocks at the first call."""
+        """Return the archive for jobs of this template; None if the jobs need no archive. Blocks at the first call."""
         match template.stage_python:
             case "Never":
                 return None
@@ -48,7 +49,7 @@ class PythonArchive:
                 return self._archive
 
     def pack(self, template: AllocationTemplate) -> None:
-        """Make the archive for jobs of this template, unless it exists. Blocks; raises OSError."""
+        """Make the archive for jobs of this template if it is needed and does not exist. Blocks. Raises OSError."""
         archive = self.archive(template)
         if archive is None or archive.exists():
             return
@@ -67,7 +68,10 @@ class PythonArchive:
 
 
 def _files() -> Iterator[tuple[Path, str]]:
-    """Yield (file, its name below the import folder). Rollyard's own files come from its source folder, installed or not."""
+    """Yield each file with its path in the archive, which is its path below the import folder.
+
+    Rollyard's files come from its source folder, also if this release is not installed.
+    """
     for found in _distributions():
         for file in found.files or ():
             path = Path(str(found.locate_file(file)))
@@ -84,7 +88,7 @@ def _own_packages() -> Iterator[tuple[Path, str]]:
 
 
 def _distributions() -> list[Distribution]:
-    """Dependencies of Rollyard and of the node agents' plug-ins, each once, without Rollyard itself."""
+    """Return the plug-ins of the node agents, their dependencies and those of Rollyard, sorted by name."""
     plug_ins = {e.dist.name for group in PLUG_INS for e in entry_points(group=group) if e.dist is not None}
     found: dict[str, Distribution] = {}
     _with_dependencies({"rollyard", *plug_ins}, found)
@@ -99,7 +103,7 @@ def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> 
         try:
             found[plain] = distribution(plain)
         except PackageNotFoundError:
-            continue  # required on other platforms, or not needed for the installed packages
+            continue  # an optional package, or one for another platform
         needs = map(Requirement, found[plain].requires or ())
         _with_dependencies(
             [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})], found
@@ -107,8 +111,8 @@ def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> 
 
 
 def _fingerprint() -> str:
-    """Digest that changes with Python's version, a package's version, and any line of our code."""
-    # RECORD has the hash of each file: a package that is built again may keep its version.
+    """Return a digest that changes with Python's version, with each package, and with each of Rollyard's own files."""
+    # RECORD has the hash of each file. It shows a package that was built again under the same version.
     words = [sys.version, *(f"{d.name} {d.version} {d.read_text('RECORD')}" for d in _distributions())]
     words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own_packages()]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

@@ -1,1 +1,1 @@
-"""Adapters for trainers of other projects. Each loads its trainer's library on import, and nothing else imports it."""
+"""Adapters for trainers of other projects. Only an adapter imports its trainer's library."""

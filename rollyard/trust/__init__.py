@@ -1,1 +1,1 @@
-"""Identities: the server's own CA, signed tokens, and the files that transport secrets."""
+"""The server's own CA, signed tokens, and files that contain secrets."""

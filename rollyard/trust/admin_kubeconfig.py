@@ -1,4 +1,4 @@
-"""`admin.kubeconfig`: a standard kubeconfig, so that kubectl and client libraries work unchanged."""
+"""`admin.kubeconfig`: a kubeconfig in the standard form, for kubectl and client libraries of Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Bearer tokens that contain their claims and a signature, so a token is checked without a look-up.
+"""Bearer tokens with claims and a signature. A token is checked without a look-up.
 
-`ry1.<claims>.<signature>`: claims are base64url JSON, the signature is HMAC-SHA256 over everything before it.
+The form is `ry1.<claims>.<signature>`. The claims are JSON in base64url. The signature is the HMAC-SHA256 of
+`ry1.<claims>`, also in base64url.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ KEY_BYTES = 32
 
 class Role(StrEnum):
     ADMIN = "admin"
-    """A person or trainer, with every right. The right to write a pool gives a shell."""
+    """A person or trainer, with every right. Whoever can write a pool can run any command on its nodes."""
     NODE = "node"
     """A node agent, for its own allocation."""
     ENGINE = "engine"
     """An engine, for its own allocation."""
     ENDPOINT = "endpoint"
-    """For an engine's reverse proxy; the server does not accept it."""
+    """A caller of an engine's reverse proxy. The server does not accept this role."""
     SESSION = "session"
     """An external agent at the gateway, for its own session."""
 
@@ -57,17 +58,17 @@ class TokenSigner:
         try:
             return cls(path.read_bytes())
         except ValueError as error:
-            # With the key of an empty file anyone could sign.
+            # An empty file would be an empty key, with which anyone could sign tokens.
             raise Unavailable(f"{path}: {error}. If you remove the file, all tokens become invalid") from None
 
     def issue(self, role: Role, subject: str, expires_at: float | None = None) -> str:
-        """Issue a token. `expires_at` is in Unix seconds; with None the token is valid as long as the key."""
+        """Issue a token. `expires_at` is in Unix seconds; None: the token does not expire."""
         claims = json.dumps([role.value, subject, expires_at], separators=(",", ":"))
         body = f"{PREFIX}.{_encode(claims.encode())}"
         return f"{body}.{_encode(self._signature(body))}"
 
     def verify(self, token: str, now: float) -> Claims:
-        """Return the claims. Raises Unauthorized for a token without a valid signature, or an expired one."""
+        """Return the claims. Raises Unauthorized if the signature is wrong or the token has expired."""
         body, _, signature = token.rpartition(".")
         try:
             genuine = hmac.compare_digest(_decode(signature), self._signature(body))

@@ -1,4 +1,4 @@
-"""The server's own certificate authority, created at its first start."""
+"""The server's own certificate authority, created at the server's first start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOCK_SKEW = datetime.timedelta(minutes=10)
 
 
 class Authority:
-    """Signs the server's certificate and those of the reverse proxies in front of engines."""
+    """Signs the certificates of the server and of the engines' reverse proxies."""
 
     def __init__(self, folder: Path, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> None:
         self._folder = folder
@@ -33,9 +33,9 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Open the authority in `folder` (0700), or create it if it is missing. Key and certificate are in one file.
+        """Open the authority in `folder` (0700), or create it if it is missing. `ca.pem` has its key and certificate.
 
-        Raises Unavailable if that file cannot be parsed.
+        Raises Unavailable if `ca.pem` cannot be parsed.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "ca.pem"
@@ -56,7 +56,10 @@ class Authority:
         return self._certificate.public_bytes(Encoding.PEM).decode()
 
     def server_certificate(self, hosts: Sequence[str]) -> Path:
-        """Return one PEM file (0600) with the server's key and certificate, renewed for other hosts or near its expiry."""
+        """Return a PEM file (0600) with the server's key and certificate.
+
+        The file is made anew if the hosts have changed, or if the certificate expires soon.
+        """
         path = self._folder / "server.pem"
         if not (path.exists() and self._still_good(path, hosts)):
             key = ec.generate_private_key(ec.SECP256R1())
@@ -65,7 +68,7 @@ class Authority:
         return path
 
     def sign_csr(self, pem: str, hosts: Sequence[str]) -> str:
-        """Issue a certificate for these hosts, whatever names the request has. Raises Invalid."""
+        """Issue a certificate for `hosts`; names in the request are ignored. Raises Invalid."""
         try:
             request = x509.load_pem_x509_csr(pem.encode())
             if not request.is_signature_valid:
@@ -80,8 +83,8 @@ class Authority:
     def _still_good(self, path: Path, hosts: Sequence[str]) -> bool:
         try:
             certificate = x509.load_pem_x509_certificate(path.read_bytes())
-            # Checked by the signature and not by the issuer's name, because every authority of Rollyard has the same
-            # name.
+            # The issuer's name proves nothing, because all authorities of Rollyard have the same name. So the signature is
+            # checked.
             certificate.verify_directly_issued_by(self._certificate)
         except (ValueError, InvalidSignature):
             return False
@@ -108,7 +111,7 @@ class Authority:
 
 
 def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """Convert hosts to names. Raises Invalid if there is none, or if one is neither an address nor a name."""
+    """Convert hosts to names for a certificate. Raises Invalid for an empty list or an invalid host."""
     if not hosts:
         raise Invalid("a certificate needs at least one host name or address")
     return [_name(host) for host in dict.fromkeys(hosts)]
@@ -118,7 +121,7 @@ def _name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
-        pass  # so it is a name
+        pass  # the host is not an IP address
     try:
         return x509.DNSName(host)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A key that never leaves its node, and its certificate signing request."""
+"""Private key that never leaves its node, and the certificate signing request for this key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cryptography.x509.oid import NameOID
 def new_key_and_csr(common_name: str) -> tuple[bytes, bytes]:
     """Return (private key, signing request), both PEM; EC P-256."""
     key = ec.generate_private_key(ec.SECP256R1())
-    # X.520 allows 64 characters. Clients check the alternative names, which the authority sets.
+    # X.520 limits a common name to 64 characters. Clients check only the alternative names, which the authority sets.
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
     request = x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256())
     return private_pem(key), request.public_bytes(Encoding.PEM)

@@ -1,4 +1,7 @@
-"""`endpoint.json`: the server's current address. Only the server with the newest epoch can write it."""
+"""`endpoint.json`: the server's current address.
+
+The epoch in the file grows with each start of a server. A server cannot overwrite the file of a newer server.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def read_endpoint(path: Path) -> EndpointFile | None:
 
 
 def write_endpoint(path: Path, endpoint: EndpointFile) -> None:
-    """Write the file. Raises Conflict when a server with a newer epoch has written it."""
+    """Write the file. Raises Conflict if a newer server has written the present file."""
     there = read_endpoint(path)
     if there is not None and there.epoch > endpoint.epoch:
         raise Conflict(

@@ -1,4 +1,4 @@
-"""Files for one user only: mode 0600 from creation, replaced as a whole, on disk before the call returns."""
+"""Files that only their owner can read. Each file has the mode 0600 from its creation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def write_secret(path: Path, data: bytes | str, *, durable: bool = True) -> None:
-    """Replace `path` atomically; a crash leaves the old file or the new one.
+    """Replace `path` atomically: after a crash it has the whole old content or the whole new content.
 
-    A file that can be created again need not be `durable`. Then it is written faster, but a power cut may lose it.
+    With `durable` the data is on disk before the call returns. Without it the call is faster, but a power cut may lose
+    the file.
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

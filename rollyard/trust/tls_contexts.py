@@ -1,4 +1,4 @@
-"""TLS contexts for both ends of a connection."""
+"""TLS contexts for servers and clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def server_ssl_context(pem: Path) -> ssl.SSLContext:
-    """Context for a listener; `pem` holds key and certificate."""
+    """Return the context for a server. `pem`: file with key and certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(pem)
@@ -15,5 +15,5 @@ def server_ssl_context(pem: Path) -> ssl.SSLContext:
 
 
 def client_ssl_context(ca_pem: str) -> ssl.SSLContext:
-    """Context for calls to Rollyard's own processes; `ca_pem` is the text of its CA's certificate."""
+    """Return the context for calls to Rollyard's own processes. `ca_pem`: certificate of Rollyard's CA, as PEM text."""
     return ssl.create_default_context(cadata=ca_pem)

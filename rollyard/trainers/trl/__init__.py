@@ -1,4 +1,4 @@
-"""TRL: rollouts and weights for `GRPOTrainer` and `AsyncGRPOTrainer`, version 1.9 or later. docs/trl.md shows both.
+"""Rollouts and weights for `GRPOTrainer` and `AsyncGRPOTrainer` of TRL 1.9 or later, as docs/trl.md shows.
 
 `pip install rollyard[trl]` installs what this package needs.
 """

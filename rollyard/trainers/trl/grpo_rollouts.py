@@ -1,7 +1,7 @@
-"""Rollouts for TRL's `GRPOTrainer`: its `rollout_func`, and the reward function that belongs to it.
+"""Rollouts for TRL's `GRPOTrainer`: a `rollout_func`, and a reward function to use with it.
 
-TRL takes one token sequence for each sample. Of several segments of a rollout it gets the segment with the most
-sampled tokens; the log shows how many sampled tokens are left out.
+TRL takes one token sequence for each sample. If a rollout has several segments, TRL gets the segment with the greatest
+number of sampled tokens. The metric `rollout/left_out_tokens` shows how many sampled tokens TRL does not get.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ServedVersion(Protocol):
 
 @dataclass(frozen=True)
 class Sample:
-    """One sample of TRL. `env_mask` is 1 for sampled tokens; `logprobs` are 0 where it is 0."""
+    """One sample of TRL. `env_mask` is 1 for sampled tokens and 0 for others; `logprobs` is 0 for the others."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
@@ -47,10 +47,11 @@ def rollout_func(
     task: Callable[[Any], Task] = task_of,
     namespace: str | None = None,
 ) -> RolloutFunc:
-    """Make the `rollout_func` of a `GRPOTrainer`, which runs its prompts as rollouts of this RolloutPool.
+    """Make the `rollout_func` of a `GRPOTrainer`. It runs the trainer's prompts as rollouts of the RolloutPool `pool`.
 
-    `weights`: the trainer's `PushWeights`; rollouts wait for its last version. `sampling`: by default the values of the
-    trainer's arguments, with `max_completion_length` as the limit of one turn. `task`: makes the task of a prompt.
+    `weights`: the trainer's `PushWeights`; rollouts wait for the version that was pushed last. `sampling`: default: the
+    values of the trainer's arguments, with `max_completion_length` as the limit of one turn. `task`: function that makes
+    a task from a prompt.
     """
 
     def run(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -76,16 +77,17 @@ def group_requests(
 ) -> list[RolloutRequest]:
     """Make one request for each prompt and its repetitions.
 
-    TRL repeats each prompt `num_generations` times, one after the other. A process may have a part of a group.
+    TRL repeats each prompt `num_generations` times, one after the other. A training process may get fewer repetitions.
     """
     counts = [(prompt, len(list(same))) for prompt, same in groupby(prompts)]
     return [evolve(same_for_all, task=task(prompt), n=count) for prompt, count in counts]
 
 
 def rollout_reward(prompts: Sequence[Any], **fields: Any) -> list[float | None]:
-    """Return the rewards of the rollouts: the reward function for a `GRPOTrainer` with our `rollout_func`.
+    """Return the rewards of the rollouts. This is the reward function for a `GRPOTrainer` with our `rollout_func`.
 
-    The reward of a rollout that ended Failed, InfraFailed or Cancelled is None: TRL leaves it out of the group's mean.
+    The reward is None for a rollout that ended Failed, InfraFailed or Cancelled. TRL leaves such a rollout out of the
+    mean of its group.
     """
     rewards: list[float | None] = fields["rollout_reward"]
     if log_metric := fields.get("log_metric"):
@@ -96,7 +98,7 @@ def rollout_reward(prompts: Sequence[Any], **fields: Any) -> list[float | None]:
 
 
 def columns(trajectories: Sequence[Trajectory], eos_id: int) -> dict[str, list[Any]]:
-    """Return the columns of a `rollout_func`. TRL passes the columns `rollout_*` to all reward functions."""
+    """Return the columns that a `rollout_func` must return. TRL passes the columns `rollout_*` to all reward functions."""
     samples = [sample_of(trajectory, eos_id) for trajectory in trajectories]
     left_out = [sampled_tokens(t.segments) - sum(s.env_mask) for t, s in zip(trajectories, samples, strict=True)]
     return {
@@ -114,9 +116,10 @@ def columns(trajectories: Sequence[Trajectory], eos_id: int) -> dict[str, list[A
 
 
 def sample_of(trajectory: Trajectory, eos_id: int) -> Sample:
-    """Return the segment with the most sampled tokens. For a rollout without a reward: one token that is not trained on.
+    """Return the segment with the greatest number of sampled tokens.
 
-    TRL reads the last token of each completion, so an empty one ends the training with an error.
+    For a rollout without a reward, or without a sampled token, return one token that is not trained on. An empty
+    completion would end the training with an error, because TRL reads the last token of each completion.
     """
     segment = max(trajectory.segments, key=lambda segment: sum(segment.loss_mask), default=None)
     if trajectory.reward is None or segment is None or not any(segment.loss_mask):

@@ -1,4 +1,4 @@
-"""Weights from TRL's trainers to a pool. Each push returns when all endpoints serve the new version."""
+"""Pushes weights from TRL's trainers to a pool. Each push returns when all endpoints serve the new version."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rollyard.client.sync_client import BlockingWeightsPush
 class PushWeights(TrainerCallback):  # type: ignore[misc]
     """Callback of a `GRPOTrainer`: pushes the weights before the first step and after each step.
 
-    With several training processes the first one pushes, and all wait for it.
+    If there are several training processes, the first process pushes and the others wait.
     """
 
     def __init__(self, weights: BlockingWeightsPush) -> None:
-        """`weights`: an entered `client.weights(POOL)`."""
+        """`weights`: from `with client.weights(POOL) as weights`."""
         self._weights = weights
         self.version: str | None = None
-        """Version that all endpoints serve."""
+        """Version that was pushed last and that all endpoints serve; None before the first push."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
-        """Push the first weights too: the pool may serve the weights of another run."""
+        """Push the weights before the first step, because the pool may still serve the weights of another run."""
         self._push(state, model)
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
@@ -35,7 +35,7 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero:
             try:
                 outcome = [self._weights.push(whole_model(model))]
-            except Exception as error:  # noqa: BLE001  the other processes wait for an outcome
+            except Exception as error:  # noqa: BLE001  the other processes wait for the result
                 outcome = [error]
         (told,) = broadcast_object_list(outcome)
         if isinstance(told, Exception):
@@ -44,7 +44,7 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
 
 
 def whole_model(model: Any) -> Any:
-    """Return the model; if it has a LoRA adapter, its tensors by name with the adapter merged."""
+    """Return the model. If the model has a LoRA adapter, return its tensors by name, with the adapter merged."""
     if not hasattr(model, "merge_adapter"):
         return model
     model.merge_adapter()
@@ -55,7 +55,7 @@ def whole_model(model: Any) -> Any:
 
 
 def merged_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of a model of peft under the names of its base model."""
+    """Yield the parameters of a peft model, under the names that they have in the base model."""
     for name, tensor in model.named_parameters():
         if model.prefix not in name and "original_module" not in name:
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
@@ -63,15 +63,18 @@ def merged_tensors(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 class WeightTransfer:
-    """`weight_transfer` of an `AsyncGRPOTrainer`. The pool itself pauses its requests while the weights change."""
+    """`weight_transfer` of an `AsyncGRPOTrainer`.
+
+    `pause` and `resume` do nothing, because the pool itself pauses requests while the weights change.
+    """
 
     def __init__(self, weights: BlockingWeightsPush) -> None:
-        """`weights`: an entered `client.weights(POOL)`."""
+        """`weights`: from `with client.weights(POOL) as weights`."""
         self._weights = weights
         self._numbers: dict[str, int] = {}
 
     def number(self, version: str) -> int:
-        """Return the trainer's number of a version, which counts the pushes. Versions before this training are 0."""
+        """Return the number of the push that made a version, from 1. Return 0 for a version from before this training."""
         return self._numbers.get(version, 0)
 
     def init_weight_transfer(self) -> None:
@@ -81,9 +84,9 @@ class WeightTransfer:
         pass
 
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
-        """Push the tensors. They are all in memory at once."""
+        """Push the tensors. All of them are in memory at the same time."""
         version = f"step{self._weights.step + 1}"
-        self._numbers[version] = len(self._numbers) + 1  # before the push: tokens of the version may come during it
+        self._numbers[version] = len(self._numbers) + 1  # before the push, which may bring its tokens
         self._weights.push({name: tensor.detach().cpu() for name, tensor in iterator}, version)
 
     def resume(self) -> None:

@@ -1,7 +1,8 @@
-"""Rollouts for TRL's `AsyncGRPOTrainer`: its `rollout_worker`, which reads the groups of a stream.
+"""Rollouts for TRL's `AsyncGRPOTrainer`: a `rollout_worker` that reads rollout groups from a stream.
 
-The server draws, filters and limits staleness; the trainer takes one sample for each segment of a rollout. A group is
-acknowledged when the trainer has taken all of its samples and new weights are served.
+The server chooses the tasks, filters the groups and limits staleness. The trainer gets one sample for each segment of a
+rollout. A group is acknowledged after two events: the trainer has taken all samples of the group, and the trainer has
+new weights.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ STOP_SECONDS = 60.0
 
 
 class SampleQueue(queue.Queue[Any]):
-    """Samples for the trainer. It records which groups the trainer has taken as a whole."""
+    """Queue of samples for the trainer. It also records up to which group the trainer has taken all samples."""
 
     def __init__(self) -> None:
-        super().__init__()  # no limit: the server draws only some steps ahead of what is acknowledged
+        super().__init__()  # no limit, because the server delivers only some steps more than are acknowledged
         self.taken = 0
-        """Last delivery up to which the trainer has taken the samples of every delivery."""
+        """Number of the delivery up to which the trainer has taken all samples."""
         self._left: dict[int, int] = {}
 
     def put_group(self, delivery: int, samples: list[Any]) -> None:
-        """Add the samples of the next delivery; there may be none."""
+        """Add the samples of the next delivery; the list may be empty."""
         with self.mutex:
             self._left[delivery] = len(samples)
             self._count()
@@ -44,7 +45,7 @@ class SampleQueue(queue.Queue[Any]):
             self.put(sample)
 
     def _get(self) -> Any:
-        """Remove the next sample; the queue calls this with its lock."""
+        """Remove the next sample. `queue.Queue.get` calls this method while it has the lock."""
         sample = super()._get()
         self._left[sample.group_id] -= 1
         self._count()
@@ -57,7 +58,7 @@ class SampleQueue(queue.Queue[Any]):
 
 
 class StreamWorker:
-    """Reads a stream in a thread, and gives the trainer its samples with their advantages."""
+    """Reads a stream in a thread, and gives its samples with advantages to the trainer."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class StreamWorker:
         namespace: str | None = None,
     ) -> None:
         """`request`: a stream with `step_groups`. `weights`: the trainer's `WeightTransfer`. `advantages`: a name from
-        `rollyard.client.advantages.ADVANTAGES`. Raises ValueError for another request."""
+        `rollyard.client.advantages.ADVANTAGES`. Raises ValueError if `request` is unsuitable."""
         if request.step_groups is None:
             raise ValueError("set `step_groups` to the number of groups of one training step, and leave out `target`")
         if request.max_staleness < 1:
@@ -93,7 +94,7 @@ class StreamWorker:
     # calls of the trainer
 
     def start(self) -> None:
-        """Create the stream, or continue one of the same id after its last acknowledged group."""
+        """Create the stream. If a stream with this id exists, continue it after its last acknowledged group."""
         view = self._client.create_batch(self._request, self._namespace)
         if view.status.terminal:
             raise NoProgress(f"batch {view.id!r} has ended {view.status}; choose another id, or leave it out")
@@ -103,7 +104,7 @@ class StreamWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the stream. Its unfinished groups continue; the next stream of the series gets them first."""
+        """End the stream. Its unfinished groups continue; they are the first groups of the next stream in the series."""
         self._stopping = True
         if self._batch is None or self._thread is None:
             return
@@ -115,14 +116,14 @@ class StreamWorker:
         self._thread.join(STOP_SECONDS)
 
     def update_model_version(self, model_version: int) -> None:
-        """Acknowledge the groups of the steps before this version."""
+        """Acknowledge the groups whose samples the trainer has taken. The trainer calls this when it has new weights."""
         if self._batch is not None:
             self._acknowledge(self._batch)
 
     def check_health(self, stale_after_s: float) -> None:
-        """Raise NoProgress if no further sample will come. The trainer calls this while it waits for samples.
+        """Raise NoProgress if no further sample will come. The trainer calls this method while it waits for samples.
 
-        A long rollout is no failure, so `stale_after_s` has no effect.
+        `stale_after_s` has no effect, because a long rollout is not a failure.
         """
         if self._thread is None or self._batch is None or not self.rollout_buffer.empty():
             return
@@ -140,12 +141,12 @@ class StreamWorker:
             for group in batch:
                 self.rollout_buffer.put_group(group.delivery, list(self._samples(group)))
                 self._report(batch, group)
-        except Exception as error:  # noqa: BLE001  check_health raises it in the trainer's thread
+        except Exception as error:  # noqa: BLE001  check_health raises NoProgress from it in the trainer's thread
             if not self._stopping:
                 self._error = error
 
     def _samples(self, group: Group) -> Iterator[Any]:
-        """Yield one sample for each segment. Rollouts without a reward are left out, and count in no baseline."""
+        """Yield one sample for each segment of the rollouts with a reward. The other rollouts do not change the advantages."""
         gains = group_advantages(group.rewards, self._advantages)
         spread = float(np.nanstd([np.nan if r is None else r for r in group.rewards], ddof=0))
         for trajectory, gain in zip(group.rollouts, gains, strict=True):
@@ -204,7 +205,7 @@ class StreamWorker:
     def _acknowledge_if_idle(self, batch: BlockingBatch) -> None:
         """Acknowledge early if the stream waits for the trainer while the trainer waits for samples.
 
-        This happens if a step's groups have fewer samples than a step needs, because rollouts have no reward.
+        This happens if some rollouts of a step have no reward, so that the step's groups have too few samples.
         """
         try:
             view = self._client.get_batch(batch.id, self._namespace)

@@ -1,4 +1,4 @@
-"""Tasks as TRL's prompts. TRL passes only the column `prompt` to a rollout function, so a prompt is a task as JSON."""
+"""Tasks as prompts of TRL. A prompt is a task in JSON, because TRL passes only the column `prompt` to rollouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def task_dataset(tasks: Iterable[Task | Mapping[str, Any]]) -> Any:
 
 
 def task_of(prompt: Any) -> Task:
-    """Return the task of a prompt of `task_dataset`. Raises ValueError for other prompts."""
+    """Parse a prompt that `task_dataset` made. Raises ValueError for other prompts."""
     try:
         return Task.model_validate_json(prompt)
     except ValueError:
