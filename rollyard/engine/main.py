@@ -54,7 +54,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_SECONDS = 5.0
-"""Time that running requests get after SIGTERM. Slurm sends KILL after KillWait, and the engine needs a part of it."""
+"""Time that running requests get after SIGTERM. Slurm sends KILL after KillWait. The engine needs a part of KillWait
+for its own end."""
 FINISH_POLL_SECONDS = 0.2
 SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
@@ -95,7 +96,7 @@ class InferenceServer:
     """One engine and its reverse proxy."""
 
     def __init__(self, link: ServerLink, spec: InferencePoolSpec, scratch: Path, gang: Gang | None) -> None:
-        """`gang`: the other processes of the same engine, if it spans nodes."""
+        """`gang`: the gang that this process leads, if the engine spans nodes."""
         self._link = link
         self._spec = spec
         self._gang = gang
@@ -203,14 +204,15 @@ class InferenceServer:
 
     def _tls(self, key: bytes, certificate: str) -> ssl.SSLContext:
         pem = self._scratch / "proxy.pem"
-        pem.write_bytes(key + certificate.encode())  # 0600 by the umask
+        pem.write_bytes(key + certificate.encode())  # the umask makes the file's mode 0600
         try:
             return server_ssl_context(pem)
         finally:
-            pem.unlink()  # from here on the key is only in memory
+            pem.unlink()  # the key is now in memory only
 
     async def _serve(self, http: aiohttp.ClientSession, url: str, seconds: float) -> int:
-        """Run engine and heartbeat until one of them ends. Raises Fenced, EngineFailed."""
+        """Run the engine and the heartbeat until one of them ends or a stop is requested. Raises Fenced,
+        Incompatible."""
         assert self._weights is not None
         async with (
             running(self._engine(self._weights)) as engine,
@@ -220,8 +222,8 @@ class InferenceServer:
             try:
                 await asyncio.wait({engine, beat, stop}, return_when=asyncio.FIRST_COMPLETED)
                 if beat.done():
-                    beat.result()  # Fenced
-                # The signal that ended the engine may have been sent to the whole job and reach this process a moment later.
+                    beat.result()  # raises Fenced or Incompatible
+                # The signal that ended the engine may have been sent to the whole job, and reach this process later.
                 if engine.done() and not await wait_or_timeout(self._stop, SHARED_SIGNAL_SECONDS):
                     # The reason must reach the server before the job ends.
                     self._fatal = _reason(engine.exception())
@@ -231,7 +233,7 @@ class InferenceServer:
                     return 1
                 await self._finish(http, url)
                 if self._gang is not None:
-                    self._gang.leave()  # before its engine ends, so that the other ranks do not take this for a failure
+                    self._gang.leave()  # before the engine ends: the other ranks must not take its end for a failure
                 return 0
             finally:
                 self._closing.set()
@@ -246,7 +248,8 @@ class InferenceServer:
             await engine
 
     async def _beat(self, http: aiohttp.ClientSession, url: str, seconds: float) -> None:
-        """Report the engine's state for ever, at once after a change. Raises Fenced."""
+        """Report the engine's state every `seconds`, and at once after a change. Run for ever. Raises Fenced,
+        Incompatible."""
         assert self._weights is not None
         sent: EngineHeartbeat | None = None
         due = 0.0
@@ -293,7 +296,7 @@ class InferenceServer:
         if self._fatal:
             return EngineHealth(False, self._fatal)
         if self._stop.is_set():
-            # with its load, until the drain is done
+            # the load is still reported during the drain
             return replace(self._supervisor.health, ready=False, reason=Reason("Draining"))
         health, weights = self._supervisor.health, self._weights
         assert weights is not None
@@ -314,11 +317,11 @@ class InferenceServer:
         self._stop.set()
 
     async def _finish(self, http: aiohttp.ClientSession, url: str) -> None:
-        """Report the drain, so that no new requests come. Wait for running ones, longer after a drain than after SIGTERM."""
+        """Report the drain, so that no new requests come. Wait for the running requests until `_deadline`."""
         with contextlib.suppress(ApiError):
             await self._send_heartbeat(http, url)
         assert self._proxy is not None
-        while asyncio.get_running_loop().time() < self._deadline:  # a SIGTERM during a drain shortens it
+        while asyncio.get_running_loop().time() < self._deadline:  # SIGTERM during a drain makes the deadline earlier
             if await wait_or_timeout(self._proxy.idle, FINISH_POLL_SECONDS):
                 return
 
@@ -332,7 +335,7 @@ def _listener(address: str) -> tuple[socket.socket, str]:
 
 
 def _changes_to_report(beat: EngineHeartbeat) -> tuple[object, ...]:
-    """The fields whose change is reported to the server at once."""
+    """Return the fields whose changes are reported to the server at once."""
     return beat.ready, beat.reason, beat.weights
 
 
@@ -344,4 +347,4 @@ def _reason(error: BaseException | None) -> Reason:
 
 
 class _Stopped(Exception):
-    """SIGTERM came while no request was running."""
+    """SIGTERM came before the engine was registered."""

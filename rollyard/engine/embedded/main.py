@@ -33,7 +33,7 @@ def main() -> int:
     options = _options()
     set_up_logging()
     _die_with_parent()
-    options.uds.unlink(missing_ok=True)  # left by a predecessor that was killed
+    options.uds.unlink(missing_ok=True)  # a killed predecessor leaves its socket
     try:
         return asyncio.run(_serve(options))
     except RollyardError as error:
@@ -75,7 +75,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 def _load(options: argparse.Namespace) -> tuple[Model, ServedModel]:
-    """Load the model. Raises Invalid when it cannot be served, or not within these limits."""
+    """Load the model. Raises Invalid if the engine cannot serve the model, or if an option is out of range."""
     config = read_config(options.model)
     length = options.max_model_len or config.max_positions
     if not 2 <= length <= config.max_positions:
@@ -100,6 +100,7 @@ async def _listen(runner: web.AppRunner, path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel send SIGTERM when the parent's thread that started this process ends. That thread must not end early."""
+    """Let the kernel send SIGTERM to this process when the thread of the parent that started the process ends. The
+    parent must keep this thread as long as it needs the engine."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

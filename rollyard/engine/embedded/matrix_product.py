@@ -1,9 +1,10 @@
 """Matrix products in which the result for one row does not depend on the other rows, bit for bit.
 
-BLAS chooses its inner loops by the shape of a product, and they add in different orders: with OpenBLAS's Haswell
-kernels a row among twelve has other last bits than a row among eight. So rows are multiplied in blocks of a few fixed
-heights. This is enough if neither the place in a block nor its height changes the result, which is tested on this
-machine for each shape of matrix. If it is not, each row is multiplied alone: always the same shape and the same place.
+BLAS chooses its inner loops by the shape of a product, and different loops add in different orders. With OpenBLAS's
+Haswell kernels, a row's result in a product of twelve rows has other last bits than in a product of eight rows. So rows
+are multiplied in blocks of a few fixed heights. For each shape of matrix, `block_heights` tests on this machine whether
+a row's place in a block, or the height of the block, changes the row's result. A height that changes the result is not
+used. If the place changes it, each row is multiplied alone.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from rollyard.engine.embedded.safetensors_files import Array
 
 TALLEST = 8
 LOWER = (2, 4)
-"""Block heights for the last few rows, for which they cost less. BLAS multiplies a single row as a vector, in yet
-another order."""
+"""Block heights for products with few rows: lower blocks cost less. 1 is missing, because BLAS multiplies a single row
+as a vector, which adds in yet another order."""
 
 
 def product(x: Array, matrix: Array) -> Array:
@@ -34,9 +35,9 @@ def product(x: Array, matrix: Array) -> Array:
 
 @cache
 def block_heights(inputs: int, outputs: int) -> tuple[int, ...]:
-    """Return the block heights, ascending, that give a row the same bits at every place; (1,) if no other height does.
+    """Return the block heights, ascending, with which a row gets the same bits at every place; (1,) if there are none.
 
-    The choice of loops does not depend on the numbers, so random numbers are enough for the test.
+    BLAS's choice of loops does not depend on the numbers, so random numbers are enough for the test.
     """
     numbers = np.random.default_rng(0)
     rows = numbers.standard_normal((TALLEST, inputs), np.float32)

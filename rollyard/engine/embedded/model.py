@@ -1,8 +1,8 @@
 """The forward pass. Rows of several sequences, from prompts and single tokens, go through each layer together.
 
-All steps but attention work on all rows at once. Attention runs for each sequence over exactly that sequence's
-positions, and products give a row the same bits among any others. So the results of a sequence do not depend on the
-rest of the batch. Their last bits may depend on whether a token came in a prompt or alone.
+All steps except attention work on all rows at once. Attention runs for each sequence over exactly that sequence's
+positions. A product gives a row the same bits whatever the other rows are. So a sequence's logits do not depend on the
+rest of the batch. The last bits of the logits may depend on whether a token came in a prompt or alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rollyard.engine.embedded.safetensors_files import Array
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive new tokens of one sequence: positions start..start+len(tokens) of its slot."""
+    """Consecutive new tokens of one sequence. They take positions start to end-1 of the sequence's slot in the
+    cache."""
 
     slot: int
     start: int
@@ -45,10 +46,11 @@ class Model:
         self._rotation = np.exp(1j * angles).astype(np.complex64)
 
     def forward(self, spans: Sequence[Span], cache: KVCache) -> Array:
-        """Return logits [len(spans), vocab] after the last token of each span. Keys and values go to the cache's slots."""
+        """Return logits [len(spans), vocab] after the last token of each span. The keys and values of all tokens are
+        written to the cache."""
         rows = _Rows(spans)
         x = self._weights.embedding[rows.tokens]
-        with np.errstate(over="ignore"):  # for very negative x, exp(-x) is inf, and x / inf is the right 0
+        with np.errstate(over="ignore"):  # in `_mlp`, exp(-gate) may be inf; gate / inf is the correct 0
             for i, layer in enumerate(self._weights.layers):
                 x = x + self._attention(
                     layer, _normed(x, self.config.rms_norm_eps), rows, cache.keys[i], cache.values[i]
@@ -98,10 +100,11 @@ class _Rows:
 
 
 def _attend_one_each(queries: Array, keys: Array, values: Array, spans: Sequence[Span]) -> Array:
-    """Attend queries [spans, kv heads, group, head_dim], one token for each span. The result has the same shape.
+    """Compute attention for queries [spans, kv heads, group, head_dim], one token for each span. The result has the
+    same shape.
 
     The exponentials are computed for all spans at once, over scores padded with -inf. Sums go over a span's own
-    positions only, because the order in which numpy adds depends on their number.
+    positions only, because the order in which numpy adds depends on the number of summands.
     """
     scores = np.full((*queries.shape[:3], max(span.end for span in spans)), -np.inf, np.float32)
     for i, span in enumerate(spans):
@@ -125,7 +128,8 @@ def _future(span: Span) -> Array:
 
 
 def _attend_run(queries: Array, keys: Array, values: Array, span: Span, future: Array) -> Array:
-    """Attend queries [n, kv heads, group, head_dim] of one span, each to the positions up to its own."""
+    """Compute attention for queries [n, kv heads, group, head_dim] of one span. Each query sees the positions up to its
+    own."""
     n, kv_heads, group, head_dim = queries.shape
     stacked = queries.transpose(1, 2, 0, 3).reshape(kv_heads, group * n, head_dim)
     scores = stacked @ keys[:, :, : span.end]
@@ -142,7 +146,8 @@ def _mlp(layer: LayerWeights, x: Array) -> Array:
 
 
 def _normed(x: Array, eps: float) -> Array:
-    """RMS norm over the last axis without its weight, which is part of the next matrix."""
+    """Return the RMS norm over the last axis, before the multiplication by the norm's weight. This weight is part of
+    the next matrix, or it is `qk_norm`."""
     square = np.vecdot(x, x) / np.float32(x.shape[-1])
     normed: Array = x / np.sqrt(square + np.float32(eps))[..., None]
     return normed

@@ -1,5 +1,4 @@
-"""Checks that the embedded engine can serve a model: makes a `Config` of a Hugging Face `config.json`, or refuses its
-fields."""
+"""Reads a model's `Config` from a Hugging Face `config.json`. Refuses a model that the embedded engine cannot serve."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ from typing import Any
 from rollyard.core.errors import Cause, Invalid
 
 HEAD = "lm_head.weight"
-"""Name of the output head's tensor; a model with tied word embeddings has none."""
+"""Name of the output head's tensor. A model with tied word embeddings does not have this tensor."""
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 32768,
     "tie_word_embeddings": False,
 }
-"""The values that transformers assumes for Qwen3 if `config.json` lacks the field."""
+"""Values that transformers assumes for Qwen3 if `config.json` lacks a field."""
 
 _ONLY: dict[str, Any] = {
     "model_type": "qwen3",
@@ -27,7 +26,8 @@ _ONLY: dict[str, Any] = {
     "use_sliding_window": False,
     "quantization_config": None,
 }
-"""Fields that may have only this value. Except for `model_type`, an absent field means the same."""
+"""The only value that each of these fields may have. An absent field is read as this value; only `model_type` must be
+present."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,13 @@ class Config:
 
     @property
     def shape(self) -> Config:
-        """The fields that must be equal in two folders, so that one can replace the other in a running engine."""
+        """The fields that two folders must have in common if the weights of one are to replace those of the other in a
+        running engine."""
         return replace(self, eos_ids=(), max_positions=0)
 
 
 def read_config(folder: Path) -> Config:
-    """Read the model's shape. Raises Invalid with one cause for each field that cannot be served."""
+    """Read the model's shape. Raises Invalid with one cause for each field whose value the engine cannot serve."""
     raw = _read_json(folder / "config.json")
     causes = [*_unsupported(raw), *_rope_causes(raw)]
     sizes = _sizes(raw, causes)
@@ -100,7 +101,8 @@ def _unsupported(raw: dict[str, Any]) -> list[Cause]:
 
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-    """Read both spellings: `rope_parameters` (transformers 5), or `rope_theta` with `rope_scaling` (4)."""
+    """Read the rotary embedding in both spellings: `rope_parameters` (transformers 5), or `rope_theta` with
+    `rope_scaling` (4)."""
     return raw.get("rope_parameters") or {
         "rope_theta": raw.get("rope_theta", 10_000.0),
         **(raw.get("rope_scaling") or {}),
@@ -141,7 +143,8 @@ def _sizes(raw: dict[str, Any], causes: list[Cause]) -> dict[str, int]:
 
 
 def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
-    """Read the end ids. `generation_config.json` overrides `config.json`, as in transformers and vLLM."""
+    """Read the ids that end a sequence. `generation_config.json` overrides `config.json`, as in transformers and
+    vLLM."""
     path = folder / "generation_config.json"
     generation = _read_json(path) if path.exists() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))

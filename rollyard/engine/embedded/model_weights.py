@@ -1,9 +1,10 @@
-"""A model's tensors, from a folder's safetensors files or from elsewhere, as float32 matrices for the forward pass.
+"""A model's tensors as float32 matrices for the forward pass. A function supplies the tensors: it reads the safetensors
+files of a folder, or has received them from a trainer.
 
-Three rearrangements make the computation cheaper and do not change its function. The weight of each RMS norm is
+Three changes make the computation cheaper, and leave its result mathematically the same. The weight of each RMS norm is
 multiplied into the next matrix. Query and key columns are permuted, so that the two halves of a rotary pair are
-neighbours: one complex product then does the rotation, and a dot product does not depend on the order. 1/sqrt(head_dim)
-is multiplied into the query norm.
+neighbours, and one complex product rotates them. Queries and keys are permuted alike, so their dot products stay the
+same. 1/sqrt(head_dim) is multiplied into the query norm.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rollyard.engine.embedded.model_config import HEAD, Config
 from rollyard.engine.embedded.safetensors_files import Array, entries, shards
 
 ReadTensor = Callable[[str], Array]
-"""Function that returns the tensor of this name."""
+"""Function that returns the tensor of a given name."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,15 @@ class ModelWeights:
 
 
 def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> ModelWeights:
-    """Load the folder's weights, and merge a LoRA adapter into them if one is given.
+    """Load the folder's weights, merged with the LoRA adapter if `adapter` names one.
 
-    Raises Invalid with the file or the tensor if the folder does not match its config.
+    Raises Invalid, which names the file or the tensor, if the folder's weights do not match its config.
     """
     return build_weights(_FolderTensors(folder, config, read_adapter(adapter) if adapter else None).read_tensor, config)
 
 
 def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
-    """Names and shapes of all tensors of a model of this configuration."""
+    """Return the names and shapes of all tensors that a model with this configuration has."""
     d, hd, f = config.hidden_size, config.head_dim, config.intermediate_size
     h, kv = config.heads, config.kv_heads
     layer = {
@@ -120,7 +121,7 @@ def _pairs(rows: Array, head_dim: int) -> Array:
 
 
 class _FolderTensors:
-    """The tensors of a folder by name, read from the files on demand."""
+    """Reads the tensors of a folder by name, each when it is requested."""
 
     def __init__(self, folder: Path, config: Config, adapter: Adapter | None) -> None:
         self._folder = folder

@@ -16,7 +16,8 @@ from rollyard.core.errors import Invalid
 
 Array = NDArray[np.float32]
 STORED: dict[str, type[Any]] = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
-"""Types as stored. numpy has no bfloat16, which is the upper half of a float32."""
+"""Types of stored numbers, and the numpy types that read them. numpy has no bfloat16, so BF16 is read as uint16: the
+upper half of a float32."""
 DTYPES = "BF16, F16 or F32"
 
 
@@ -57,7 +58,8 @@ def shards(folder: Path) -> list[Path]:
 
 
 def entries(path: Path) -> Iterator[tuple[str, Entry]]:
-    """Yield the entries of a safetensors header: eight bytes of length, then JSON. The values follow it."""
+    """Yield the entries of a safetensors file's header. The file begins with eight bytes for the length of the header;
+    then come the header, in JSON, and the values."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         try:

@@ -1,7 +1,8 @@
 """Sampling: makes tokens and their logprobs from logits.
 
-The logprobs are the model's own, before temperature and truncation, as vLLM reports them by default. The i-th draw of a
-request is a pure function of its seed and i, so the rest of the batch and the timing cannot change it.
+The logprobs are the model's own, before temperature and truncation, as vLLM reports them by default. The random number
+of a request's i-th draw is a pure function of the request's seed and i. So neither the rest of the batch nor the timing
+changes this number.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def sample(logits: Array, params: Sequence[SamplingParams], drawn: Sequence[int]
 
 
 def _tempered(shifted: Array, masses: Array, params: Sequence[SamplingParams]) -> Array:
-    """Return unnormalised probabilities to draw from: temperature first, then top-k, then top-p."""
+    """Return unnormalised probabilities to draw from. Temperature is applied first, then top-k, then top-p."""
     if any(p.temperature != 1.0 for p in params):
         temperatures = np.array([[max(p.temperature, GREEDY_BELOW)] for p in params], np.float32)
         masses = np.exp(shifted / temperatures)
@@ -73,7 +74,7 @@ def _truncated(masses: Array, top_k: int, top_p: float) -> Array:
     if top_k:
         order = order[:top_k]
     cumulated = np.cumsum(masses[order], dtype=np.float64)
-    # the token with which the sum reaches top_p belongs to the nucleus
+    # the token with which the sum reaches top_p is kept too
     keep = order[: int(np.searchsorted(cumulated, top_p * cumulated[-1])) + 1]
     kept = np.zeros_like(masses)
     kept[keep] = masses[keep]
@@ -89,9 +90,9 @@ def _pick(masses: Array, params: Sequence[SamplingParams], drawn: Sequence[int])
 
 
 def _uniform(states: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Map states to [0, 1): the finaliser of splitmix64, then 52 bits as a number.
+    """Map states to numbers in [0, 1): apply the finaliser of splitmix64, and read the upper 52 bits as a fraction.
 
-    A double has room for one bit more. With 52 bits a product with the total stays below the total.
+    A double could hold 53 bits. With 52 bits, such a number times the sum of all masses is always less than this sum.
     """
     z = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -17,13 +17,13 @@ class TextStream:
         self._decoding = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def add(self, token: int) -> str:
-        """Return the text that is complete with this token; empty within a character of several tokens."""
+        """Return the text that this token completes; empty if the token ends in the middle of a character."""
         try:
             return self._decoding.step(self._tokenizer, token) or ""
         except Exception as error:  # the library has no narrower exception
             if "Invalid prefix" not in str(error):
                 raise
-            # with some decoders a token changes the text before it, and the stream cannot recover from this
+            # with some decoders a token changes the text before it; the stream raises and cannot continue
             self._decoding = DecodeStream(skip_special_tokens=self._skip_special_tokens)
             return self._decoding.step(self._tokenizer, token) or ""
 
@@ -37,10 +37,11 @@ class StopStringMatcher:
         self._text = text
         self._longest = max(map(len, stops))
         self._tail = ""
-        """End of the text that may be the beginning of a stop string."""
+        """The last characters of the text. They may be the beginning of a stop string."""
 
     def add(self, token: int) -> str | None:
-        """Return the stop string that the token completes. If there are several, the one that ends first counts, as in vLLM."""
+        """Return the stop string that the token completes. If the token completes several, return the one that ends
+        first, as in vLLM."""
         text = self._tail + self._text.add(token)
         self._tail = text[max(0, len(text) - self._longest + 1) :]
         found = [(text.find(stop) + len(stop), i) for i, stop in enumerate(self._stops) if stop in text]

@@ -1,6 +1,8 @@
-"""Tensors that a trainer sends to a running engine. They are kept beside the served weights until all have arrived.
+"""Tensors that a trainer sends to a running engine. The engine keeps them beside the served weights until all tensors
+have arrived.
 
-A call brings some tensors as the content of a safetensors file. Its header is checked before any tensor is read.
+The body of a call is a safetensors file with some of the tensors. The file's header is checked before any tensor is
+read.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class StagedTensors:
         self._tensors: dict[str, Array] = {}
 
     async def receive(self, body: aiohttp.StreamReader) -> None:
-        """Read the tensors of one call, all or none. Raises BadRequest, Invalid."""
+        """Read the tensors of one call. If one of them is refused, none is kept. Raises BadRequest, Invalid."""
         came: dict[str, Array] = {}
         try:
             size = int.from_bytes(await body.readexactly(8), "little")
@@ -46,14 +48,14 @@ class StagedTensors:
         self._tensors |= came
 
     def weights(self) -> ModelWeights:
-        """Build the weights of all tensors. Raises Invalid when some are missing."""
+        """Build the weights from the tensors. Raises Invalid if tensors are missing."""
         if missing := sorted(self._shapes.keys() - self._tensors.keys()):
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
             raise Invalid(f"TransferIncomplete: {missing[0]}{more} did not arrive; send the rest and finish again")
         return build_weights(self._tensors.__getitem__, self._config)
 
     def _checked(self, header: bytes) -> list[tuple[str, Mapping[str, Any]]]:
-        """Check the header; return its tensors in the order in which their bytes follow in the body."""
+        """Check the header; return its tensors in the order of their bytes in the body."""
         try:
             found = {name: tensor for name, tensor in json.loads(header).items() if name != "__metadata__"}
             ordered = sorted(found.items(), key=lambda item: int(item[1]["data_offsets"][0]))
@@ -68,7 +70,7 @@ class StagedTensors:
 
     def _fits(self, name: str, tensor: Mapping[str, Any]) -> None:
         wanted = self._shapes.get(name)
-        if wanted is None and name == HEAD:  # the output head of a tied model, which some trainers send as well
+        if wanted is None and name == HEAD:  # some trainers send the output head of a tied model too
             wanted = self._shapes["model.embed_tokens.weight"]
         if wanted is None:
             raise Invalid(f"the model has no tensor {name}")

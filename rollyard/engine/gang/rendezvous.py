@@ -1,7 +1,9 @@
-"""A replica that spans nodes. srun starts one process on each node; they find each other in the allocation's folder.
+"""A gang: the processes of a replica that spans nodes. srun starts one process on each node. The processes find each
+other through a file in the allocation's folder.
 
-They start and end together. A process that dies ends the job (srun's --kill-on-bad-exit), because an engine without one
-of its ranks answers no request, but may report for a long time that it is healthy. The pool then starts a new replica.
+The processes start and end together. If one dies, srun ends all of them (--kill-on-bad-exit), and the pool starts a new
+replica. The reason: an engine that lacks a rank cannot answer requests, but may report for a long time that it is
+healthy.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from rollyard.trust.secret_files import write_secret
 
 POLL_SECONDS = 0.5
 JOIN_SECONDS = 600.0
-"""Limit for all nodes to start their process. srun starts them within seconds, but a prolog may take minutes."""
+"""Limit for rank 0 to publish its address. srun starts the processes within seconds, but a node's prolog may take
+minutes."""
 
 
 class Gang:
@@ -32,9 +35,10 @@ class Gang:
 
     @classmethod
     def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
-        """Return the gang of this job step; None for a job of one process.
+        """Return the gang of this job step; None if the step has one process.
 
-        The ranks find each other through the meeting file. Its name has the job's id, restart count and step.
+        The ranks find each other through the meeting file. The file's name contains the job's id, restart count and
+        step.
         """
         size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if size < 2:
@@ -64,13 +68,13 @@ class Gang:
         while True:
             with contextlib.suppress(
                 OSError, ValueError
-            ):  # if a shared folder does not answer, this does not mean that rank 0 has left
+            ):  # an error of the shared folder does not mean that rank 0 has left
                 if await asyncio.to_thread(self._read) is None:
                     return
             await asyncio.sleep(POLL_SECONDS)
 
     def leave(self) -> None:
-        """Record that rank 0 leaves. The other ranks end then."""
+        """Record that rank 0 leaves. This ends the other ranks."""
         self._meeting_file.unlink(missing_ok=True)
 
     def _read(self) -> tuple[str, int, str] | None:

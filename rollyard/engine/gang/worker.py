@@ -1,4 +1,4 @@
-"""The process of a gang on any node but the first. It runs the engine's part there until rank 0 leaves."""
+"""The process of a gang on a node other than rank 0's. It runs this node's part of the engine until rank 0 leaves."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3.0
-"""Seconds to wait for rank 0's end after the engine's part here has ended: this part may end before rank 0 has left."""
+"""Time for rank 0 to leave after this node's part of the engine has ended. At a normal end, this part may end shortly
+before rank 0 leaves."""
 
 
 async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
-    """Run the engine's part. Return 0 after SIGTERM or when rank 0 has left, 1 if the engine's part here has died.
+    """Run this node's part of the engine. Return 0 after SIGTERM or when rank 0 has left, 1 if this part has died.
 
     Raises EngineFailed, Unavailable.
     """

@@ -21,12 +21,12 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 OLDEST = Version("0.10.2")
 """The first vLLM that returns the ids of the sampled tokens (`return_token_ids`)."""
 TRIED = "0.32"
-"""The vLLM version of the tests."""
+"""The vLLM version that the tests use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The vLLM of this node."""
+    """The vLLM to start on this node."""
 
     interpreter: Sequence[str]
     """The command that starts vLLM's Python."""
@@ -38,10 +38,11 @@ class Host:
 def engine_command(
     spec: InferencePoolSpec, uds: Path, place: GangRank | None = None, host: Host | None = None
 ) -> EngineCommand:
-    """Return the command that serves this spec on a Unix socket; on ranks above 0 of a gang, the command of a worker.
+    """Return the command of an engine that serves this spec on a Unix socket. On ranks above 0 of a gang, return the
+    command of a worker.
 
-    vLLM is started as `host` describes. Raises EngineFailed if that vLLM lacks a required feature, and Invalid for an
-    engine that Rollyard does not start.
+    `host`: required for vLLM. Raises EngineFailed if this vLLM lacks a required feature. Raises Invalid for an external
+    engine, because Rollyard does not start it.
     """
     if spec.engine.vllm is not None:
         assert host is not None
@@ -70,8 +71,8 @@ def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineComm
 
 
 def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRank | None, host: Host) -> EngineCommand:
-    """vLLM's OpenAI server. Its own --api-key would appear in argv and protect only some paths: the reverse proxy
-    checks tokens."""
+    """Return the command of vLLM's OpenAI server. The reverse proxy checks tokens, because vLLM's --api-key would
+    appear in argv and protect only some paths."""
     model, build = spec.model, host.build
     _require_options(
         build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"]
@@ -98,18 +99,20 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
-        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it compiles sampling at the first request, even if the rest is eager
+        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it would compile sampling, in spite of --enforce-eager
         if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
-            # A separate worker process would bind threads, and take a third of the start-up time and 700 MB.
+            # A separate worker process would bind threads, and would cost a third of the start-up time and 700 MB.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     argv += [word for option in wanted if option[0] in build.options for word in option]
-    # Enables the routes that change weights. They are on the Unix socket only; the reverse proxy does not expose them.
+    # These variables enable the routes that change weights. Only the Unix socket has all of them; the reverse proxy
+    # exposes only those of a transfer, while an update waits for the transfer.
     env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **engine.env}
     return EngineCommand([*argv, *engine.extra_args], env, defaults, foreign=True)
 
 
 def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
-    """Return the arguments for the socket. The first rank of a gang serves; the others are its workers."""
+    """Return the arguments for the socket and the gang. Rank 0 of a gang serves requests; the other ranks are
+    workers."""
     words = ["--uds", str(uds)] if place is None or place.rank == 0 else ["--headless"]
     if place is not None:
         words += ["--distributed-executor-backend", "mp", "--nnodes", str(place.size), "--node-rank", str(place.rank)]
@@ -118,21 +121,21 @@ def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
 
 
 _PREFERRED_OPTIONS: tuple[tuple[str, ...], ...] = (
-    # Sampling comes only from the request: a model's generation_config must not change logprobs.
+    # Sampling parameters come only from the request: a model's generation_config must not change logprobs.
     ("--generation-config", "vllm"),
     ("--enable-prompt-tokens-details",),
     ("--enable-scale-out",),  # /inference/v1/generate
     ("--disable-access-log-for-endpoints", "/health,/metrics"),
 )
-"""Options that are left out if this release does not know them."""
+"""Options that are left out if the vLLM does not know them."""
 
 
 def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[str, ...]]:
-    """Return the options for a replica on CPUs. By default vLLM takes nine tenths of the node's memory, even if it is
-    shared.
+    """Return the options for a replica on CPUs.
 
-    Compiling takes minutes and gains little. A seeded request whose prompt is split into chunks ends the server (its
-    CPU generator cannot be advanced), so prompts are computed whole.
+    By default vLLM takes nine tenths of the node's memory, even if other jobs share the node. Compiling takes minutes
+    and gains little. Prompts are computed in one piece: a seeded request whose prompt is split into chunks ends the
+    server, because a CPU generator cannot be advanced.
     """
     cache = max(1 << 30, allocation.memory_bytes // 4)
     whole = [("--no-enable-chunked-prefill",), ("--max-num-batched-tokens", str(context))]
@@ -150,7 +153,7 @@ def _require_options(build: VllmBuild, must: Sequence[str]) -> None:
     try:
         old = Version(build.version) < OLDEST
     except InvalidVersion:
-        return  # somebody else's build, whose options are not known
+        return  # a custom build, whose version cannot be compared
     if old and not Version(build.version).is_devrelease:
         why = (
             f"vLLM {build.version} does not return token ids; install {OLDEST} or later "

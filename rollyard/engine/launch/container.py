@@ -1,4 +1,5 @@
-"""An engine's command inside a container image, which Apptainer runs. Pure, except for the search for Apptainer."""
+"""Builds the command that runs an engine in a container image, with Apptainer. Pure, except for the search for
+Apptainer."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ from rollyard.kinds.base import Reason
 def in_container(
     program: str, image: str, *, gpus: bool, writable: Sequence[str] = (), readable: Sequence[str] = ()
 ) -> list[str]:
-    """Return the prefix that runs a command in `image`. The environment, the home and /tmp are those of the job."""
+    """Return the prefix that runs a command in `image`. The command has the environment, the home and /tmp of the
+    job."""
     words = [program, "exec"]
-    if os.geteuid() == 0:  # without setuid, even root may mount only in its own namespace
+    if os.geteuid() == 0:  # without setuid, Apptainer can mount only in a user namespace of its own, even as root
         words.append("--userns")
     if gpus:
         words.append("--nv")
@@ -29,7 +31,7 @@ def in_container(
 
 
 def container_program() -> str:
-    """Find Apptainer, or Singularity, as for sandboxes. Raises EngineFailed."""
+    """Find Apptainer or Singularity, in the same way as for sandboxes. Raises EngineFailed if this node has neither."""
     found = apptainer_programs(Path(node_cache()))
     if not found:
         why = (

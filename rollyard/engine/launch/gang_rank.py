@@ -14,6 +14,6 @@ class GangRank:
     address: str
     """Address of rank 0 for the other nodes."""
     port: int
-    """A port that was free on rank 0 when it was chosen."""
+    """A port on rank 0's node that was free when rank 0 chose it."""
     model: str | None = None
     """Folder of the weights with which all ranks start; None for the weights of the pool's spec."""

@@ -1,4 +1,4 @@
-"""The plan to start an engine. It is made on the node itself, from the vLLM that is installed there."""
+"""The plan to start an engine on this node. For vLLM, the plan depends on the vLLM that is installed here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _interpreter(spec: InferencePoolSpec, engine: VllmEngine, uds: Path) -> list
 
 
 def _context_length(model: Path) -> int | None:
-    """Read the context length from the model's configuration; None if it has none."""
+    """Read the context length from the model's `config.json`; None if it is not there."""
     try:
         config: dict[str, Any] = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):

@@ -1,4 +1,5 @@
-"""Checks the model's chat template while its engine starts, so that the first call does not fail because of it."""
+"""Checks the model's chat template while the engine starts. Without this check, an unusable template would fail the
+first call."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FILES = (
 
 
 async def check_template(model: ModelSpec) -> None:
-    """Check the template in a child process, once for these files. Raises EngineFailed with the reason."""
+    """Check the template in a child process. After a success, the same files are not checked again. Raises EngineFailed
+    with the reason why the template is unusable."""
     folder, own = Path(model.tokenizer or model.path), Path(model.path)
     kept = await asyncio.to_thread(_marker_file, folder, own)
     if await asyncio.to_thread(_is_already_checked, folder, kept):
@@ -53,7 +55,8 @@ async def check_template(model: ModelSpec) -> None:
 
 
 def _is_already_checked(folder: Path, kept: Path) -> bool:
-    """Return whether no check is needed: the marker exists, or the folder is missing, which the reading of weights reports."""
+    """Return True if no check is needed: the marker exists, or the folder is missing. The code that reads weights
+    reports a missing folder."""
     return kept.exists() or not folder.is_dir()
 
 

@@ -31,7 +31,7 @@ class EngineCommand:
 
 
 class EngineFailed(RollyardError):
-    """The engine cannot be kept alive. The reason is for the pool's condition."""
+    """The engine cannot be kept alive. The pool's condition shows the reason."""
 
     def __init__(self, why: Reason) -> None:
         super().__init__(str(why))
@@ -39,7 +39,7 @@ class EngineFailed(RollyardError):
 
 
 async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subprocess.Process:
-    """Start the engine. Raises EngineFailed."""
+    """Start the engine. Raises EngineFailed if its program cannot be started."""
     try:
         return await asyncio.create_subprocess_exec(
             *command.argv,
@@ -55,7 +55,7 @@ async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subpro
 
 def _environment(command: EngineCommand) -> dict[str, str]:
     env = dict(os.environ)
-    if command.foreign and "PYTHONPATH" in env:  # stage.sh sets it: our numpy must not come before the engine's
+    if command.foreign and "PYTHONPATH" in env:  # stage.sh adds our packages; the engine must not import our numpy
         ours = Path(rollyard.__file__).parents[1]
         kept = [part for part in env["PYTHONPATH"].split(os.pathsep) if part and Path(part) != ours]
         env["PYTHONPATH"] = os.pathsep.join(kept)
@@ -67,7 +67,7 @@ async def end_engine(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
-    # Also after its end, because surviving workers would keep memory that the next engine needs.
+    # KILL is sent even if the leader has ended: surviving workers would keep memory that the next engine needs.
     _signal_group(process.pid, signal.SIGKILL)
     await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
 

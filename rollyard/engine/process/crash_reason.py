@@ -1,7 +1,7 @@
-"""Finds the line with the reason of a crash in the last output of an engine. Pure.
+"""Finds the reason of a crash in the last output of an engine. Pure.
 
-vLLM is several processes, and when one dies, the next one ends too. Their tracebacks follow each other, and the last
-one only reports an earlier error.
+vLLM has several processes. When one of them dies, the others end too, each with a traceback. The last traceback only
+reports the end of another process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def crash_reason(lines: Sequence[str]) -> str:
-    """Return the stated reason, else the last line, on one line; "it printed nothing" if there is no output."""
+    """Return, on one line, the reason that the engine stated, else the last line of its output, else "it printed
+    nothing"."""
     last = next((line for line in reversed(_without_prefixes(lines)) if line), "it printed nothing")
     return stated_reason(lines) or _shorten(last)
 
@@ -63,7 +64,8 @@ def is_out_of_memory(words: str) -> bool:
 
 
 def _exception_text(lines: Sequence[str], at: int) -> str:
-    """Return the exception's line; for pydantic also the details in the lines after it."""
+    """Return the type and message of an exception, or the message of argparse. For a validation error of pydantic,
+    return the details in the lines after it."""
     if refused := _REFUSED.match(lines[at]):
         return refused["said"]
     raised = _RAISED.match(lines[at])

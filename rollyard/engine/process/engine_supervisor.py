@@ -1,4 +1,4 @@
-"""Keeps one engine process alive behind a Unix socket. At any time it knows why the engine is not ready."""
+"""Keeps one engine process alive behind a Unix socket, and reports why the engine is not ready."""
 
 from __future__ import annotations
 
@@ -26,35 +26,37 @@ from rollyard.wire.engine import UNHEALTHY, EngineLoad
 log = logging.getLogger(__name__)
 
 Prepare = Callable[[], Awaitable[EngineCommand]]
-"""Function that returns the command before each start, because the node may have changed. Raises EngineFailed."""
+"""Function that returns the engine's command. It is called before each start, because the node may have changed. Raises
+EngineFailed."""
 
 LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
 RELAY_SECONDS = 2.0
 """Limit for reading the last output of an engine that has ended."""
 RECENT_SECONDS = 10.0
-"""Age above which lines do not explain the engine's death. vLLM's processes need some seconds to end."""
+"""Greatest age of output that explains the engine's death. vLLM's processes need some seconds to end."""
 RELAY_BYTES = 64 << 10
-"""Number of bytes read at a time, and length up to which a line is kept in one piece."""
+"""Number of bytes to read at a time. A longer line is split."""
 TAIL_LINES = 500
-"""Number of lines of output that are kept: the tracebacks of vLLM's processes follow each other."""
+"""Number of last lines of output to keep. The tracebacks of all processes of vLLM must fit."""
 QUICK_DEATHS = 3
-"""Number of deaths in a row without being ready after which no restart will help."""
+"""After this many deaths in a row before the engine was ready, the engine is not restarted."""
 STEADY_SECONDS = 120.0
-"""Seconds of being ready after which the engine counts as steady. If it dies sooner, it has not recovered from a death."""
+"""An engine that is ready for this time counts as steady. Its next death is the first of a new row."""
 CRASHES = 5
-"""Number of deaths in a row without getting steady after which another node should be tried."""
+"""After this many deaths in a row before the engine was steady, the engine is not restarted on this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     ready: bool
     reason: Reason | None = None
-    """Reason why it is not ready."""
+    """Reason why the engine is not ready."""
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """Share from 0 to 1; None if the engine does not report it. For `waiting` None means the same."""
+    """Filled share of the key-value cache, 0 to 1. None, here and in `waiting`: the engine does not report the
+    value."""
     load: EngineLoad | None = None
 
 
@@ -69,12 +71,12 @@ class EngineDeath:
 class DeathCounts:
     total: int = 0
     unready: int = 0
-    """Number of deaths in a row before it was ready."""
+    """Number of deaths in a row before the engine was ready."""
     in_a_row: int = 0
-    """Number of deaths in a row before it was steady."""
+    """Number of deaths in a row before the engine was steady."""
 
     def add(self, lived: float | None) -> None:
-        """Add a death. `lived`: seconds from ready to death, None if it was never ready."""
+        """Add a death. `lived`: seconds from ready to death; None if the engine was never ready."""
         self.total += 1
         self.unready = self.unready + 1 if lived is None else 0
         self.in_a_row = 1 if lived is not None and lived >= STEADY_SECONDS else self.in_a_row + 1
@@ -86,15 +88,16 @@ class Supervisor:
     def __init__(
         self, prepare: Prepare, uds: Path, *, startup_seconds: float = 1800.0, lives: float = math.inf
     ) -> None:
-        """`lives`: number of times that the engine may be started. The other ranks of a gang do not restart with it."""
+        """`lives`: number of deaths after which the engine is not restarted. It is 1 in a gang, because the gang's
+        other ranks do not restart."""
         self.prepare = prepare
         """Function that prepares the next start."""
         self.life = 0
         """Number of starts."""
         self.life_begun = Signal[[]]()
-        """Signal at each further start of the engine, before its process starts."""
+        """Signal at each start of the engine, before its process starts."""
         self.launch_failure = ""
-        """Reason why `restart` failed, if its fallback was used."""
+        """Reason why the last `restart` failed; empty if its fallback was not needed."""
         self._fallback: Prepare | None = None
         self._restart_requested = asyncio.Event()
         self._remaining_starts = lives
@@ -118,7 +121,7 @@ class Supervisor:
         again: Reason | None = None
         async with self.session() as http:
             while True:
-                if self._restart_requested.is_set():  # also if the request came between two starts
+                if self._restart_requested.is_set():  # the request may have come between two starts
                     self._restart_requested.clear()
                     backoff, deaths, again = Backoff(0.5, 30.0), DeathCounts(deaths.total), None
                 death = await self._one_life(http, again)
@@ -138,7 +141,8 @@ class Supervisor:
                 await wait_or_timeout(self._restart_requested, backoff.seconds())
 
     def restart(self, prepare: Prepare, or_else: Prepare | None = None) -> None:
-        """End the engine and start it by `prepare`. If it never gets ready, `or_else` replaces `prepare`."""
+        """End the engine and start it with the command of `prepare`. If the engine does not get ready, start it with
+        the command of `or_else`."""
         self.prepare, self._fallback, self.launch_failure = prepare, or_else, ""
         self._restart_requested.set()
 
@@ -151,9 +155,10 @@ class Supervisor:
         return True
 
     async def _one_life(self, http: aiohttp.ClientSession, again: Reason | None) -> EngineDeath:
-        """Run one process from start to death and return the death. Raises only EngineFailed, if it cannot be started.
+        """Run one process from start to death, and return the death. Raises EngineFailed if the engine cannot be
+        started.
 
-        `again`: the reason to report while it loads, if it has died before.
+        `again`: the reason to report while the engine loads, if it has died before.
         """
         self.health, self._ready_at = EngineHealth(False, again or Reason("Loading")), None
         self.life += 1
@@ -162,7 +167,7 @@ class Supervisor:
         self._uds.unlink(missing_ok=True)
         try:
             command = await self.prepare()
-            # A pipe of our own: asyncio would notice the death only when no surviving worker holds the pipe any more.
+            # Not a pipe of asyncio: its `wait` would return only after the last surviving worker has closed the pipe.
             output, input = os.pipe()
             with FileIO(output) as words:
                 try:
@@ -201,11 +206,11 @@ class Supervisor:
         return self._death(process.returncode, ended_at)
 
     def _death(self, code: int, ended_at: float) -> EngineDeath:
-        """Describe a death, the certain facts first. A signal leaves no reason in the output, and an old line explains
-        nothing.
+        """Describe a death: the exit code or signal, then the reason that the engine stated, else its last output.
 
-        If an engine exits before it is ready, its start has failed, and all of its output counts: on a busy machine
-        vLLM's processes need a minute to end after the one that printed the reason.
+        An engine that dies of a signal does not state the reason, and old output explains nothing. But if an engine
+        exits before it is ready, all of its output is searched: on a busy machine, vLLM's processes need up to a minute
+        to end after one of them has printed the reason.
         """
         recent = [line for at, line in self._last_lines if ended_at - at < RECENT_SECONDS]
         starting = code > 0 and self._ready_at is None
@@ -234,7 +239,7 @@ class Supervisor:
             rest = b""
             while data := await reader.read(RELAY_BYTES):
                 lines, end, rest = (rest + data).rpartition(b"\n")
-                if len(rest) > RELAY_BYTES:  # a line that is too long to wait for its end
+                if len(rest) > RELAY_BYTES:  # the line is too long to be kept until its end
                     end, rest = end + rest, b""
                 await self._print_output(lines + end)
             await self._print_output(rest)
@@ -245,11 +250,11 @@ class Supervisor:
         texts = (line.strip() for line in lines.decode(errors="replace").split("\n"))
         now = asyncio.get_running_loop().time()
         self._last_lines.extend((now, text) for text in texts if text)
-        # In a thread: the log is on shared storage, which may stall, and this loop carries token streams.
+        # In a thread: the log is on shared storage, which may stall. The event loop relays tokens and must go on.
         await asyncio.to_thread(_print, lines)
 
     async def _probe(self, http: aiohttp.ClientSession) -> EngineDeath:
-        """Probe the engine until it stops answering, or is not ready in time."""
+        """Probe the engine until it no longer answers, or until its start has taken too long."""
         failed, loop = 0, asyncio.get_running_loop()
         deadline = loop.time() + self._startup
         while True:

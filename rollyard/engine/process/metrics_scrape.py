@@ -1,4 +1,4 @@
-"""Parses an engine's load in one pass from its Prometheus page, which vLLM and our own engine serve."""
+"""Parses the load of an engine from its Prometheus page, in one pass. vLLM and the embedded engine have such a page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOTALS: dict[str, tuple[str, ...]] = {
     "preemptions": ("vllm:num_preemptions_total",),
     "first_tokens": ("vllm:time_to_first_token_seconds_count",),
 }
-"""Field of `EngineLoad` -> vLLM's metric, then its name in older versions. If a page has both, the first counts."""
+"""Field of `EngineLoad` -> vLLM's metric, then its name in older versions. If a page has both, the first is used."""
 FIRST_TOKEN_SECONDS = ("vllm:time_to_first_token_seconds_sum",)
 
 _WANTED = frozenset(chain(RUNNING, WAITING, KV_USAGE, FIRST_TOKEN_SECONDS, *TOTALS.values()))
@@ -40,7 +40,8 @@ class LoadSample:
 
 
 def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
-    """Parse a page. Values of several engines on it are added, those of cache use averaged. `life`, `at`: see `EngineLoad`."""
+    """Parse a page. If the page has values of several engines, their cache use is averaged and the other values are
+    added. `life`, `at`: see `EngineLoad`."""
     found = _samples(page)
     totals: dict[str, float] = {
         f: whole for f, names in TOTALS.items() if (whole := _sum_as_integer(found, names)) is not None
@@ -57,7 +58,8 @@ def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
 
 
 def _samples(page: str) -> dict[str, list[float]]:
-    """Name -> values of the needed series. Most lines of a page are other series; each costs one comparison."""
+    """Return the values of the needed series by name. Most lines of a page belong to other series; such a line costs
+    one comparison."""
     found: dict[str, list[float]] = {}
     for line in page.split("\n"):
         if line.startswith(_PREFIX):

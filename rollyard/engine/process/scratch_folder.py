@@ -1,6 +1,6 @@
-"""A private folder below the node-local scratch, which is removed at the end of its process.
+"""A private folder in the node-local scratch folder. It is removed when its process ends.
 
-A process that is killed leaves its folder; the next process on the node removes it. A lock marks a folder as in use.
+A killed process leaves its folder; the next process on the node removes this folder. A lock marks a folder as in use.
 The kernel releases the lock when its holder dies.
 """
 
@@ -15,19 +15,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "ry-"
-"""Short, because a socket's whole path has at most 107 bytes."""
+"""The prefix is short, because the whole path of a socket has at most 107 bytes."""
 
 
 @contextlib.contextmanager
 def scratch_folder(base: Path) -> Iterator[Path]:
-    """Create a new folder (0700). Raises OSError if `base` is missing or cannot be written."""
+    """Create a new folder (0700), and remove it at the end of the block. Raises OSError if `base` is missing or cannot
+    be written."""
     _remove_left_over(base)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
     try:
         lock = os.open(folder / "lock.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # Renamed only after it is locked: otherwise another process could see a free lock and remove the folder.
+            # The file gets its name after it is locked. If not, another process could lock it and remove the folder.
             (folder / "lock.new").rename(folder / "lock")
             yield folder
         finally:
@@ -39,7 +40,7 @@ def scratch_folder(base: Path) -> Iterator[Path]:
 def _remove_left_over(base: Path) -> None:
     """Remove the folders that killed processes of this user left."""
     for folder in base.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # another user's folder, a folder without a lock, or one with a held lock
+        with contextlib.suppress(OSError):  # another user's folder, or its lock is missing or held
             lock = os.open(folder / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 if os.fstat(lock).st_uid == os.getuid():

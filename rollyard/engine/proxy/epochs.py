@@ -1,9 +1,8 @@
-"""Relays token requests through the reverse proxy, and records the weights version that made each token of their
-answers.
+"""Relays token requests to the engine, and tells the client which weights version made each token of the answer.
 
-Invariants: Bytes read from the engine belong to the epoch in which they were read. An epoch has one version of the
-weights. Nothing of an epoch is sent to a client before its weights are verified. For this, the code that changes the
-weights begins a new epoch only after everything that the old weights made has been read.
+An epoch is a period with one version of the weights. Invariants: Bytes belong to the epoch in which they are read from
+the engine. No bytes are sent to a client before the weights of their epoch are verified. The code that changes the
+weights therefore begins a new epoch only after everything that the old weights made has been read.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from rollyard.wire.endpoint import VERSION_HEADER
 log = logging.getLogger(__name__)
 
 QUIET_ROUND_TRIPS = 8
-"""After so many round trips in a row to a paused engine's HTTP server without a new token, the server has none left."""
+"""Number of round trips to a paused engine's HTTP server. If all of them, in a row, bring no new token, the server has
+no unsent token."""
 ABORTED = {
     "index": 0,
     "text": "",
@@ -38,7 +38,7 @@ ABORTED = {
 """The last choice of a stream that the proxy ends. It has no tokens: all valid tokens have been sent before."""
 
 Ask = Callable[[Mapping[str, Any]], Awaitable[aiohttp.ClientResponse]]
-"""Sends a request to the engine, with these fields set in its body."""
+"""Function that sends a request to the engine, with the given fields set in the request's body."""
 
 
 class ProxyClosed(Exception):
@@ -48,7 +48,7 @@ class ProxyClosed(Exception):
 @dataclass
 class _Epoch:
     version: str
-    """Version to send with the tokens; empty when the engine itself sends it, or when there is none."""
+    """Version to send with the tokens. Empty if the engine itself sends it, or if the weights have no version name."""
     fields: Mapping[str, Any]
     proven: bool | None = None
     judged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -71,7 +71,8 @@ class _ProxiedRequest:
 
     question_task: asyncio.Task[aiohttp.ClientResponse]
     pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
-    """Pieces of the answer, read at once even for a slow client: output that waits in the engine could mix two epochs."""
+    """Pieces of the answer. They are read at once, even for a slow client: output that waited in the engine could be
+    read in a later epoch."""
     pump: asyncio.Task[None] | None = None
 
     def truncate(self) -> None:
@@ -90,11 +91,11 @@ class _ProxiedRequest:
 
 
 class _AskAgain(Exception):
-    """The request must be sent to the engine again: nothing of its answer has been sent to the client."""
+    """The request must be sent to the engine again. The client has not received any part of an answer."""
 
 
 class EpochRelay:
-    """All token requests of one proxy. At first it is open, with weights that have no name."""
+    """Relays all token requests of one proxy. It starts open, with weights that have no version name."""
 
     def __init__(self) -> None:
         self._epoch = _Epoch("", {})
@@ -110,7 +111,7 @@ class EpochRelay:
     # for the code that changes the weights
 
     def close_entry(self, seconds: float) -> None:
-        """Make new requests wait for `open_entry`, at most this long. Then they are refused."""
+        """Make new requests wait for `open_entry`. A request that has waited this long is refused."""
         self._wait_seconds = seconds
         self._open.clear()
 
@@ -127,16 +128,18 @@ class EpochRelay:
             passage.question_task.cancel()  # no effect on a request with an answer
 
     def truncate_all(self) -> None:
-        """End the running answers with "abort" after the bytes read so far; cancel the unanswered requests."""
+        """End the running answers with "abort" after the bytes that have been read. Send the unanswered requests again
+        after `open_entry`."""
         self.repeat_unanswered()
         for passage in self._requests:
             passage.truncate()
 
     async def wait_until_read(self, turn: Callable[[], Awaitable[None]]) -> None:
-        """Wait until everything that a paused engine has made is read. `turn`: one round trip to its HTTP server.
+        """Wait until everything that a paused engine has made is read. `turn`: makes one round trip to the engine's
+        HTTP server.
 
-        Unread output is in the process of that HTTP server, and arrives after a few iterations of its event loop and
-        ours. So nothing is left once several round trips in a row have brought no token.
+        Unread output is in the process of the HTTP server. It arrives after a few iterations of the server's event loop
+        and ours. So nothing is unread after several round trips in a row that have brought no token.
         """
         while True:
             before = self._reads
@@ -146,12 +149,14 @@ class EpochRelay:
                 return
 
     def begin_epoch(self, version: str, fields: Mapping[str, Any]) -> None:
-        """Begin an epoch of other weights. Bytes read from now on wait for `judge_epoch`. Requests get these `fields`."""
+        """Begin an epoch with other weights. Bytes that are read from now on wait for `judge_epoch`. New requests get
+        these `fields`."""
         self.judge_epoch(proven=False)
         self._epoch = _Epoch(version, fields)
 
     def judge_epoch(self, proven: bool) -> None:
-        """If `proven`, send the tokens of the new weights; else end each answer before its first such token."""
+        """If `proven`, send the tokens of the new weights. If not, end each answer before its first token of the new
+        weights."""
         if self._epoch.proven is None:
             self._epoch.judge(proven)
 
@@ -160,7 +165,7 @@ class EpochRelay:
     async def relay(self, request: web.Request, ask: Ask, labelled: bool) -> web.StreamResponse:
         """Relay the engine's answer. `labelled`: a stream gets an event before the first token of each version.
 
-        Raises ProxyClosed, aiohttp.ClientError when the engine is lost before its answer has begun.
+        Raises ProxyClosed. Raises aiohttp.ClientError if the engine is lost before its answer has begun.
         """
         while True:
             await self._enter()
@@ -253,7 +258,7 @@ async def _end(request: web.Request, response: web.StreamResponse, labelled: boo
 
 
 def _break_connection(request: web.Request) -> None:
-    """Break the connection: the only correct end for an answer that has begun."""
+    """Break the connection. Any other end would look like a whole answer."""
     if request.transport is not None:
         request.transport.abort()
 
@@ -268,7 +273,8 @@ def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
         return body
     head = body.rstrip()
     if b'"cache_salt"' not in head and head.endswith(b"}") and head != b"{}":
-        # If a JSON object has a key twice, the last one counts. To parse and write 32,000 ids would take milliseconds.
+        # The fields go to the end: if a JSON object has a key twice, the last value counts. Parsing and writing a body
+        # with 32,000 ids would take milliseconds.
         return head[:-1] + b"," + json.dumps(dict(fields)).encode()[1:]
     try:
         request = json.loads(body)

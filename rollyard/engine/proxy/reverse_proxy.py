@@ -1,7 +1,8 @@
-"""The only TCP socket of an allocation with an engine: TLS, a token, and a short list of paths.
+"""The reverse proxy of an engine: the only TCP socket of the allocation. It requires TLS and a token, and serves a
+short list of paths.
 
-The engine listens on a Unix socket behind it. Its other paths (vLLM's /pause, /collective_rpc, …) are not exposed. The
-routes of a weights transfer are exposed only while a weights update waits for a transfer.
+The engine listens on a Unix socket behind the proxy. Other paths of the engine (vLLM's /pause, /collective_rpc, …) are
+not exposed. The routes of a weights transfer are exposed only while a weights update waits for a transfer.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ MAX_BODY_BYTES = 64 << 20
 HEADER_SECONDS = 30.0
 """Limit for a request's header, and for an idle connection. Our own clients close idle connections earlier, after 15 s."""
 LINGER_SECONDS = 1.0
-"""Seconds for which the rest of a refused request is read, so that the caller can read the answer."""
+"""Time for which the rest of a refused request is read, so that the caller can read the answer."""
 RETRY_AFTER = "5"
 """Seconds after which a refused request may be repeated."""
 
 
 class EngineProxy:
-    """A reverse proxy that streams in both directions. When a client disconnects, its request ends."""
+    """A reverse proxy that streams in both directions. When a client disconnects, its request to the engine ends."""
 
     def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
-        """`ending`: whether the engine is being ended. Then a missing answer is no fault."""
+        """`ending`: returns True while the engine is being ended. A missing answer is then expected, and not logged as
+        a fault."""
         self._engine = engine
         self._expected = f"Bearer {token}".encode()
         self.epochs = EpochRelay()

@@ -1,7 +1,7 @@
 """The gate for a trainer that moves weights into the running engine. It is open only while an update waits for a
 transfer.
 
-The routes are vLLM's own, which the embedded engine has too. Calls and answers pass unchanged.
+vLLM and the embedded engine have the same routes for a transfer. Calls and answers pass unchanged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ ROUTES = {
     ("POST", "/update_weights"),
 }
 SILENCE_SECONDS = 120.0
-"""Limit between two calls of a trainer, and before its first one: it may have to wait for other endpoints."""
+"""Limit for the time between two calls of a trainer, and before the first call. The trainer may have to wait for other
+endpoints."""
 CALL_SECONDS = 600.0
 """Limit from the end of one call to the end of the next. One call may move all tensors of a large model."""
 
@@ -46,7 +47,11 @@ class TransferGate:
         for ever."""
 
     async def wait_until_finished(self, given_up: Callable[[], str], poll_seconds: float) -> str:
-        """Admit the trainer until it has finished. Return the reason if it has not finished; empty if it has."""
+        """Admit the trainer's calls until the transfer is finished. Return the reason if it was not finished, else an
+        empty text.
+
+        `given_up`: returns the reason to give the transfer up, or an empty text.
+        """
         self._open, self.begun = True, False
         self._finished.clear()
         self._note_call()
@@ -62,8 +67,8 @@ class TransferGate:
                 call.cancel()
 
     async def relay(self, request: web.Request) -> web.Response:
-        """Relay the engine's answer. Raises Conflict while no update waits for a transfer, aiohttp.ClientError if it is
-        lost."""
+        """Relay the engine's answer. Raises Conflict if no update waits for a transfer. Raises aiohttp.ClientError if
+        the engine is lost."""
         if not self._open:
             raise Conflict("this engine expects no transfer now; send weights only while it is Transferring")
         call = asyncio.create_task(self._forward(request))

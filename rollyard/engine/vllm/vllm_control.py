@@ -1,8 +1,9 @@
-"""vLLM as an engine whose weights can be changed, by its development routes (found in 0.32; older releases are probed).
+"""Changes the weights of a running vLLM by its development routes. vLLM 0.32 has these routes; `detect` probes for
+them.
 
 Traps: `reload_weights` does not update the output head of tied embeddings, does not change the version label, and does
-not clear the prefix cache. The cache cannot be cleared either while frozen requests hold blocks. So the requests of
-each version have a salt of their own, and blocks of other weights never match.
+not clear the prefix cache. The cache cannot be cleared while paused requests hold blocks. So each weights version has
+its own cache salt, and its requests never match blocks of other weights.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ class VllmControl:
         return ""
 
     def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
-        """Return True for adapters: a request has its adapter's name and path at every step, and continues with the
-        same one."""
+        """Return False for adapters: a running request names its adapter at every step, so it would continue with the
+        old adapter."""
         return source.adapter is None and now.adapter is None and not self._uneven
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
-        # By default 0.32 would also clear the cache of requests that are kept, and compute all of them again.
+        # By default 0.32 would also clear the cache of the kept requests, and compute these requests again.
         clear = "false" if requests == "keep" else "true"
         await command(self._http, PAUSE, params={"mode": requests, "clear_cache": clear})
 
@@ -79,7 +80,7 @@ class VllmControl:
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         await self._load_folder(source, now)
         if source.adapter is not None:
-            # Not in place: otherwise vLLM would read the adapter again at each step of its requests.
+            # Each adapter has its own name. If an adapter is replaced in place, vLLM reads its files again at each step.
             body = {"lora_name": _adapter_name(source), "lora_path": str(source.adapter)}
             await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
         if now is not None:
@@ -93,7 +94,10 @@ class VllmControl:
         await self._reset_cache()
 
     def why_no_transfer(self) -> str:
-        """Return why there is no transfer. The routes always exist; they answer 500 if vLLM was not started for transfers."""
+        """Return why a trainer cannot move weights into this vLLM; empty if it can.
+
+        The option is checked too: without it the routes exist, but answer 500.
+        """
         if not self._transfers:
             return f"write `{TRANSFER_OPTION}` in spec.engine.vllm.extraArgs"
         return "" if INIT_TRANSFER in self._served and self.can_pause else "this vLLM has no routes for it"
@@ -123,7 +127,7 @@ class VllmControl:
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         named = {"model": _adapter_name(source)} if source.adapter is not None else {}
-        # Weights that never change in this process cannot leave blocks of other weights in its cache.
+        # A vLLM that cannot be paused never changes its weights, so its cache has no blocks of other weights.
         return {"cache_salt": _adapter_name(source), **named} if self.can_pause else named
 
 
@@ -133,5 +137,6 @@ def _option(argument: str) -> str:
 
 
 def _adapter_name(source: WeightsSource) -> str:
-    """Name of an adapter in requests; vLLM requires that it differs from the model's. It is also the salt of cache blocks."""
+    """Return the adapter's name in requests, which is also the cache salt. vLLM requires that this name differs from
+    the model's."""
     return f"{source.version}-{source.checksum}"

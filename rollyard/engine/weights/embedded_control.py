@@ -1,4 +1,4 @@
-"""Control of the embedded engine, which adds the weights version to its tokens itself."""
+"""Controls the embedded engine, which itself adds the weights version to its tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EmbeddedControl:
         self._http = http
 
     async def detect(self) -> None:
-        """Do nothing: the engine has the version of this release."""
+        """Do nothing: the engine is part of this release, so its abilities are known."""
 
     def why_unsupported(self, source: WeightsSource) -> str:
         return ""
@@ -48,7 +48,7 @@ class EmbeddedControl:
         return ""
 
     async def finish_transfer(self, now: WeightsSource) -> None:
-        """Do nothing: the engine has done it at the end of the transfer."""
+        """Do nothing: the engine itself changes its weights at the end of the transfer."""
 
     async def set_version(self, version: str) -> None:
         await command(self._http, "/control/version", {"version": version})

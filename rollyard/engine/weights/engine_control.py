@@ -1,6 +1,6 @@
 """The interface to control any running engine: pause it between two steps, load other weights, resume.
 
-All calls go over the engine's Unix socket, by paths that the reverse proxy does not expose.
+All calls go over the engine's Unix socket. The reverse proxy does not expose the paths of commands.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_ERROR_CHARS = 300
 
 
 class ControlFailed(Exception):
-    """The engine did not carry out a command. Its state is unknown."""
+    """The engine did not carry out a command. The engine's state is unknown."""
 
     def __init__(self, why: str, *, lost: bool = False) -> None:
         super().__init__(why)
@@ -34,7 +34,7 @@ class EngineControl(Protocol):
     can_pause: bool
     """Whether the engine can be paused between two steps."""
     stages_transfers: bool
-    """Whether a transfer changes nothing before it is finished."""
+    """Whether the served weights stay unchanged until a transfer is finished."""
 
     async def detect(self) -> None:
         """Find out what the present process can do. Call this first. Raises ControlFailed."""
@@ -49,13 +49,14 @@ class EngineControl(Protocol):
         """Return whether running requests can continue with these weights."""
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
-        """Pause the engine: no step runs on return, and none will before `resume`. Raises ControlFailed, like all
-        methods below."""
+        """Pause the engine. When this method returns, no step runs, and no step starts until `resume`. `requests`:
+        whether running requests are kept or aborted. Raises ControlFailed, like all methods below."""
 
     async def resume(self) -> None: ...
 
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
-        """Change the weights of a paused engine. `now` is None for a process that was just started on the folder."""
+        """Change the weights of a paused engine from `now` to `source`. `now` is None for a process that was just
+        started on the folder of `source`."""
 
     def why_no_transfer(self) -> str:
         """Return why a trainer cannot move weights into the present process; empty if it can."""
@@ -70,7 +71,8 @@ class EngineControl(Protocol):
         """Send the engine's HTTP server one request that reaches the computing part."""
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
-        """Return the body fields with which these weights answer a request, without keys and values of other weights."""
+        """Return the fields to set in the body of a request. They select these weights, and prevent the use of cached
+        keys and values of other weights."""
 
 
 async def command(

@@ -1,4 +1,4 @@
-"""Stops running requests before the weights of their engine change, by the mode of the update."""
+"""Stops the running requests of an engine before its weights change. The mode of the update decides how."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rollyard.engine.proxy.epochs import EpochRelay
 from rollyard.engine.weights.engine_control import ControlFailed, EngineControl
 
 DRAIN_SECONDS = 600.0
-"""Limit for running requests to end. Then the remaining ones are aborted."""
+"""Limit for running requests to end. Requests that still run after this time are aborted."""
 ABORT_SECONDS = 5.0
 READ_SECONDS = 60.0
 
 
 async def freeze_requests(epochs: EpochRelay, control: EngineControl) -> None:
-    """Stop steps and keep running requests. Returns when all output has been read. Raises ControlFailed."""
+    """Pause the engine and keep its running requests. Return when all output has been read. Raises ControlFailed."""
     await control.pause("keep")
     if not control.labels_tokens:
         epochs.repeat_unanswered()
@@ -29,7 +29,8 @@ async def freeze_requests(epochs: EpochRelay, control: EngineControl) -> None:
 async def end_requests(
     epochs: EpochRelay, control: EngineControl, *, drain: bool, ensure_alive: Callable[[], None]
 ) -> None:
-    """End all requests. `drain`: wait until they end by themselves. Raises ControlFailed, as `ensure_alive` does."""
+    """End all requests. `drain`: first wait for requests to end by themselves. Raises ControlFailed, and the errors of
+    `ensure_alive`."""
     if drain:
         await epochs.wait_until_idle(DRAIN_SECONDS)
         ensure_alive()
