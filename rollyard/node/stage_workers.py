@@ -1,7 +1,7 @@
-"""The stage workers of a node agent. Each stage has a limited number of rollouts; others wait in order of arrival.
+"""The stage workers of a node agent. Each stage works on a limited number of rollouts; others wait in order of arrival.
 
-Widths follow the server's request. A stage grows as soon as there is free capacity, and shrinks as its work ends. No
-work is stopped for this; until it ends, no other stage can use its workers.
+The server requests the width of each stage: its number of workers. A stage grows as soon as there is free capacity. To
+shrink, a stage waits until rollouts end; until then, no other stage can use these workers.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class StagePool:
 
     @property
     def limit(self) -> int:
-        """Number of rollouts in flight below which another one may begin here."""
+        """Greatest number of rollouts in flight: while there are fewer, another one may begin."""
         return self._limit
 
     @property
     def width(self) -> int:
-        """Number of stage workers. Some may still finish work that began before the limit was lowered."""
+        """Number of stage workers, including busy ones above a lowered limit."""
         return max(self._limit, self.in_flight)
 
     @property
@@ -42,7 +42,7 @@ class StagePool:
 
     @contextlib.asynccontextmanager
     async def worker(self) -> AsyncIterator[None]:
-        """Hold a stage worker as soon as one is free."""
+        """Wait for a free stage worker, and hold it inside the block."""
         await self._wait_turn()
         try:
             yield
@@ -57,9 +57,9 @@ class StagePool:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with contextlib.suppress(ValueError):  # another caller has been admitted meanwhile
+                with contextlib.suppress(ValueError):  # `_admit` has removed the cancelled turn
                     self._waiting.remove(turn)
-            else:  # a worker became free in the moment of the cancellation
+            else:  # `_admit` gave this turn a worker just before the cancellation
                 self._leave()
             raise
 
@@ -91,17 +91,17 @@ class StagePools:
         return {stage: pool.width for stage, pool in self._pools.items()}
 
     def request(self, widths: Mapping[Stage, int], places: int) -> None:
-        """Set the widths to which `apply_requested` moves: at least those at the start, and at most `places` in all."""
+        """Set the requested widths, each at least its width at the start. `places`: workers of all stages together."""
         self._requested = {
             stage: max(widths.get(stage, n), self._minimum[stage]) for stage, n in self._requested.items()
         }
         self._capacity = max(places, sum(self._minimum.values()))
 
     def apply_requested(self, sandboxes: int) -> None:
-        """Move towards the requested widths. Called after every change of work.
+        """Move towards the requested widths. Must be called after every start and end of work.
 
-        `sandboxes`: number of rollouts before EVAL. Each has a sandbox until the end of RUN, also between INIT and RUN,
-        or will have one soon.
+        `sandboxes`: number of rollouts that have not reached EVAL. Each of them has a sandbox or will have one soon. A
+        rollout keeps its sandbox from INIT to the end of RUN, also while it waits for RUN.
         """
         evals = max(self._minimum[Stage.EVAL], self._capacity - sandboxes)
         requested = {**self._requested, Stage.EVAL: min(self._requested[Stage.EVAL], evals)}
@@ -113,6 +113,6 @@ class StagePools:
             self._pools[stage].resize(min(kept[stage] + more, requested[stage]))
 
     def free_capacity(self, sandboxes: int) -> int:
-        """Return how many rollouts may begin now. INIT works ahead of RUN by its own width, so that RUN waits for no
-        sandbox."""
+        """Return the number of rollouts that may begin now. INIT may prepare as many sandboxes in advance as it has
+        workers, so that RUN has sandboxes ready."""
         return max(0, self._pools[Stage.INIT].limit + self._pools[Stage.RUN].limit - sandboxes)

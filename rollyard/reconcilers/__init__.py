@@ -1,1 +1,1 @@
-"""Reconcilers, one thin file a kind: observe, plan, act, write status. `plan` and `autoscaler` decide, and are pure."""
+"""Reconcilers: each one observes, plans, acts and writes the status. `plan` and `autoscaler` decide, and are pure."""

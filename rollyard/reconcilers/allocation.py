@@ -1,4 +1,4 @@
-"""Allocations: intent before submit, adoption by comment, status from the snapshot, an end that leaves nothing behind."""
+"""Reconciler of allocations: submits jobs, finds them again in Slurm's queue, writes their status, cleans up at the end."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
 NAME_SECONDS, NAME_POLL_SECONDS = 3.0, 0.5
-"""Seconds for accounting to name who cancelled a job, and seconds between two queries for it."""
+"""Greatest wait for accounting to name the user who cancelled a job, and time between two queries (seconds)."""
 
 
 class AllocationReconciler:
-    """Makes sure that each Allocation has one job, and no other."""
+    """Makes sure that each Allocation has exactly one job."""
 
     def __init__(
         self,
@@ -68,11 +68,12 @@ class AllocationReconciler:
         self._clock = clock
         self._submitter = submitter
         self._lose_allocation = lost
-        """Callback with the uid of an allocation whose job has ended. It takes the leases back and fences a surviving copy."""
+        """Callback for an allocation (its uid) whose job has ended. The callback takes back the allocation's leases and
+        fences any process of the job that still runs."""
         self._missed: dict[str, tuple[int, int]] = {}
-        """uid -> (snapshot number, number of complete snapshots in a row without its job)."""
+        """uid -> (snapshot number, number of complete snapshots in a row without the allocation's job)."""
         self._awaiting_user_name: dict[str, float] = {}
-        """uid -> Unix seconds since which accounting is awaited to name who cancelled the job."""
+        """uid -> Unix seconds at which the wait began for accounting to name the user who cancelled the job."""
 
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
@@ -94,7 +95,7 @@ class AllocationReconciler:
             self._submitter.add(allocation)
             return RequeueAfter(WAIT_SECONDS)
         allocation = await self._observe(allocation, plan)
-        if plan.cancel:  # the reason has been written before
+        if plan.cancel:  # after `_observe` has written the status
             await self._cancel(plan.cancel)
         if allocation.status.is_ended and not plan.cancel:
             return RequeueAfter(0.0) if allocation.metadata.deletion_timestamp is not None else Done()
@@ -106,7 +107,7 @@ class AllocationReconciler:
         return RequeueAfter(WAIT_SECONDS) if undecided else Done()
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
-        """End an allocation that cannot be submitted as written; the pool's condition has the reason."""
+        """End an allocation that cannot be submitted as it is written. The pool's condition then has the reason."""
         try:
             allocation = await self._store.get(key, Allocation)
         except NotFound:
@@ -114,22 +115,23 @@ class AllocationReconciler:
         await self._submitter.refuse(allocation, str(error))
 
     async def _has_owner(self, allocation: Allocation) -> bool:
-        """Whether the allocation's pool still exists, with the same uid. It may be gone because a user removed its
-        finalizer."""
+        """Whether the allocation's pool still exists, with the same uid. A pool can be gone before its allocations if a
+        user has removed the pool's finalizer."""
         try:
             return (await self._store.get(_pool_key(allocation))).metadata.uid == allocation.spec.pool.uid
         except NotFound:
             return False
 
     def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
-        """Latest snapshot that counts for this allocation. A snapshot begun before its submit was answered may lack the job."""
+        """Return the latest snapshot; None if it began before this allocation's submit was answered. Such a snapshot may
+        lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
         return latest
 
     def _count_misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
-        """Number of complete snapshots in a row that could have shown the job, and did not."""
+        """Return the number of complete snapshots in a row that lack the job."""
         uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0
@@ -151,7 +153,7 @@ class AllocationReconciler:
         self._feed.refresh()
 
     async def _drain(self, allocation: Allocation) -> None:
-        """Repeat the order to drain, and end the job if draining takes too long."""
+        """Order the allocation's process to drain, at each reconcile again. Cancel the job if draining takes too long."""
         uid, status = allocation.metadata.uid, allocation.status
         self._agents.drain(uid)
         self._endpoints.drain(uid)
@@ -172,7 +174,7 @@ class AllocationReconciler:
             await self._cancel((status.job_id,))
 
     async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
-        """Write the status from the snapshot. Unknown fields stay as they were."""
+        """Write the status from the plan. Fields about which nothing is known keep their values."""
         before, uid = allocation.status, allocation.metadata.uid
         update: dict[str, Any] = {}
         if plan.adopt is not None:
@@ -215,7 +217,7 @@ class AllocationReconciler:
         return allocation
 
     async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> JobEnd | None:
-        """Return the certain facts about the job's end; None while accounting has yet to name who cancelled it."""
+        """Return the certain facts about the job's end; None while accounting may still name the user who cancelled it."""
         by_us = await self._why_ended(allocation)
         job = plan.adopt
         if job is not None and job.state is JobState.CANCELLED and not by_us and not _is_requeued(status):
@@ -236,14 +238,14 @@ class AllocationReconciler:
         )
 
     async def _accounting_of(self, id: str) -> Job | None:
-        """Return accounting's record of an ended job, without waiting for one."""
+        """Return accounting's present record of a job; None if accounting has none, or does not answer."""
         with contextlib.suppress(SlurmUnreachable, TimeoutError):
             async with asyncio.timeout(NAME_SECONDS):
                 return (await self._driver.accounting([id])).get(id)
         return None
 
     def _waits_for_name(self, uid: str) -> bool:
-        """Whether to wait for accounting's user name. slurmctld reports an end to slurmdbd a moment later than to us."""
+        """Whether to wait longer for accounting's user name. slurmdbd learns of an end a moment later than squeue shows it."""
         now = self._clock.time()
         return now - self._awaiting_user_name.setdefault(uid, now) < NAME_SECONDS
 
@@ -265,7 +267,7 @@ class AllocationReconciler:
         return why_ended(allocation, pool if isinstance(pool, Pool) else None, ours)
 
     async def _status_without_job(self, allocation: Allocation) -> dict[str, Any]:
-        """Status of an allocation whose job slurmctld has forgotten. Accounting may know how it ended."""
+        """Return the status of an allocation whose job slurmctld has forgotten. Accounting may know how the job ended."""
         status, now = allocation.status, self._clock.time()
         assert status.job_id is not None
         absence = self._feed.missing[status.job_id]
@@ -335,7 +337,7 @@ def _pool_key(allocation: Allocation) -> ObjectKey:
 
 
 def _is_requeued(status: AllocationStatus) -> bool:
-    """Whether the job was requeued after a process had been bound to it."""
+    """Whether the job was requeued after one of its processes had been bound to the allocation."""
     return status.binding is not None and status.restart_count > status.binding.restart_count
 
 

@@ -1,4 +1,4 @@
-"""Conditions of an allocation, from its status and what was observed of its job. Pure."""
+"""Conditions of an allocation, from its status and the observed state of its job. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.missing_jobs import MIN_LOOKUPS, Absence, why_not_gone
 
 DRAINING, ENDING = "Draining", "Ending"
-"""Types of the conditions with the reason why we drain a job, and why we end it before it is done."""
+"""Types of two conditions: the reason why we drain a job, and the reason why we end a job before its work is done."""
 _DRAINS = "; it accepts no new work and ends after its present work"
 IN_QUEUE = "InQueue"
-"""Type of the condition about a job that Slurm's queue has not shown."""
+"""Type of the condition that tells whether Slurm's queue shows the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +24,15 @@ class AllocationView:
 
     allocation: Allocation
     status: AllocationStatus
-    """The new status, which still has the earlier conditions."""
+    """The new status, still with the earlier conditions."""
     ended: str
     """Text about the job's end, written once and never changed."""
     engine: Reason | None
-    """Reason why the allocation's model server is not ready; None if none is connected."""
+    """Reason why the allocation's model server is not ready; None if the server is ready or not connected."""
     why_drained: Reason | None
-    """Reason of a drain that is not in a condition yet."""
+    """Reason of a drain, if no condition has it yet."""
     absence: Absence | None
-    """Absence of the job, if Slurm's queue does not show it."""
+    """Record about the missing job, if Slurm's queue does not show the job."""
     now: float
 
 
@@ -45,7 +45,7 @@ def allocation_conditions(view: AllocationView) -> list[Condition]:
 
 
 def why_left(status: AllocationStatus) -> str:
-    """Our reason for ending the job, from its conditions; empty if they have none."""
+    """Our reason for ending the job, from the conditions; empty if no condition has one."""
     for type in (ENDING, DRAINING):
         if (told := get_condition(status.conditions, type)) is not None:
             return told.message.removesuffix(_DRAINS)
@@ -55,7 +55,7 @@ def why_left(status: AllocationStatus) -> str:
 def _updates(view: AllocationView) -> Iterator[ConditionUpdate]:
     status, spec = view.status, view.allocation.spec
     yield ConditionUpdate("Ready", status.ready, *_job_state(view))
-    if status.job_id is not None and get_condition(status.conditions, SUBMITTED) is not None:  # also of an adopted one
+    if status.job_id is not None and get_condition(status.conditions, SUBMITTED) is not None:  # an adopted job too
         yield ConditionUpdate(SUBMITTED, True, "Submitted", f"as job {status.job_id}")
     if not status.is_ended and (view.absence is not None or get_condition(status.conditions, IN_QUEUE) is not None):
         if view.absence is not None and view.absence.lookups >= MIN_LOOKUPS:

@@ -1,4 +1,4 @@
-"""Folder of an allocation's job, on storage that its node sees: its identity, its token, its log."""
+"""Folders with the identity, the token and the log of each allocation's job. The job's nodes must see this storage."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rollyard.trust.secret_files import write_secret
 from rollyard.wire.files import AllocationFile
 
 TAIL_BYTES, TAIL_LINES = 16 << 10, 20
-"""Size of the part of a log's end that is read."""
+"""Greatest numbers of bytes and lines that are read at the end of a log."""
 SLURM_LOG_PREFIXES = ("slurmstepd: ", "srun: ")
-"""Beginnings of lines in a job's log that Slurm wrote, and not the job."""
+"""Beginnings of the lines that Slurm itself writes into a job's log."""
 GANG_WAIT_SECONDS = 60
 
 
@@ -45,7 +45,7 @@ class AllocationFolders:
         return f"rollyard:{self._server_id}:{id}"
 
     def owner(self, allocation: Allocation) -> str:
-        """Key by which adoption and the sweep for orphans find the allocation's job again."""
+        """Key of the allocation's job. Adoption and the search for orphans find the job by this key."""
         status = allocation.status
         if status.burst is None:
             return self.comment(allocation.metadata.uid)
@@ -55,7 +55,10 @@ class AllocationFolders:
         return job.comment.startswith(self.comment(""))
 
     def folder(self, namespace: str, name: str) -> Path:
-        """Path of an allocation's folder. No other function makes a path of names. Raises NotFound for an impossible name."""
+        """Return the path of an allocation's folder. Only this function makes a path from names, after checking them.
+
+        Raises NotFound for an invalid name.
+        """
         for text in (namespace, name):
             if next(name_problems(text), None) is not None:
                 raise NotFound(f"allocation {text[:80]!r} does not exist")
@@ -65,19 +68,20 @@ class AllocationFolders:
         return self.folder(namespace, name) / "job.log"
 
     def script(self, allocation: Allocation) -> BatchScript:
-        """Script for one allocation alone. Pure."""
+        """Job script for one allocation. Pure."""
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
         return self._script(allocation, name=meta.name, id=meta.uid, folder=folder)
 
     def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
-        """One script for several allocations of one pool and one template. Pure."""
+        """Job script for several allocations with the same pool and template. Pure."""
         first = allocations[0]
         stem = first.metadata.name.rpartition("-")[0]  # without the index
         return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
 
     def burst(self, id: str) -> Path:
-        """Folder of a burst's manifest. It has a link to each allocation's folder, named by the allocation's index."""
+        """Folder of a burst (allocations that are submitted as one job array). For each array task it has a link to the
+        allocation's folder, named by the task's number."""
         return self._data / "bursts" / id
 
     def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
@@ -96,7 +100,7 @@ class AllocationFolders:
         )
 
     def write_burst(self, burst: str, allocations: Sequence[Allocation]) -> None:
-        """Write the manifest. Blocks."""
+        """Write the burst's folder. Blocks."""
         folder = self.burst(burst)
         folder.mkdir(parents=True, mode=0o700)
         for task, allocation in enumerate(allocations):
@@ -104,7 +108,7 @@ class AllocationFolders:
             (folder / str(task)).symlink_to(self.folder(meta.namespace, meta.name))
 
     def prepare(self, allocation: Allocation, pool: Pool) -> None:
-        """Write the folder. A second call is no error. Blocks."""
+        """Write the allocation's folder. May be called again. Blocks."""
         self._runtime.pack(allocation.spec.template)
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
@@ -129,7 +133,7 @@ class AllocationFolders:
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
     def last_output(self, allocation: Allocation, end: float) -> LastOutput | None:
-        """Last output of the job in the seconds before this end (Unix seconds), if its time is certain. Blocks."""
+        """Return the job's last output shortly before `end` (Unix seconds); None if its time is uncertain. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
             with path.open("rb") as file:
@@ -141,11 +145,11 @@ class AllocationFolders:
         return last_output(lines, facts.st_mtime, end)
 
     def remove(self, allocation: Allocation) -> None:
-        """Remove its folder. Blocks."""
+        """Remove the allocation's folder, and the burst's folder after its last allocation. Blocks."""
         status = allocation.status
         shutil.rmtree(self.folder(allocation.metadata.namespace, allocation.metadata.name), ignore_errors=True)
         if status.burst is not None:
-            with contextlib.suppress(OSError):  # folders of its burst are still there, or it was never linked
+            with contextlib.suppress(OSError):  # the link may never have been made
                 burst = self.burst(status.burst)
                 (burst / str(status.task)).unlink()
                 if next(burst.glob("[0-9]*"), None) is None:
@@ -153,16 +157,16 @@ class AllocationFolders:
 
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
-    """Return the last line, or our process's reason for its exit; None if this is too old, or of unknown age.
+    """Return our process's reason for its exit, or else the last line; None if the line is too old or its age unknown.
 
-    `written_at`: time of the last line (Unix seconds). Lines of our own logs have their own time. Pure.
+    `written_at`: Unix seconds of the last write to the log. It is used for lines that do not contain a time. Pure.
     """
     written = [line for line in lines if line.strip()]
     for line in reversed(written[-TAIL_LINES:]):
         at, level, message = _parse_log_line(line)
         if at is not None and level == "critical" and end - at < RECENT_SECONDS:
             return LastOutput(message, end - at, is_exit_reason=True)
-    if not written or written[-1].startswith(SLURM_LOG_PREFIXES):  # Slurm's lines change the file's time
+    if not written or written[-1].startswith(SLURM_LOG_PREFIXES):  # Slurm's lines change the time of the file
         return None
     at, _, message = _parse_log_line(written[-1])
     before = end - (written_at if at is None else at)
@@ -179,9 +183,10 @@ def _parse_log_line(line: str) -> tuple[float | None, str, str]:
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:
-    """Command that starts a gang: one process on each node. When one process ends, srun ends the others at once."""
+    """Command that starts a gang: one process on each node. If a process fails, srun ends the others at once. If one ends
+    without error, srun ends the others after GANG_WAIT_SECONDS."""
     if template.nodes == 1:
         return []
-    # srun does not inherit the cores from sbatch (Slurm 22.05, release notes).
+    # srun does not inherit --cpus-per-task from sbatch (Slurm 22.05, release notes).
     cores = f"--cpus-per-task={template.cpus_per_task}"
     return ["srun", "--kill-on-bad-exit=1", f"--wait={GANG_WAIT_SECONDS}", "--ntasks-per-node=1", cores]

@@ -1,6 +1,7 @@
 """Plan for one allocation, from the recorded state and a snapshot of Slurm's queue. Pure.
 
-One rule prevents a second job: without a complete snapshot nothing is submitted.
+A first submit requires a snapshot. Another submit requires several complete snapshots in a row that lack the job. These
+rules prevent a second job.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 SUBMIT_MARGIN_SECONDS = 2.0
-"""Seconds after the decision to submit. A snapshot that begins later than this shows the job, if there is one."""
+"""Seconds after the recorded intent. A snapshot that begins still later shows the job, if the submit has made one."""
 MIN_MISSES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
     adopt: Job | None = None
-    """The job that was found for the allocation, or the recorded job as last seen."""
+    """The allocation's job as the snapshot shows it: the recorded job, or else a job that was found for the allocation."""
     submit: bool = False
-    """Write the intent, then submit."""
+    """True: write the intent, then submit."""
     cancel: tuple[str, ...] = ()
     gone: bool = False
     """True: complete snapshots no longer show the job."""
@@ -35,7 +36,7 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
     """Plan for one allocation. `missed`: number of complete snapshots in a row without its job."""
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
     if status.is_ended:
-        # Copies found after the end was concluded. No process will ever use them.
+        # Jobs that appear after the allocation's end was recorded. They get no work, so they are cancelled.
         left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
         return AllocationPlan(remove=deleting and not left, cancel=left)
     if status.intents == 0 and deleting:
@@ -56,7 +57,7 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
 
 
 def _is_second_run(allocation: Allocation, job: Job) -> bool:
-    """Whether this is another run of a job whose earlier run was bound. The work of that run has been given to others."""
+    """Whether a requeued job runs again after an earlier run was bound. The earlier run's work has gone to other jobs."""
     binding = allocation.status.binding
     return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
 
@@ -66,7 +67,7 @@ def _job_number(id: str) -> tuple[int, ...]:
 
 
 def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleting: bool) -> AllocationPlan:
-    """Plan after a complete snapshot without our job. One such snapshot may be wrong, two in a row count."""
+    """Plan if a snapshot lacks our job. A single snapshot may be wrong; MIN_MISSES complete ones in a row count."""
     status = allocation.status
     assert status.intended_at is not None
     early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS

@@ -1,19 +1,20 @@
-"""Size of a pool that follows its demand. Pure.
+"""Autoscaler: decides the size of a pool from the demand on the pool. Pure.
 
-Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with the treatment of bursts and of zero from Knative's
-autoscaler:
+The rules are those of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2). The rules for bursts and for the size zero
+are those of Knative's autoscaler.
 
-- Each metric requests ceil(total / capacity of one replica), which is ceil(current x metric / target); within a
-  tolerance of 0.1 it requests no change. The highest request counts. Submitted replicas that are not ready count as
-  current, so that nothing is requested twice.
-- The size grows to the lowest request of one window, and shrinks to the highest request of another. Policies limit the
-  speed of both.
+- Each metric requests ceil(total / capacity of one replica). This equals Kubernetes' ceil(current x metric / target).
+  Within a tolerance of 0.1 a metric requests no change. The highest request of all metrics counts. Replicas that are
+  submitted but not ready count as current, so that no replica is requested twice.
+- The size grows to the lowest request within the window of `scaleUp`, and shrinks to the highest request within the
+  window of `scaleDown`. Policies limit the speed of both changes.
 - The size leaves zero at the first demand, and goes from one to zero only after `idleTimeoutSeconds` without work.
-- A burst that requests twice the size is a panic: growth does not wait for the window, and the pool does not shrink
-  until a minute after the burst.
-- The pool does not shrink while a metric is unknown, and, after a restart, until the window is full again.
-- The direction changes at most FLAP_BUDGET times within FLAP_WINDOW_SECONDS. Growth cannot wait but shrinking can, so
-  the pool shrinks only if the budget also has room for the growth that may follow.
+- A request of at least twice the size is a panic. For PANIC_SECONDS after it, the size grows without waiting for the
+  window, and does not shrink.
+- The pool does not shrink while a metric is unknown. After a restart the pool shrinks only once the server has measured
+  the demand for a whole window.
+- Growing and shrinking alternate at most FLAP_BUDGET times within FLAP_WINDOW_SECONDS. Growth is never delayed for
+  this. So the pool shrinks only if the budget also has room for the growth that may follow.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Metric:
 
     name: str
     total: float | None
-    """Sum over the whole pool, including waiting work; None while it is unknown."""
+    """Sum over the whole pool, including waiting work; None while the sum is unknown."""
     target: float
     """Capacity of one replica."""
     complete: bool = True
@@ -63,7 +64,7 @@ class Metric:
             return None
         if current > 0 and abs(self.total / (current * self.target) - 1) <= TOLERANCE + 1e-9:
             return current
-        return math.ceil(self.total / self.target - 1e-9)  # 0.3 / 0.1 is slightly more than 3
+        return math.ceil(self.total / self.target - 1e-9)  # 1.1 / 0.1 is slightly more than 11
 
     def describe(self) -> str:
         if self.total is None:
@@ -73,23 +74,23 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class ScalerMemory:
-    """State from call to call. It may be lost; then the pool does not shrink until the windows are full again."""
+    """State from call to call. If it is lost, the pool shrinks only once the windows are full again."""
 
     since: float
     """Unix seconds since which the state is complete."""
     requested: SlidingMax = field(default_factory=SlidingMax)
     """Sizes that were requested."""
     requested_negated: SlidingMax = field(default_factory=SlidingMax)
-    """The same sizes negated, so that their maximum gives the lowest request."""
+    """Negated requested sizes: their maximum gives the lowest request."""
     changes: tuple[tuple[float, int], ...] = ()
-    """(Unix seconds at which a change was noticed, difference of the size)."""
+    """(Unix seconds, difference of the size) for each noticed change of the size."""
     size: int | None = None
     """Size at the last call."""
     panic_until: float = -math.inf
 
     @classmethod
     def begin(cls, now: float, *, new: bool) -> ScalerMemory:
-        """Return an empty state. `new`: the pool was never scaled, so no request can have been forgotten."""
+        """Return an empty state. `new`: the pool was never scaled, so there are no earlier requests."""
         return cls(since=-math.inf if new else now)
 
     def observe(self, now: float, size: int, wanted: int) -> ScalerMemory:
@@ -107,7 +108,7 @@ class ScalerMemory:
         )
 
     def changed(self, since: float) -> int:
-        """Return the difference of the size since that time."""
+        """Return the difference between the present size and the size at `since` (Unix seconds)."""
         return sum(by for at, by in self.changes if at > since)
 
 
@@ -117,7 +118,7 @@ class ScaleDecision:
     message: str
     """Numbers that led to the decision."""
     record: ScalingRecord = field(default_factory=ScalingRecord)
-    """Record for the pool's status, which is written together with the decision."""
+    """Record for the pool's status. It is written together with the decision."""
     memory: ScalerMemory | None = None
     """State for the next call."""
     limit: Reason | None = None
@@ -125,15 +126,15 @@ class ScaleDecision:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """State while one decision is made."""
+    """Input of one decision."""
 
     bounds: Autoscaling
     memory: ScalerMemory
     record: ScalingRecord
     size: int
-    """Size so far, within the bounds."""
+    """Present size, moved into the bounds."""
     wanted: int
-    """Requested size, within the bounds."""
+    """Requested size, moved into the bounds."""
     now: float
 
 
@@ -146,7 +147,7 @@ def autoscale(
     current: int,
     now: float,
 ) -> ScaleDecision:
-    """Decide a pool's next size. `current` is the last decided size, whether or not all of it has started."""
+    """Decide a pool's next size. `current`: the last decided size; some of its replicas may not have started."""
     low, high = bounds.min_replicas, bounds.max_replicas
     size = min(max(current, low), high)
     asked = max((need for m in metrics if (need := m.needs(size)) is not None), default=0)
@@ -168,7 +169,7 @@ def autoscale(
 
 
 def _idle_since(metrics: Sequence[Metric], record: ScalingRecord, now: float) -> datetime | None:
-    """Time since which there is no known work."""
+    """Time since which the known metrics show no work; None while a metric shows work, or all are unknown."""
     totals = [m.total for m in metrics if m.total is not None]
     return (record.idle_since or as_datetime(now)) if totals and not any(totals) else None
 
@@ -185,7 +186,7 @@ def _limit_of(asked: int, bounds: Autoscaling) -> Reason:
     )
 
 
-# towards more
+# growth
 
 
 def _up(case: _Decision) -> tuple[int, Reason | None]:
@@ -215,7 +216,7 @@ def _highest_by_policy(start: int, policy: ScalingPolicy) -> int:
     return math.ceil(max(1, start) * (100 + policy.value) / 100)
 
 
-# towards fewer
+# shrinking
 
 
 def _down(case: _Decision) -> tuple[int, Reason | None]:
@@ -265,7 +266,7 @@ def _lowest_by_policy(start: int, policy: ScalingPolicy) -> int:
     return math.floor(start * (100 - policy.value) / 100)
 
 
-# both
+# growth and shrinking
 
 
 def _bounded_by_policies(
@@ -275,7 +276,10 @@ def _bounded_by_policies(
     pick: tuple[Callable[[list[int]], int], Callable[[list[int]], int]],
     unlimited: int,
 ) -> int:
-    """Size that the policies allow. Each counts from its period's start. `pick`: furthest, nearest of several."""
+    """Return the size that the policies allow. A policy counts from the size at the start of its period.
+
+    `pick`: functions that return the size with the largest and with the smallest change.
+    """
     if rules.select_policy == "Disabled":
         return case.size
     if not rules.policies:

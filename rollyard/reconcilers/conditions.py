@@ -1,8 +1,8 @@
-"""Conditions of a pool, from its spec, its observation and its plan, and the events about their changes. Pure.
+"""Conditions of a pool, and events about their changes. Pure.
 
-As for a Deployment, Ready is about serving allocations, whatever their template, and Updated about the change to the
-present template. The present state comes before earlier failures. Messages have times of day and no remaining seconds,
-so a message stays the same while nothing changes.
+Ready is about the number of serving allocations, with any template. Updated is about the change to the present template,
+like a Deployment's Progressing. A message names present obstacles before earlier failures. A message has times of day
+instead of remaining seconds, so that the message stays the same while nothing changes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3
-"""Number of failures in a row from which on the reason is CrashLoop."""
+"""Least number of failures in a row for which the reason is CrashLoop."""
 SUBMIT_ANSWER_SECONDS = 5.0
 """Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
-"""Seconds after which a wait that is usually short is reported before other causes."""
+"""Seconds after which a usually short wait is named before other causes."""
 _LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
-"""Words in Slurm's refusals that may pass by themselves."""
+"""Words in a refusal of Slurm. If a refusal contains one, its cause may pass by itself."""
 NO_WARNING = {
     "AllReady",
     "Deleting",
@@ -74,7 +74,7 @@ class PoolView:
 
 
 def replicas(view: PoolView) -> Replicas:
-    """Numbers of replicas. Ready and updated never exceed the desired number, because what is above it will soon go."""
+    """Numbers of replicas. Ready and updated are limited to the desired number, because other allocations will soon end."""
     desired, serving = view.scale.desired, [m for m in view.members if m.serves]
     return Replicas(
         desired=desired,
@@ -103,7 +103,7 @@ def pool_conditions(view: PoolView) -> list[Condition]:
 
 
 def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
-    """Yield one event for each change. A reason that Ready and Updated share gives one event."""
+    """Yield one event for each new reason. If Ready and Updated have the same new reason, there is one event."""
     recorded: set[str] = set()
     for type in ("Ready", "Updated"):
         old, new = (get_condition(s.conditions, type) for s in (before, after))
@@ -136,7 +136,7 @@ def ready(view: PoolView) -> ConditionUpdate:
 
 
 def updated(view: PoolView) -> ConditionUpdate:
-    """Whether the pool has reached its present spec. Like a Deployment's Progressing, it stays true from then on."""
+    """Whether the pool has reached its present spec. Like Progressing, the condition then stays true until a new spec."""
     pool, count = view.pool, replicas(view)
     counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
     if pool.metadata.deletion_timestamp is not None:
@@ -155,7 +155,10 @@ def updated(view: PoolView) -> ConditionUpdate:
 
 
 def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
-    """Whether a successor cannot be ready in time, why, and how long the gap will be. None until the first such case."""
+    """Whether a successor cannot be ready in time, with the reason and the length of the gap.
+
+    None until this happens for the first time.
+    """
     if (found := _renewal_blocked_reason(view)) is not None:
         return ConditionUpdate("RenewalBlocked", True, *found)
     known = get_condition(view.pool.status.conditions, "RenewalBlocked")
@@ -185,7 +188,7 @@ def scaling_limited(view: PoolView) -> ConditionUpdate | None:
 
 
 def admitting(view: PoolView) -> ConditionUpdate | None:
-    """Whether some model server takes one more rollout. None until all are full for the first time."""
+    """Whether a model server has room for one more session. None until all servers are full for the first time."""
     if view.observation.why_full:
         return ConditionUpdate("Admitting", False, "EndpointsFull", view.observation.why_full)
     known = get_condition(view.pool.status.conditions, "Admitting")
@@ -204,7 +207,7 @@ def _renewal_blocked_reason(view: PoolView) -> Reason | None:
 
 
 def _why_too_few(view: PoolView) -> Reason:
-    """Reason why fewer serve than desired: first present obstacles, then failures, then allocations that are starting."""
+    """Reason why fewer allocations serve than desired. Present obstacles come first, then failures, then slow starts."""
     suspended = [m.allocation for m in view.members if m.active and m.suspended]
     if suspended:
         jobs = ", ".join(f"job {a.status.job_id} of {a.metadata.name}" for a in suspended)
@@ -224,7 +227,7 @@ def _why_too_few(view: PoolView) -> Reason:
 
 
 def _failure_reason(view: PoolView) -> Reason | None:
-    """Reason if the present template failed, and no allocation of it has become ready since."""
+    """Reason if allocations of the present template failed, and none of this template has become ready since."""
     ends = view.ends
     if not ends.failing:
         return None
@@ -240,7 +243,7 @@ def _failure_reason(view: PoolView) -> Reason | None:
 
 
 def _interruption_text(view: PoolView) -> str:
-    """Text about an end from outside, while no allocation has become ready since."""
+    """Text about the last end from outside; empty once an allocation has become ready after it."""
     last = last_ended((m.allocation for m in view.members), INTERRUPTIONS)
     if last is None or last.status.end_time is None:
         return ""
@@ -254,7 +257,7 @@ def _interruption_text(view: PoolView) -> str:
 
 
 def _first_starting(view: PoolView) -> str:
-    """Text about the first running allocation whose process has not connected."""
+    """Text about the first running allocation whose process has not connected, or no longer reports."""
     for m in view.members:
         status = m.allocation.status
         if m.active and m.started and not m.ready:
@@ -275,7 +278,7 @@ def _end_text(allocation: Allocation) -> str:
 
 
 def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
-    """Text about submits that have taken too long; empty if there are none."""
+    """Text about submits that have taken too long; empty if no submit has."""
     late: list[tuple[float, str, str]] = []
     for a in allocations:
         submitted_at, condition = _submitted_at(a), get_condition(a.status.conditions, SUBMITTED)
@@ -298,7 +301,7 @@ def _submitted_at(allocation: Allocation) -> float | None:
 
 
 def _is_notable_wait(view: PoolView, reason: str) -> bool:
-    """Whether a job's wait comes before an earlier failure in the message, because it will not pass soon."""
+    """Whether the message names a job's wait before an earlier failure, because the wait will not end soon."""
     if not is_transient(reason):
         return True
     pending = [
@@ -309,7 +312,7 @@ def _is_notable_wait(view: PoolView, reason: str) -> bool:
 
 
 def _why_nothing_placed(view: PoolView) -> str:
-    """Reason why no rollout can be placed although allocations are ready; empty if one can be placed."""
+    """Reason why no rollout can be placed although allocations are ready; empty if a rollout can be placed."""
     pool, serving = view.pool, [m for m in view.members if m.serves]
     if not isinstance(pool, RolloutPool):
         return ""

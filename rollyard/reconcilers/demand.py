@@ -15,17 +15,18 @@ Counts = Mapping[Stage, int]
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """Last load that a model server reported. A value that it did not report is None."""
+    """Last load that a model server reported. A value is None if the server did not report it."""
 
     waiting: int | None = None
     kv_usage: float | None = None
 
 
 def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> list[Metric]:
-    """One metric for each stage that takes time: rollouts in it or on their way to it, divided by its greatest width.
+    """Metrics of a RolloutPool: rollouts in INIT and RUN for each RUN worker, and rollouts in EVAL for each EVAL worker.
 
-    Rollouts that wait for INIT are on their way to RUN: node agents begin rollouts before RUN has room for them. INIT
-    may have fewer workers than RUN. Divided by them, the demand would add allocations with idle RUN workers.
+    Both queued and running rollouts count. Rollouts in INIT count for RUN, because RUN is their next stage. There is no
+    metric for INIT workers: INIT may have fewer workers than RUN, so such a metric would add allocations with idle RUN
+    workers.
     """
     total = {stage: queued.get(stage, 0) + in_flight.get(stage, 0) for stage in Stage}
     return [
@@ -43,7 +44,7 @@ def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
 
 
 def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
-    """Sessions of a RolloutPool's rollouts: live ones, and queued ones for which the pool's largest size has workers."""
+    """Number of sessions of a RolloutPool: its live rollouts, and its queued ones up to the workers of its largest size."""
     live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
     largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
     most = 0 if spec.suspend else largest * max_workers(spec, Stage.INIT, Stage.RUN)

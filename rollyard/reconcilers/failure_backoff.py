@@ -1,8 +1,8 @@
-"""Failures and interruptions in a row of a pool's allocations, and the back-off after both. Pure.
+"""Numbers of a pool's failures and interruptions in a row, and the back-off after them. Pure.
 
-A failure is an end that the template has caused. It adds one if its allocation was made after the last counted failure;
-failures side by side count once. The count restarts after an allocation was ready for a while, and with another
-template.
+A failure is an end that the template has caused. A failure counts only if its allocation was made after the last counted
+failure, so that failures of allocations that run side by side count once. The count restarts after an allocation has
+been ready for STEADY_SECONDS, and with a new template.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ INTERRUPTIONS = {
     JobState.REVOKED,
     JobState.GONE,
 }
-"""Ends from outside: a node, an administrator, a user. Ends by walltime and by preemption are normal and not in the list."""
+"""Ends caused by a node, an administrator or a user. Ends by walltime and by preemption are normal and do not count."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
-"""Limit of the back-off while no allocation of the pool serves, because the cause may have passed."""
+"""Limit of the back-off while no allocation of the pool serves. It is lower, because the cause may have passed."""
 LAUNCH_SECONDS = 15.0
-"""First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails; a pool that
-submits again at once would drain all nodes."""
+"""First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails. A pool that
+submitted again immediately would have all nodes drained."""
 STEADY_SECONDS = 10.0
-"""Seconds of being ready that count as a success. An allocation that ends sooner counts as one more failure in a row."""
+"""Seconds of being ready that count as a success. An allocation that fails sooner adds to the failures in a row."""
 FORGET_INTERRUPTIONS_SECONDS = 60.0
-"""Seconds with all allocations ready after which earlier interruptions are forgotten."""
+"""Seconds after the last failure. Failures are forgotten if this time is over while all allocations are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class EndCounts:
     """Numbers of allocations that ended too early."""
 
     template: str = ""
-    """Hash of the template to which `failures` belongs."""
+    """Hash of the template whose failures `failures` counts."""
     failures: int = 0
     """Number of failures of this template in a row."""
     last_failure: float | None = None
@@ -52,7 +52,7 @@ class EndCounts:
     """Number of interruptions in a row, of any template."""
     last_interruption: float | None = None
     failing: bool = False
-    """True: the template failed, and no allocation of it has become ready since."""
+    """True: allocations of the template failed, and none of this template has become ready since."""
     backoff_cap: float = BACKOFF_CAP_SECONDS
     first_backoff: bool = False
     """True: the last interrupted allocation got a node and never ran there."""
@@ -70,7 +70,7 @@ class EndCounts:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the back-off is because of interruptions, and not because of failures."""
+        """Whether interruptions cause a longer back-off than failures do."""
         return self.next_at > _backoff_until(self.last_failure, self.failures, self.backoff_cap)
 
 
@@ -100,7 +100,7 @@ def count_ends(
 def last_ended(
     allocations: Iterable[Allocation], states: Collection[str], template: str | None = None
 ) -> Allocation | None:
-    """Return the last allocation that ended in one of these states without our order."""
+    """Return the allocation that was the last to end in one of these states without our order; None if there is none."""
     found = [
         a
         for a in allocations
@@ -110,7 +110,7 @@ def last_ended(
 
 
 def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
-    """Add one for each end of an allocation that was made after the last counted end."""
+    """Count each end whose allocation was made after the last counted end. Return (count, Unix seconds of that end)."""
     ends = sorted(
         (a.status.end_time.timestamp(), _made_at(a)) for a in ended if a.status.end_time and not _was_expected(a)
     )
@@ -121,7 +121,7 @@ def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> t
 
 
 def _had_steady_run(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
-    """Whether an allocation has become ready since then, and has stayed ready for a while."""
+    """Whether an allocation became ready after `since` and stayed ready for STEADY_SECONDS."""
     for a in allocations:
         ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.is_ended else now
         if ready is not None and end is not None and ready > (since or 0.0) and end - ready >= STEADY_SECONDS:
@@ -144,4 +144,4 @@ def _unix(time: datetime | None) -> float | None:
 def _backoff_until(last: float | None, times: int, cap: float, first: float = 1.0) -> float:
     if times < 1 or last is None:
         return 0.0
-    return last + min(cap, first * 2.0 ** min(times - 1, 10))  # 2.0 ** 1024 is an OverflowError
+    return last + min(cap, first * 2.0 ** min(times - 1, 10))  # 2.0 ** 1024 raises OverflowError

@@ -1,4 +1,4 @@
-"""Observer of InferencePools: endpoints, their sessions, and the weights that they serve."""
+"""Observer of InferencePools: reads the sessions, load and weights of their endpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InferencePoolObserver:
         outside_demand: Callable[[PoolKey], int],
         clock: Clock,
     ) -> None:
-        """`outside_demand`: number of external agents' sessions in a pool, open or requested."""
+        """`outside_demand`: returns the number of open and requested sessions of external agents in a pool."""
         self._endpoints = endpoints
         self._clock = clock
         self._coarse = StatusMetricsCache(clock)
@@ -78,17 +78,17 @@ class InferencePoolObserver:
         return self._endpoints.weights_report(meta.uid, f"{meta.namespace}/{meta.name}")
 
     def _member(self, allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
-        """Return a member of the pool. Its load is sessions and not requests: an engine that is idle between two turns
-        has the rollout's cache."""
+        """Return a member of the pool. Its load counts sessions as well as running requests: between two turns of a
+        rollout, the idle engine still holds the rollout's cache."""
         live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
         if state is None:
             return Member(allocation, False, live, silent=allocation.status.ready_at is not None)
         return Member(allocation, state.ready, max(live, state.running), not self._weights_report(allocation).is_heard)
 
     async def _requested_sessions(self, pool: InferencePool) -> int:
-        """Number of present and requested sessions, of external agents and of all RolloutPools that use this pool.
+        """Number of present and requested sessions: those of external agents, and those of RolloutPools that use this pool.
 
-        A rollout counts once for each role that the pool has in its RolloutPool.
+        A rollout counts once for each role in `spec.inference` of its RolloutPool that names this pool.
         """
         total = self._outside_demand(pool.pool_key)
         for user in self._rollout_pools():
@@ -100,7 +100,7 @@ class InferencePoolObserver:
         return total
 
     async def on_deleted(self, pool: Pool) -> None:
-        """Do nothing. Running rollouts go on while their endpoint drains. The queue waits for another pool with this name."""
+        """Do nothing. Running rollouts continue while their endpoints drain. Queued ones wait for a new pool of this name."""
 
 
 def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> Reason | None:
@@ -111,7 +111,7 @@ def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> Reaso
 
 
 def _why_not_ready(states: Sequence[EndpointState]) -> Reason | None:
-    """Reason of engines that are not ready: that of the first engine with a message."""
+    """Reason why engines are not ready: the reason of the first engine with a message, or else a count."""
     waiting = [(s.endpoint.id, s.reason) for s in states if s.reason is not None]
     for id, reason in waiting:
         if reason.message:
@@ -131,7 +131,7 @@ def _status_update(coarse: StatusMetrics, states: Sequence[EndpointState], held:
 
 
 def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
-    """Reason why no endpoint takes one more session; empty if one does, or if none is ready at all."""
+    """Reason why no endpoint takes one more session; empty if an endpoint does, or if all are out of service."""
     taking = [s for s in states if s.is_accepting]
     if any(s.admission.admits(held.get(s.endpoint.id, 0)) for s in taking):
         return ""
@@ -139,7 +139,8 @@ def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapp
 
 
 def _is_in_update(member: Member, pool: InferencePool) -> bool:
-    """Whether a member takes part in weights updates, ready or not: its process has registered, with the spec's model."""
+    """Whether a member takes part in weights updates. Its process has registered and serves the spec's model; it may be
+    not ready."""
     allocation = member.allocation
     return (
         member.active
@@ -172,6 +173,6 @@ def _weights_conditions(weights: WeightsStatus, serving: Sequence[EndpointWeight
 
 
 def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> list[LoadReport]:
-    """Return one report for each active member that has ever been ready, whether or not it answers now."""
+    """Return one report for each active member that has ever been ready; an empty report if its server is silent."""
     heard = [states.get(m.allocation.metadata.uid) for m in members if m.active and m.allocation.status.ready_at]
     return [LoadReport() if state is None else LoadReport(state.waiting, state.kv_usage) for state in heard]

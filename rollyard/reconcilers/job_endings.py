@@ -1,8 +1,8 @@
-"""Text about how a job ended: first the certain facts, then the job's last output, named as such. Pure.
+"""Text about the end of a job: first the certain facts, then the job's last output, labelled as output. Pure.
 
-The cause is never guessed. Certain are the signal or exit code, our own action and its reason, and Slurm's state with
-the user that it names. If no user is known, the text says so. A line of a log is not a cause: it may be hours old and
-about something else.
+The text does not guess the cause. Certain facts are the signal or exit code, our own action with its reason, and Slurm's
+state with the user that Slurm names. If Slurm names no user, the text says that the user is unknown. A line of a log is
+not shown as the cause, because the line may be hours old and about something else.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.plan import template_hash
 
 SHORT_CHARS = 120
-"""Length of one line, for tables and for conditions of pools."""
+"""Greatest length of a text in tables and in conditions of pools."""
 LONG_CHARS = 1_000
 RECENT_SECONDS = 5.0
 """Age in seconds above which output is not shown."""
@@ -41,7 +41,7 @@ class LastOutput:
 
     text: str
     before: float = 0.0
-    """Seconds from this line to the end."""
+    """Seconds from this line to the end of the job."""
     is_exit_reason: bool = False
     """Whether the line is the reason that our own process gave for its exit."""
 
@@ -58,14 +58,15 @@ class JobEnd:
     by_us: str = ""
     """Our reason for ending the job; empty if we did not end it."""
     requeued: int = 0
-    """Number of times that Slurm requeued the job after its work had gone to others. We end such a run."""
+    """Slurm's restart count, if the job was requeued after its work had gone to other jobs; otherwise 0. We end such a
+    run."""
     cancelled_by: str = ""
-    """User that Slurm names, such as `uid 0 (root)`."""
+    """User who cancelled the job according to Slurm, such as `uid 0 (root)`."""
     output: LastOutput | None = None
 
 
 def short_text(end: JobEnd) -> str:
-    """One line. It has the output only if no other fact explains the end."""
+    """Return one line about the end. It includes the job's output only if no other fact explains the end."""
     found = _certain_text(end)
     if end.output is not None and _is_unexplained(end):
         found = f"{found}{_output_text(end.output)}"
@@ -73,10 +74,10 @@ def short_text(end: JobEnd) -> str:
 
 
 def long_text(end: JobEnd) -> str:
-    """All known facts about the end."""
+    """Return all known facts about the end."""
     found = _certain_text(end)
-    # A job that is cancelled while it waits keeps its reason for waiting. Slurm's reason after a kill is
-    # JobLaunchFailure.
+    # Two reasons would mislead: a job that is cancelled while it waits keeps its reason for waiting, and a killed job
+    # has the reason JobLaunchFailure.
     if end.slurm_reason not in _SHORT_STATES and end.state != JobState.CANCELLED and (end.exit_code or 0) <= 128:
         found = f"{found}; Slurm's reason: {end.slurm_reason}"
     tail = (
@@ -91,7 +92,7 @@ def one_line(text: str, most: int) -> str:
 
 
 def why_ended(allocation: Allocation, pool: Pool | None, siblings: Sequence[Allocation]) -> Reason:
-    """Reason of our own decision to drain or delete an allocation."""
+    """Reason why we decided to drain or delete an allocation."""
     name = allocation.metadata.name
     if pool is None or pool.metadata.deletion_timestamp is not None:
         return Reason("PoolDeleted", "its pool is deleted")

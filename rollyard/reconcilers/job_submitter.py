@@ -1,7 +1,7 @@
-"""Submits: first the intent, then one call to Slurm for all that wait together, as a job array if they are equal.
+"""Submits of allocations: first writes their intents, then calls Slurm once for all equal ones, as a job array.
 
-An intent is written under optimistic concurrency, so nothing is decided twice. After a crash between intent, submit and
-record, the next complete snapshot decides: the job is found by its owner, or there is none.
+An intent is written only if the allocation has not changed (optimistic concurrency), so two decisions cannot both
+submit. After a crash between intent, submit and record, the next complete snapshots show whether the submit made a job.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 GATHER_SECONDS = 0.03
 """Seconds to wait for other allocations of the same plan."""
 MAX_TASKS = 500
-"""Greatest number of tasks in one array. By default sites allow 1,000 (MaxArraySize)."""
+"""Greatest number of tasks in one array. Slurm's default limit is 1,000 (MaxArraySize)."""
 INTENT_MARGIN_SECONDS = 1.0
 OVERDUE_SECONDS = 3.0
-"""Seconds after which a running submit is reported in the allocation's condition."""
+"""Seconds after which a submit without an answer is reported in the allocation's condition."""
 
 
 _TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
-"""Words in Slurm's refusals that a smaller submit may avoid."""
+"""Words in a refusal of Slurm. If a refusal contains one, a smaller submit may be accepted."""
 
 
 class Submitter:
-    """One background task. It has a set of names; all other state is in the store."""
+    """The background task that submits. It has only the keys of waiting allocations; other state is in the store."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Submitter:
         answered: dict[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid -> Unix seconds of its last submit's answer, which is written here. An older snapshot may
-        lack its job."""
+        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered. This class writes the
+        times. A snapshot that began earlier may lack the job."""
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -67,7 +67,7 @@ class Submitter:
         self._waiting: dict[str, ObjectKey] = {}
         self._wake = asyncio.Event()
         self.submitting: set[str] = set()
-        """Uids that are being submitted now."""
+        """Uids of allocations that wait for their submit, or are being submitted."""
         self.answered = answered
 
     def add(self, allocation: Allocation) -> None:
@@ -82,7 +82,7 @@ class Submitter:
         self.answered.pop(uid, None)
 
     async def run(self) -> None:
-        """Submit for ever."""
+        """Submit waiting allocations for ever."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(GATHER_SECONDS)
@@ -103,7 +103,7 @@ class Submitter:
                 allocation = await self._store.get(key, Allocation)
                 meta, owner = allocation.metadata, allocation.spec.pool
                 if meta.uid != uid or meta.deletion_timestamp is not None or allocation.status.is_ended:
-                    continue  # decided from an older copy
+                    continue  # changed since the decision
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
                 step = meta.uid if allocation.spec.template.within is not None else None  # a step is never in an array
@@ -120,7 +120,8 @@ class Submitter:
         return await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name), POOL_KINDS)
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
-        """Submit these; return whether Slurm accepted any. A refused burst is tried in halves. Raises SlurmUnreachable."""
+        """Submit allocations as one job or array; return False if they were refused. A burst that is too large for Slurm
+        is tried in halves. Raises SlurmUnreachable."""
         try:
             script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
         except Invalid as error:  # a value of the template that a script cannot contain
@@ -130,7 +131,7 @@ class Submitter:
         failpoint("after-prepare")
         intended = await asyncio.gather(*(self._record_intent(a, burst, task) for task, a in enumerate(allocations)))
         failpoint("after-intent")
-        if any(a is None for a in intended):  # changed meanwhile; the next reconcile reads the change
+        if any(a is None for a in intended):  # an allocation changed meanwhile; the next reconcile reads the change
             return True
         ours = [a for a in intended if a is not None]
         began = self._clock.time()
@@ -142,7 +143,7 @@ class Submitter:
                 if await self._submit(pool, ours[:half]):
                     await self._submit(pool, ours[half:])
                     return True
-                ours = ours[half:]  # if there is no room for one, there is none for the others
+                ours = ours[half:]  # the first half was refused, so the second has no room either
             for allocation in ours:
                 await self._recorder.record_event(allocation, SUBMIT_REFUSED, str(error), "Warning")
                 await self.refuse(allocation, str(Reason(SUBMIT_REFUSED, str(error))))
@@ -158,7 +159,7 @@ class Submitter:
             self.answered.update({a.metadata.uid: self._clock.time() for a in ours})
         failpoint("after-submit")
         submitted = list(zip(ours, ids, strict=True))
-        # A job that could not be recorded is adopted from the next snapshot by its owner.
+        # If a job's id cannot be recorded, the job is found in the next snapshot by its owner key.
         await _gather(self._record(allocation, id) for allocation, id in submitted)
         failpoint("after-record")
         self._feed.refresh()
@@ -179,7 +180,7 @@ class Submitter:
         return True
 
     async def _call(self, script: BatchScript, ours: list[Allocation]) -> list[str]:
-        """Submit once. If the submit is slow, this is written into the conditions of `ours`, which is updated in place."""
+        """Submit once. A slow submit is reported in the allocations' conditions; `ours` then has the new copies."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.submit(script))
         try:
             await asyncio.wait({call}, timeout=OVERDUE_SECONDS)
@@ -193,7 +194,7 @@ class Submitter:
     async def _write_condition(
         self, allocation: Allocation, status: bool | None, reason: str, message: str
     ) -> Allocation:
-        """Write a condition about a submit. An allocation that has changed meanwhile stays as it is."""
+        """Write a condition about a submit. If the allocation has changed meanwhile, nothing is written."""
         try:
             return await self._write(
                 allocation, {"conditions": self._with_submitted_condition(allocation, status, reason, message)}
@@ -241,7 +242,7 @@ class Submitter:
             return None
 
     async def refuse(self, allocation: Allocation, why: str) -> None:
-        """End an allocation that cannot be submitted as written; the pool's condition has the reason."""
+        """End an allocation that cannot be submitted as it is written. The pool's condition then has the reason."""
         updates = [ConditionUpdate("Ready", False, "Ended", why)]
         if get_condition(allocation.status.conditions, SUBMITTED) is not None:
             updates.insert(0, ConditionUpdate(SUBMITTED, False, "Refused", why))
@@ -263,7 +264,7 @@ def _bursts(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]
 
 
 async def _gather(work: Iterable[Awaitable[Any]]) -> None:
-    """Run all at once, so that the store writes them together. Raise the first error once all have ended."""
+    """Run all concurrently, so that the store writes them together. Raise the first error after all have ended."""
     for done in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(done, BaseException):
             raise done

@@ -1,4 +1,4 @@
-"""Live jobs by all sources except squeue: allocations, the processes bound to them, and answered submits."""
+"""Jobs that are alive according to allocations, to the processes bound to them, and to answered submits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollyard.server.routing.endpoint_registry import EndpointRegistry
 
 
 class KnownJobs:
-    """Second source beside squeue. `SnapshotFeed` compares each snapshot with it."""
+    """Jobs that squeue should show. `SnapshotFeed` compares each snapshot with them."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class KnownJobs:
         answered: Mapping[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid -> Unix seconds at which its last submit was answered."""
+        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered."""
         self._allocations = allocations
         self._agents = agents
         self._endpoints = endpoints

@@ -1,18 +1,19 @@
-"""Known jobs that Slurm's queue does not show: whether they are gone, or the table is wrong. Pure.
+"""Known jobs that squeue's table lacks: decides whether the jobs are gone or the table is wrong. Pure.
 
-squeue can answer with its header alone, with a table that is cut at a row's end, or with an older answer, all with exit
-code 0. It is one source. The second is the heartbeat of the process that is bound to the job, the third accounting.
+squeue can print its header alone, a table that is cut after some row, or an old table, each time with exit code 0. So
+squeue is only one source. The second source is the heartbeat of the process that is bound to the job, and the third is
+accounting.
 
-| heartbeat since the job is missing | accounting | verdict |
+| heartbeat after the job went missing | accounting | verdict |
 |---|---|---|
 | yes or no | it has ended | gone |
 | yes | anything else | lives, for as long as heartbeats come |
-| no | it lives | lives, for DISPUTE_SECONDS at most: slurmctld may not have reported its end to slurmdbd |
+| no | it lives | lives, for at most DISPUTE_SECONDS: slurmctld may have failed to report the job's end to slurmdbd |
 | no | no answer | nothing is concluded for DISPUTE_SECONDS |
 | no | no record of it | nothing is concluded for ABSENT_SECONDS; a job that we are ending is gone |
 
-A job that ran, and that the table shows as waiting again without a restart, is judged in the same way: the table is an
-older one, or slurmctld has lost its state.
+The same rules judge a job that ran, if the table shows the job as pending without a restart. Either the table is old, or
+slurmctld has lost the job's state.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 MIN_LOOKUPS = 2
-"""Least number of queries without the job. A single query may be wrong."""
+"""Least number of queries without the job for a verdict. A single query may be wrong."""
 ABSENT_SECONDS = 20.0
-"""Time for several heartbeats of a node agent, and for its reconnect after a restart of the server."""
+"""Seconds for several heartbeats of a node agent, and for its reconnect after a restart of the server."""
 DISPUTE_SECONDS = 180.0
 MANY_JOBS = 3
-"""Number of expected jobs from which on a table that lacks more than half of them is doubted as a whole."""
+"""Least number of expected jobs for which a table is doubted as a whole if it lacks more than half of them."""
 
 
 class AbsenceVerdict(Enum):
@@ -44,7 +45,7 @@ class AbsenceVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """A job of ours that is alive by our records."""
+    """A job of ours that is alive according to our records."""
 
     id: str
     is_running: bool = True
@@ -52,18 +53,18 @@ class KnownJob:
     heard_at: float | None = None
     """Unix seconds of the last heartbeat of the process bound to the job."""
     since: float = 0.0
-    """Unix seconds. A query that began before may lack the job."""
+    """Unix seconds. A query that began earlier may lack the job."""
     leaving: bool = False
     """True: we are ending the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """One job that tables should show and do not, over several queries."""
+    """A known job that the tables of one or more queries in a row lack."""
 
     job: KnownJob
     since: float
-    """Unix seconds at which the first query without it began."""
+    """Unix seconds at which the first query without the job began."""
     lookups: int = 1
     rewound: bool = False
     """True: the table shows the job in an earlier state."""
@@ -72,13 +73,13 @@ class Absence:
     accounting_state: Job | None = None
     """Accounting's record of the job; None if there is none."""
     accounting_error: str = ""
-    """Reason why accounting gave no answer; empty if it did."""
+    """Reason why accounting did not answer; empty if it answered."""
 
     def with_accounting(self, at: float, account: Job | None, silence: str = "") -> Absence:
         return replace(self, asked_at=at, accounting_state=account, accounting_error=silence)
 
     def quiet_seconds(self, now: float) -> float:
-        """Seconds since the last heartbeat, or since the job is missing if this is shorter."""
+        """Seconds since the last heartbeat, or since the job went missing; the shorter of the two times."""
         return now - max(self.since, self.job.heard_at or 0.0)
 
     def is_heard(self, now: float) -> bool:
@@ -94,7 +95,7 @@ class Absence:
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
-    """Jobs that this table lacks, with number of queries and start. `before` is the result for the previous table."""
+    """Jobs that this table lacks, by id. `before`: result for the previous table; its counts and times continue."""
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)
@@ -131,20 +132,20 @@ def judge_absence(absence: Absence, now: float) -> AbsenceVerdict:
 
 
 def disputed_absences(missing: Iterable[Absence], now: float) -> list[Absence]:
-    """Absences for which the table is not believed."""
+    """Absences that may be errors of the table."""
     return [a for a in missing if judge_absence(a, now) is not AbsenceVerdict.BELIEVED]
 
 
 def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
-    """Whether jobs may exist that the table does not show. One job alone cannot cast doubt on all others for ever."""
+    """Whether the table may lack jobs that exist. Each absence counts for DISPUTE_SECONDS, so doubt about one job ends."""
     return any(now - a.since < DISPUTE_SECONDS for a in disputed_absences(missing, now))
 
 
 def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
-    """Reason to conclude nothing at all from a table; empty if it is good, or lacks only a few jobs.
+    """Reason to conclude nothing at all from a table; empty if the table is good, or lacks only a few jobs.
 
-    It is doubted if it lacks all jobs, or more than half of at least MANY_JOBS, besides those whose end is known; or if
-    it is an older one.
+    A table is doubted in three cases: it is an old one; it lacks all expected jobs; or it lacks more than half of at
+    least MANY_JOBS expected jobs. Jobs that are believed to be gone, and jobs that we are ending, are not expected.
     """
     doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
     settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}
@@ -160,7 +161,7 @@ def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now
 
 
 def why_not_gone(absence: Absence, now: float) -> str:
-    """Sentence about a job whose absence alone is not believed."""
+    """Text about a missing job, with the reason why it is not concluded that the job is gone."""
     since = "appears as pending again" if absence.rewound else "is missing from squeue"
     return f"job {absence.job.id} {since}; {_witnesses([absence], now)}"
 

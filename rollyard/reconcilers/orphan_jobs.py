@@ -1,4 +1,7 @@
-"""Jobs of ours without an Allocation, proven by their owner and by a list that is read after the snapshot."""
+"""Search for orphans: jobs of this server that have no Allocation.
+
+Allocations are read after the snapshot of the queue, so every job in the snapshot had its Allocation before this reading.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a pool that wait in Slurm's queue, with the reason. Pure."""
+"""Reason why jobs of a pool wait in Slurm's queue. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rollyard.kinds.values.slurm_reasons import reason_with_text, reason_word
 
 
 def pending_reason(allocations: Sequence[Allocation]) -> Reason | None:
-    """Reason that most of a pool's waiting jobs have, by Slurm's word; None if no job waits.
+    """Most frequent reason (Slurm's word) why jobs of a pool wait; None if no job waits.
 
-    A message is `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`.
+    Example of a message: `3 of 8 jobs pending: QOSMaxGRESPerUser (the QOS allows a user no more GPUs or other gres)`.
     """
     live = [a for a in allocations if not a.status.is_ended]
     pending = [a for a in live if a.status.job_state == JobState.PENDING]

@@ -1,7 +1,7 @@
 """Plan for a pool, from its spec and the observed state of its allocations. Pure.
 
-Nothing here acts, waits, or reads a clock. The same view gives the same plan. If only a part of a plan was carried out,
-the next view gives a plan with the rest.
+The functions change nothing and read no clock: the same input gives the same plan. If only a part of a plan was carried
+out, the next plan contains the missing part.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
 from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
 
 EMPTY_GRACE_SECONDS = 3.0
-"""Seconds from the order to drain until an empty allocation may end. Times in conditions are cut to whole seconds."""
+"""Seconds from the order to drain until an empty allocation may end. The time of the order is cut to whole seconds."""
 KEPT_ENDED = 3
 """Number of ended allocations that are kept for people to look at."""
 STAND_IN_SECONDS = 60.0
-"""Seconds of being suspended or silent after which another allocation stands in for a member that served."""
+"""If a member that served is suspended or silent for this many seconds, the pool makes an allocation in its place."""
 STUCK_SECONDS = 30.0
 """Seconds after which a successor without a start time from Slurm counts as late."""
 
@@ -35,7 +35,7 @@ STUCK_SECONDS = 30.0
 def template_hash(pool: Pool) -> str:
     """Hash of everything from which an allocation is made. An allocation with another hash is out of date.
 
-    Defaults are left out, so that a release with a new field replaces nobody's allocations.
+    Default values are left out, so that a release with a new field does not replace present allocations.
     """
     if isinstance(pool, InferencePool):
         parts = [pool.spec.allocation, pool.spec.model, pool.spec.engine]
@@ -70,7 +70,7 @@ class Member:
 
     @property
     def live(self) -> bool:
-        """Whether its job waits or runs. A job in Slurm's clean-up can do nothing more."""
+        """Whether the job waits or runs, and the allocation is not being deleted. A COMPLETING job does no more work."""
         status = self.allocation.status
         return not (status.is_ended or status.job_state == JobState.COMPLETING or self.deleting)
 
@@ -89,11 +89,11 @@ class Member:
 
     @property
     def serves(self) -> bool:
-        """Whether the allocation is ready and running, and is not about to go."""
+        """Whether the allocation is ready and running, and is not about to end."""
         return self.active and self.ready and not self.suspended
 
     def missing(self, now: float) -> bool:
-        """Whether the allocation served once, and has been suspended or silent so long that the pool makes one more."""
+        """Whether an allocation that served has been suspended or silent for at least STAND_IN_SECONDS."""
         status = self.allocation.status
         known = get_condition(status.conditions, "Ready")
         if status.ready_at is None or known is None or known.status == "True" or not (self.suspended or self.silent):
@@ -102,14 +102,14 @@ class Member:
 
     @property
     def ends(self) -> float | None:
-        """End of its walltime (Unix seconds), if known."""
+        """End of the walltime (Unix seconds); None if it is unknown, or the job does not run."""
         status = self.allocation.status
         return status.end_time.timestamp() if status.end_time is not None and self.started and self.live else None
 
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """An allocation to make beside the one that it replaces."""
+    """A new allocation that is to replace the allocation `of`."""
 
     index: int
     of: str
@@ -125,22 +125,22 @@ class PoolPlan:
     drain: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     surplus: tuple[str, ...] = ()
-    """Members that go because there are enough without them."""
+    """Members to end because the pool has enough without them."""
     outdated: tuple[str, ...] = ()
-    """Other members of an older template: they are replaced, now or one after the other."""
+    """Other members with an older template. They are replaced, at most `maxSurge` at a time."""
     next_index: int = 0
     ends: EndCounts = field(default_factory=EndCounts)
     startup: float | None = None
     """Measured seconds from submit to ready."""
     startup_at: float | None = None
     again_after: float | None = None
-    """Seconds until the back-off is over."""
+    """Seconds until the back-off is over, or until a drained member may end; the shorter of the two times."""
     removable: bool = False
     """True: the pool is deleted and nothing of it is left, so its finalizer may be removed."""
 
 
 def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *, slurm_known: bool) -> PoolPlan:
-    """Plan the changes to a pool's allocations. While Slurm cannot be read, there are none."""
+    """Plan the changes to a pool's allocations. While Slurm cannot be read, only the pool's deletion continues."""
     ends = pool_ends(pool, members, now)
     newest = max((m.index for m in members), default=-1) + 1
     startup, startup_at = _startup(pool, members)
@@ -186,9 +186,9 @@ class _PoolMembers:
     counted: list[Member]
     """Members that make up the size of the pool."""
     missing: list[Member]
-    """Members that were suspended or silent for long. They count again when they are back."""
+    """Members that have been suspended or silent for long. They count again once they are ready again."""
     pairs: list[tuple[Member, Member]]
-    """(old, successor). The old one no longer counts, although it serves until the successor is ready."""
+    """(old member, successor). The old member no longer counts, although it serves until the successor is ready."""
 
     @classmethod
     def of(cls, pool: Pool, members: Sequence[Member], now: float) -> _PoolMembers:
@@ -205,11 +205,11 @@ class _PoolMembers:
 
 
 def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[Successor, ...]:
-    """Successors to submit now: for outdated members, and for members that end soon, in the order of their ends."""
+    """Successors to submit now: first for members that end soon, in the order of their ends, then for outdated ones."""
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
-    held = view.pool.spec.allocation.within is not None  # steps end with the user's job, so they have no successors
+    held = view.pool.spec.allocation.within is not None  # all steps end together, with the user's job
     counted = {m.name: m for m in view.counted}
     due = [name for name, turn in _renewal_times(view).items() if turn.submit_at <= view.now]
     soon = [] if held else [counted[name] for name in due if name in counted]
@@ -224,7 +224,7 @@ def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[
 def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
     """Renewal times of members whose end is known, in the order of their ends.
 
-    A member that already has a successor still uses a place of the surge.
+    A member that already has a successor is included, because the pair uses one of the `maxSurge` places.
     """
     waiting = [old for old, _ in view.pairs if not view.outdated(old)]
     ends = sorted((m.ends, m.name) for m in [*view.counted, *waiting] if m.ends is not None)
@@ -232,9 +232,10 @@ def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
 
 
 def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
-    """Members to end: first outdated ones, then not started, idle, least loaded ones, then the first to end.
+    """Members to end because the pool has enough without them.
 
-    Missing members go with them, because there are enough allocations without them.
+    Outdated members go first, then members that have not started, then members with little load, then members that end
+    soon. If there is a surplus, all missing members go too.
     """
 
     def order(m: Member) -> tuple[bool, bool, int, float, int]:
@@ -245,7 +246,11 @@ def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
 
 
 def _replaced(view: _PoolMembers) -> list[Member]:
-    """Members that may go: their retire time has come, or they take no more work and their successor waits for their end."""
+    """Members that may end because of their successor.
+
+    There are two cases: the successor is ready and the retire time has come; or the member takes no more work, and its
+    successor is ready or waits for the member's end.
+    """
     found = _renewal_times(view)
 
     def over(old: Member, successor: Member) -> bool:
@@ -258,14 +263,14 @@ def _replaced(view: _PoolMembers) -> list[Member]:
 
 
 def _blocks_successor(successor: Member) -> bool:
-    """Whether the successor is submitted and cannot start beside the member that it replaces."""
+    """Whether the successor is submitted and cannot start while the member that it replaces still runs."""
     spec, status = successor.allocation.spec, successor.allocation.status
     waits = status.job_id is not None and not successor.started
     return waits and (spec.after_job is not None or is_limit(status.reason))
 
 
 def _useless(view: _PoolMembers, old: Member) -> bool:
-    """Whether the allocation has no work and can take no more. A model server stays useful until its end."""
+    """Whether the allocation can take no more work. A RolloutPool's allocation must also have no leases."""
     if isinstance(view.pool, RolloutPool) and old.load > 0:
         return False
     return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))
@@ -274,7 +279,7 @@ def _useless(view: _PoolMembers, old: Member) -> bool:
 def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> Reason | None:
     """Reason if a successor cannot be ready before the end of the member that it replaces.
 
-    `failed`: how successors have failed so far, if none of them has become ready.
+    `failed`: text about failed successors; empty if a successor has become ready since.
     """
     if not any(m.active and m.ends is not None for m in members):
         return None
@@ -293,14 +298,14 @@ def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "")
 
 
 def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[Reason, float] | None:
-    """(reason, seconds of the gap) of a successor that does not start in time."""
+    """(reason, seconds of the gap) for a successor that does not start in time; None if it may start in time."""
     status = successor.allocation.status
     if successor.ready or successor.started or old.ends is None:
         return None
     after, limit = successor.allocation.spec.after_job is not None, is_limit(status.reason)
     expected = status.start_time.timestamp() if status.start_time is not None else None
     submitted_at = status.intended_at.timestamp() if status.intended_at is not None else now
-    # Without a start time it is late if Slurm has had time to give one, or if no time is left for the start.
+    # A successor without an expected start is late if Slurm has had time to give one, or if too little time is left.
     late = now - submitted_at > STUCK_SECONDS or old.ends - now < startup_seconds(pool)
     stuck = expected is None and (late or not is_transient(status.reason))
     if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
@@ -319,26 +324,27 @@ def _gap(old: Member, why: str, gap: float) -> str:
 
 
 def _outdated_before_use(view: _PoolMembers) -> list[Member]:
-    """Outdated members that have never served. Nothing is lost when they make room.
+    """Outdated members to end because they have not served.
 
-    A started one may still become ready. But if the member that it should replace still serves, it goes too: otherwise
-    a bad template would stay for as long as its jobs hang.
+    A started member may still become ready, so it stays. But a started successor goes while its predecessor is active:
+    otherwise a bad template would stay for as long as its jobs hang.
     """
     hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]
 
 
 def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int) -> int:
-    """Number of new allocations that the pool's size allows beside all live ones, including draining ones."""
+    """Number of allocations that may be made in addition to all live ones, including draining ones."""
     spec = view.pool.spec
     most = spec.autoscaling.max_replicas if spec.autoscaling is not None else desired
     return most + spec.renewal.max_surge - sum(m.live for m in members)
 
 
 def _drained(members: Sequence[Member], now: float) -> tuple[set[str], float]:
-    """Members that drain, have no work and still run; and seconds until there are more of them.
+    """Return (names of drained members that may end now, seconds until further ones may end, or 0.0 if there are none).
 
-    A ready member is drained even if it looks idle: a lease may be on its way. A few seconds after the order none is.
+    A drained member without work may end EMPTY_GRACE_SECONDS after the order to drain. Before that, a lease may still be
+    on its way to the member.
     """
     empty = [m for m in members if m.allocation.spec.drain and m.live and m.load == 0]
     waits = {m.name: at + EMPTY_GRACE_SECONDS - now for m in empty if (at := _draining_since(m)) is not None}
@@ -353,7 +359,7 @@ def _draining_since(member: Member) -> float | None:
 
 
 def _expired_history(members: Sequence[Member]) -> set[str]:
-    """Ended members beyond the number that is kept."""
+    """Ended members to delete: all drained ones, and the others except the KEPT_ENDED newest."""
     finished = sorted((m for m in members if m.allocation.status.is_ended and not m.deleting), key=lambda m: -m.index)
     drained = [m.name for m in finished if m.allocation.spec.drain]
     return {*drained, *[m.name for m in finished if not m.allocation.spec.drain][KEPT_ENDED:]}
@@ -374,7 +380,7 @@ def _startup(pool: Pool, members: Sequence[Member]) -> tuple[float | None, float
         for m in members
         if (ready := m.allocation.status.ready_at)
         and (intended := m.allocation.status.intended_at)
-        and m.allocation.spec.after_job is None  # it was made to wait
+        and m.allocation.spec.after_job is None  # such a successor waits on purpose
     ]
     return learn_startup(known, until.timestamp() if until else None, seen)
 

@@ -1,4 +1,7 @@
-"""Reconciler of both kinds of pool: their size, allocations and status. A `PoolObserver` has the differences."""
+"""Reconciler of both kinds of pool: their size, allocations and status.
+
+A `PoolObserver` has the parts that differ between the kinds.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ log = logging.getLogger(__name__)
 
 DECISIONS = 10
 REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
-"""Greatest age of numbers that change without an event (queues, sessions): first while they change, then while they do not."""
+"""Seconds between two polls of numbers that change without an event (queues, sessions): at first, and at most."""
 
 
 class PoolReconciler:
@@ -80,7 +83,7 @@ class PoolReconciler:
             failpoint("after-finalizer")
             return RequeueAfter(0.0)
         if (wait := self._expectations.remaining(key)) > 0:
-            return RequeueAfter(min(wait, 1.0))  # the copy is old: it lacks our last change
+            return RequeueAfter(min(wait, 1.0))  # the informer's copy is old: it lacks our last change
         observation = await self._observer.observe(pool, self._allocations.of(pool.metadata.uid))
         now, members = self._clock.time(), observation.members
         ledger = account_gpu_hours(pool.status.gpu_ledger, (m.allocation for m in members), now)
@@ -100,7 +103,7 @@ class PoolReconciler:
         )
 
     def _poll_after(self, key: ObjectKey, version: str) -> float:
-        """Seconds until the next poll. They grow while nothing changes. Announced changes do not wait for the poll."""
+        """Return the seconds until the next poll. This time grows while nothing changes. Events do not wait for a poll."""
         known, seconds = self._polls.get(key, ("", 0.0))
         seconds = REFRESH_SECONDS if known != version else min(QUIET_SECONDS, 2 * seconds)
         self._polls[key] = (version, seconds)
@@ -232,7 +235,7 @@ class PoolReconciler:
 
 
 def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> Allocation:
-    """The allocation that a pool makes next, or makes as a successor. Pure."""
+    """Return a new allocation of a pool. `of`: name of the allocation that it succeeds. Pure."""
     meta = pool.metadata
     return Allocation(
         metadata=ObjectMeta(

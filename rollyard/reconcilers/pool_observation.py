@@ -1,4 +1,4 @@
-"""Interface between the reconciler of pools and the parts that know one kind of pool."""
+"""Interface between the reconciler of pools and the observers, one for each kind of pool."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class PoolObservation:
     problem: Reason | None
     """Reason why the pool cannot be ready, however many allocations it has."""
     why_not_ready: Reason | None = None
-    """Reason why allocations that run, and count for the size, are not ready."""
+    """Reason why running allocations of the pool are not ready."""
     why_full: str = ""
-    """Reason why the pool takes no more sessions although it is ready; empty while it takes some."""
+    """Reason why the pool takes no more sessions although it is ready; empty while it takes more."""
     conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
     events: list[PoolEvent] = field(default_factory=list)
@@ -40,5 +40,5 @@ class PoolObserver(Protocol):
     async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation: ...
 
     async def on_deleted(self, pool: Pool) -> None:
-        """End the work that waits for a pool that is being deleted."""
+        """Handle the work that waits for a pool that is being deleted."""
         ...

@@ -14,13 +14,13 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory, autoscale
 
 SHOWN_SECONDS = 600
-"""Seconds between two values of `status.gpuHours`. With a finer step the status would be written again and again."""
+"""Time step of `status.gpuHours` in seconds. A finer step would cause many writes of the status."""
 
 
 def decide_size(
     pool: Pool, memory: ScalerMemory | None, metrics: Sequence[Metric], ledger: GpuLedger, now: float
 ) -> ScaleDecision:
-    """Decide the size. `memory` is that of the last call; None after a start."""
+    """Decide the size. `memory`: state that the last call returned; None after a start of the server."""
     spec = pool.spec
     if spec.suspend:
         return ScaleDecision(0, "suspended")
@@ -38,7 +38,7 @@ def decide_size(
 
 
 def _spent_message(cap: float) -> str:
-    """Message without the hours used so far, because they still grow while the last allocations drain."""
+    """Message about the budget. It omits the hours used so far, which still grow while the last allocations drain."""
     return (
         f"the {cap:g} GPU-hours of spec.maxGpuHours are used up; the pool gives back its allocations, busy ones after their "
         "work; raise or remove spec.maxGpuHours to continue"
@@ -46,7 +46,7 @@ def _spent_message(cap: float) -> str:
 
 
 def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now: float) -> GpuLedger:
-    """Update the ledger with what is seen now. Calls may come at any time, twice, or after a long while."""
+    """Return the ledger with the present usage added. The time between two calls does not change the result."""
     there = {a.metadata.name: a for a in allocations if a.spec.template.gpus}
     if not there and not ledger.spells:
         return ledger
@@ -59,7 +59,8 @@ def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now:
 
 
 def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | None:
-    """Usage of one allocation; None if its job has not begun or never had a node. Expected starts do not count."""
+    """Usage of one allocation; `known` if its job does not run now, or never had a node. Slurm's expected start of a
+    pending job does not count."""
     status, template = allocation.status, allocation.spec.template
     if status.job_state in (None, JobState.PENDING) or status.start_time is None or not status.node:
         return known
@@ -67,5 +68,5 @@ def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | Non
 
 
 def shown_hours(ledger: GpuLedger, now: float) -> float:
-    """Hours for the status."""
+    """GPU-hours for the status, at the last multiple of SHOWN_SECONDS."""
     return round(ledger.hours(now - now % SHOWN_SECONDS), 2)

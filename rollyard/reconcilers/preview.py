@@ -1,4 +1,7 @@
-"""Preview of a pool before it is written: its check, and what would be submitted. Changes nothing, sends Slurm no query."""
+"""Preview of a pool before it is written: the check against the site, and the jobs that would be submitted.
+
+A preview changes nothing and sends Slurm no query.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.slurm.site_check import check, find_doubts
 
 SAMPLE_NAMESPACE = "UID"
-"""Placeholder for the allocation's own namespace in a shown script."""
+"""Placeholder for the allocation's uid in a shown script."""
 UNKNOWN_DEMAND = Metric("demand", None, 1.0)
-"""Metric of an unknown demand: the autoscaler then keeps a pool's present size, within the pool's bounds."""
+"""Metric of an unknown demand. With it, the autoscaler keeps a pool's present size, within the pool's bounds."""
 
 
 class Preview:
@@ -35,7 +38,7 @@ class Preview:
         self._clock = clock
 
     def check(self, pool: Pool) -> tuple[Sequence[Cause], Sequence[str]]:
-        """Returns (mistakes, warnings). A mistake is a request that this site can never fulfil."""
+        """Return (mistakes, warnings). A mistake is a request that this site can never fulfil."""
         if _external(pool):
             return (), ()
         site, template = self._feed.site, pool.spec.allocation
@@ -45,7 +48,7 @@ class Preview:
         causes, since = check(template, site), self._feed.unreachable_since
         if since is None:
             return causes, () if causes else find_doubts(template, site)
-        # The last answer may be old, and the field correct by now.
+        # Slurm's last answer may be old, and the field may be valid now.
         known = [f"according to the last answer, {c.field}: {c.message}" for c in causes]
         words = f"Slurm has not answered since {as_datetime(since):%Y-%m-%d %H:%M:%S} UTC"
         return (), [f"spec.allocation was not checked: {words}", *known]
@@ -87,7 +90,7 @@ def _external(pool: Pool) -> bool:
 def summarise(pool: Pool, allocations: Sequence[Allocation], shape: str, now: float) -> tuple[int, str]:
     """Number of jobs that the reconciler would submit, and one line about its plan. `shape`: resources of each job.
 
-    The demand counts as unchanged, and Slurm's queue as known.
+    The demand is assumed to be unchanged, and Slurm's queue to be known.
     """
     ledger = account_gpu_hours(pool.status.gpu_ledger, allocations, now)
     scale = decide_size(pool, None, [UNKNOWN_DEMAND], ledger, now)

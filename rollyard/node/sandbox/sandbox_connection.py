@@ -1,6 +1,6 @@
-"""The client of the sandbox agent: many calls at once on one Unix socket, with replies matched by id.
+"""The client of the sandbox agent. It makes many concurrent calls on one Unix socket, and matches replies by id.
 
-`rollyard.sandbox_agent.frames` is the other side, and describes the frames.
+`rollyard.sandbox_agent.frames` is the agent's side, and describes the frames.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Frame = tuple[Header, bytes]
 
 
 class SandboxConnection(asyncio.Protocol):
-    """The connection to one sandbox agent. Once it is gone, calls fail with SandboxLost. A cancelled call is stopped
-    inside too."""
+    """The connection to one sandbox agent. Once the connection is lost, calls fail with SandboxLost. If a call is
+    cancelled, the agent is told to stop its work too."""
 
     def __init__(self) -> None:
         self.hello: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
@@ -40,7 +40,7 @@ class SandboxConnection(asyncio.Protocol):
         self._transport.write(LENGTHS.pack(len(head), len(body)) + head + body)
 
     async def call(self, header: Header, body: bytes, limit: float) -> Frame:
-        """Send a call and return its reply. If none comes within `limit` seconds, the sandbox counts as lost."""
+        """Send a call and return its reply. If no reply comes within `limit` seconds, the sandbox counts as lost."""
         number = next(self._ids)
         reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.send({"id": number, **header}, body)
@@ -59,7 +59,7 @@ class SandboxConnection(asyncio.Protocol):
             self._waiting.pop(number, None)
 
     def abort(self, why: str) -> None:
-        """Close at once. Every waiting call fails with SandboxLost."""
+        """Close the connection. Every waiting call fails with SandboxLost."""
         self._end = self._end or why
         if self._transport is not None:
             self._transport.abort()
@@ -67,7 +67,7 @@ class SandboxConnection(asyncio.Protocol):
         for waiting in pending:
             if not waiting.done():
                 waiting.set_exception(SandboxLost(self._end))
-        # ignore a hello for which no caller waits any more
+        # mark the error as read: asyncio logs an error that no caller reads
         if self.hello.done() and not self.hello.cancelled():
             self.hello.exception()
 
