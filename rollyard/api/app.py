@@ -1,4 +1,4 @@
-"""The application: every route, behind middleware that checks tokens and answers errors as `Status`."""
+"""The web application: all routes, with middleware that checks tokens and returns errors as `Status` objects."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ FAMILIES = (
 
 
 def routes() -> list[web.RouteDef]:
-    """Every route; the gateway's APIs are mounted beside them (`sessions.set_up`)."""
+    """Return all routes except those of the gateway, which `sessions.set_up` mounts."""
     return [*(route for family in FAMILIES for route in family.routes()), web.get("/healthz", _healthz)]
 
 
 def build(services: Services) -> web.Application:
-    """Build the aiohttp application; its caller adds TLS."""
+    """Build the aiohttp application, without TLS."""
     check = auth.authenticate(services.signer, services.clock)
     app = web.Application(middlewares=[error_status.errors_as_status, check, query_parameters.known_parameters])
     app[SERVICES] = services
@@ -65,5 +65,5 @@ def _send_continue_late(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
 
 
 async def _healthz(_: web.Request) -> web.Response:
-    """`ok` while the server answers."""
+    """Return `ok`."""
     return web.Response(text="ok")

@@ -1,4 +1,4 @@
-"""Authorization by the path and the token's role. A node agent or engine has access only to its own allocation."""
+"""Authorization by the request's path and the token's role. A node agent or engine can use only its own allocation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from rollyard.trust.bearer_tokens import Claims, Role, TokenSigner
 
 CLAIMS: web.RequestKey[Claims] = web.RequestKey("claims", Claims)
 GATEWAY = "/gateway/"
-"""Prefix of paths whose tokens are keys of sessions, sent in the headers of the APIs that the gateway serves."""
+"""Prefix of the gateway's paths. A request to the gateway has the key of a session instead of a role's token."""
 _ROLE_OF_PREFIX = (("/v1/node/", Role.NODE), ("/v1/engine/", Role.ENGINE))
 
 
 def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
-    """Middleware: 401 without a valid token, 403 if its role has no access. The gateway checks its own keys."""
+    """Return middleware that refuses a request without a valid token (401) or without the needed role (403).
+
+    The gateway checks the tokens for its paths.
+    """
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -41,7 +44,7 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
 
 
 def token_allocation(request: web.Request, uid: str) -> str:
-    """Return the token's allocation. Raises Forbidden when the message names another one."""
+    """Return the uid of the token's allocation. Raises Forbidden if the message names another allocation, `uid`."""
     own = request[CLAIMS].subject
     if own != uid:
         raise Forbidden("this token belongs to another allocation")

@@ -1,4 +1,4 @@
-"""Metrics of running batches, summed over each pool."""
+"""Metrics of running batches, summed for each pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GAUGES: dict[str, tuple[str, Callable[[BatchRecord], int]]] = {
 
 
 def batch_metrics(running: Sequence[BatchRecord]) -> str:
-    """Metrics in Prometheus's text format, by pool."""
+    """Return metrics in Prometheus's text format, labelled with the pool."""
     pools: dict[str, list[BatchRecord]] = {}
     for batch in running:
         pools.setdefault(f"{label('namespace', batch.namespace)},{label('pool', batch.pool)}", []).append(batch)

@@ -1,4 +1,4 @@
-"""Routes of batches: create, read, groups, stream, acknowledge, cancel."""
+"""Routes of batches: create, list, read, read groups, stream groups, acknowledge, cancel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 DEFAULT_GROUPS, MAX_GROUPS = 16, 256
 MAX_PAGE_BYTES = 8 << 20
-"""Size of compressed trajectories after which a page ends. A page has at least one group."""
+"""Greatest size of a page's compressed trajectories. A group above this size has a page to itself."""
 MAX_LISTED = 500
 
 
@@ -56,7 +56,7 @@ def _key(request: web.Request) -> BatchKey:
 
 @accepts("namespace")
 async def _create(request: web.Request) -> web.Response:
-    """Create a batch. The answer is 201 if it is new, 200 if a batch with this id and body exists."""
+    """Create a batch. The answer is 201 if the batch is new, 200 if a batch with the same id and body exists."""
     services, namespace = request.app[SERVICES], _namespace(request)
     wanted = await _read_request(request)
     pool = await _check(services, namespace, wanted)
@@ -118,7 +118,7 @@ async def _get(request: web.Request) -> web.Response:
 
 @accepts("namespace", "rollouts")
 async def _cancel(request: web.Request) -> web.Response:
-    """End a batch. Its unfinished groups are carried over, or with `rollouts=cancel` cancelled."""
+    """End a batch. Its unfinished groups are carried over to a later batch; `rollouts=cancel` cancels them."""
     word = request.query.get("rollouts", "keep")
     if word not in ("keep", "cancel"):
         raise BadRequest(f"rollouts must be keep or cancel, not {word[:40]!r}")
@@ -137,7 +137,7 @@ async def _acknowledge(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after", "wait", "limit")
 async def _groups(request: web.Request) -> web.Response:
-    """Read delivered groups with their trajectories; `wait` waits for the next one."""
+    """Read delivered groups with their trajectories. `wait`: seconds to wait for a group if none is delivered yet."""
     services, after = request.app[SERVICES], integer(request, "after", 0)
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     limit = min(integer(request, "limit", DEFAULT_GROUPS, least=1), MAX_GROUPS)
@@ -164,7 +164,7 @@ async def _groups(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after")
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Server-sent events, one for each delivered group. They continue after the delivery in `after` or Last-Event-ID."""
+    """Send delivered groups, each as a server-sent event, beginning after the delivery in `after` or Last-Event-ID."""
     services, key, after = request.app[SERVICES], _key(request), integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")
@@ -199,7 +199,7 @@ async def _next_groups(
 
 
 async def _rollouts_of(services: Services, group: GroupRecord) -> list[RolloutRecord]:
-    """The group's rollouts. Raises Expired if some of them are deleted."""
+    """Return the group's rollouts. Raises Expired if some are deleted."""
     records = await services.batches.rollouts_of(group)
     if len(records) < group.n:
         raise Expired(

@@ -1,4 +1,4 @@
-"""Routes of datasets: upload as JSON lines, list, delete."""
+"""Routes of datasets: upload as JSON lines, list, read, delete."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rollyard.server.store.batch_records import DatasetRecord
 
 MAX_BYTES = 256 << 20
 _UPLOADS = web.AppKey("dataset-uploads", ByteBudget)
-"""Limit of the bytes of uploads that the server holds at once, for all callers together."""
+"""Limit of the bytes of all uploads that are in the server's memory at the same time."""
 LINES_A_TURN = 200
 """Number of lines that the parser thread reads before it lets other work run."""
 _NAME = pydantic.TypeAdapter(BatchName)
@@ -46,7 +46,7 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("namespace")
 async def _put(request: web.Request) -> web.Response:
-    """Upload a dataset: JSON lines, one task a line. The answer is 201 if it is new, 200 if the same content exists."""
+    """Upload a dataset as JSON lines, one task a line. The answer is 201 if it is new, 200 if it exists unchanged."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     name = _checked_name(request.match_info["name"])
     size = request.content_length
@@ -69,14 +69,14 @@ async def _put(request: web.Request) -> web.Response:
 
 
 def _portions(data: bytearray) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield the numbered lines, some at a time."""
+    """Yield the numbered lines in lists of at most `LINES_A_TURN`."""
     numbered = enumerate(io.BytesIO(data), start=1)
     while portion := list(islice(numbered, LINES_A_TURN)):
         yield portion
 
 
 def read_lines(numbered: Iterable[tuple[int, bytes]]) -> list[tuple[str, str]]:
-    """Return kind and canonical text of the tasks of these lines; empty lines are left out.
+    """Return the kind and the canonical text of each line's task. Empty lines are left out.
 
     Raises Invalid with the number of each wrong line.
     """
@@ -135,7 +135,7 @@ async def _get(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _delete(request: web.Request) -> web.Response:
-    """Delete a dataset with its history and the position in it."""
+    """Delete a dataset, the history of its tasks, and the saved position of its next task."""
     namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
     await request.app[SERVICES].batches.delete_dataset(namespace, name)
     return web.json_response({"name": name})

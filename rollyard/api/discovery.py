@@ -12,7 +12,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS
 
 GIT_VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+rollyard", "platform": "linux/amd64"}
-"""kubectl warns when the minor version differs from its own by more than one."""
+"""Version for kubectl, which warns if this minor version and kubectl's own differ by more than one."""
 _READ = ["get", "list", "watch"]
 
 
@@ -30,9 +30,9 @@ def routes() -> list[web.RouteDef]:
 
 
 def _fixed(body: dict[str, Any]) -> Any:
-    @accepts("timeout")  # kubectl's `version` sends this parameter
+    @accepts("timeout")  # `kubectl version` sends this parameter
     async def answer(_: web.Request) -> web.Response:
-        """Description of the API, for kubectl and client libraries."""
+        """Describe the API for kubectl and client libraries."""
         return web.json_response(body)
 
     return answer
@@ -62,7 +62,7 @@ def _resource(name: str, singular: str, kind: str, short: list[str], verbs: list
 def _own_group() -> list[dict[str, Any]]:
     found = []
     for word, kind in KINDS.items():
-        if word == "Event":  # served under /api/v1, where kubectl looks for it
+        if word == "Event":  # events are served under /api/v1, where kubectl reads them
             continue
         verbs = [*_READ, "delete"] + (["create", "update", "patch"] if kind.USER_WRITTEN else [])
         found.append(_resource(kind.PLURAL, kind.SINGULAR, word, list(kind.SHORT), verbs))

@@ -1,6 +1,6 @@
-"""`…/inferencepools/NAME/endpoints`: external model servers, listed, added and removed while the pool runs.
+"""`…/inferencepools/NAME/endpoints`: routes that list, add and remove external model servers while the pool runs.
 
-The list is a part of the pool's spec: an addition here has the same effect as an `apply`. A removed server drains.
+The pool's spec contains the list of servers, so these routes and an `apply` have the same effect.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _list(request: web.Request) -> web.Response:
-    """List the endpoints in the pool's status, also Rollyard's own and draining ones, and those that were just added."""
+    """List all endpoints in the pool's status, and added external servers that the status does not show yet."""
     pool = await request.app[SERVICES].store.get(object_key(request), InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
     for external in _listed_endpoints(pool):
@@ -40,7 +40,7 @@ async def _list(request: web.Request) -> web.Response:
 
 
 async def _add(request: web.Request) -> web.Response:
-    """Add an external server, or change the capacity or token of a listed one. The answer is 201 if the server is new."""
+    """Add an external server, or change a listed server's capacity or token. The answer is 201 if the server is new."""
     try:
         wanted = ExternalEndpoint.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
@@ -60,7 +60,7 @@ async def _add(request: web.Request) -> web.Response:
 
 @accepts("url")
 async def _remove(request: web.Request) -> web.Response:
-    """Remove an external server from the pool's spec. It drains: its sessions move at their next turn."""
+    """Remove an external server from the pool's spec. The server drains: each session moves at its next turn."""
     url = request.query.get("url", "")
     if not url:
         raise BadRequest("name the endpoint: DELETE …/endpoints?url=URL, with the URL as it is listed")

@@ -64,7 +64,7 @@ async def _register(request: web.Request) -> web.Response:
     pool_key, weights, template = pool.pool_key, pool.status.weights, allocation.spec.template
     capacity = max(1, template.gpus * template.nodes)
     services.endpoints.register(pool_key, identity, endpoint, allocation.spec.model, weights, capacity=capacity)
-    # A process that asks for a certificate has just started. A process with a certificate has reconnected, and keeps
+    # A process that asks for a certificate has just started. A process that has a certificate has reconnected, and keeps
     # its weights.
     order = _weights_order(weights, allocation.spec.model, endpoint.id, fresh=hello.csr is not None)
     services.endpoints.note_order(endpoint.id, order)
@@ -74,7 +74,7 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Return the order for an engine; None for an engine with an earlier spec, which ends once its successor is ready."""
+    """Return the order for an engine. An engine of an earlier spec gets None: it ends when its successor is ready."""
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 
 

@@ -1,4 +1,4 @@
-"""Errors as Kubernetes `Status` objects, whose `reason` a client can branch on."""
+"""Errors as Kubernetes `Status` objects. Clients can branch on their `reason`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def error_response(error: ApiError) -> web.Response:
 
 
 def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
-    """Turn the model's refusal of a body into Invalid, field by field, with the same texts as for manifests."""
+    """Return an Invalid with one cause for each wrong field of a body, in the same words as for a manifest."""
     return rejection(problems_of(model, error), what)
 
 
@@ -71,7 +71,10 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _close_after_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection of a refused request without reading its body, unless the body is small and its size is known."""
+    """Close the connection of a refused request instead of reading the rest of its body.
+
+    The connection stays open after a small body of known size, except after 401 and 408.
+    """
     size = request.content_length
     if response.status in (401, 408) or size is None or size > SMALL_BYTES:
         response.force_close()

@@ -1,4 +1,4 @@
-"""The listener: TLS, and limits on what a caller without a token can hold."""
+"""The server's listening socket: TLS, and limits on the time and connections of callers without a token."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
-"""Seconds within which the whole header of a request must arrive, for each request on a connection."""
+"""Seconds within which the whole header of each request must arrive."""
 LINGER_SECONDS = 1.0
-"""Seconds for which a refused caller may go on sending, so that it reads the response. Then the connection is closed."""
+"""Seconds for which the server reads on after a refusal, so that the caller can send its body and read the response."""
 MAX_UNTRUSTED = 512
-"""Greatest number of connections that have shown no token yet. Above it the oldest of them are closed."""
+"""Greatest number of connections that have not sent a valid token yet. A further one closes the oldest of these."""
 BACKLOG = 1024
 
 
 class _OmitClientErrors(logging.Filter):
-    """Drops log records about malformed HTTP. The sender gets a 400; with log records it could fill the disk."""
+    """Drops log records about malformed HTTP: any caller could fill the disk with such records. The caller gets a 400."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -44,7 +44,7 @@ def set_up(app: web.Application) -> None:
 
 
 def mark_trusted(request: web.Request) -> None:
-    """Mark the caller's connection as trusted, so that it is not closed to make room."""
+    """Mark the caller's connection as trusted, so that new connections cannot displace it."""
     if request.transport is not None:
         request.config_dict[_TRUSTED_CONNECTIONS].add(request.transport)
 
@@ -56,7 +56,7 @@ async def listen(
     runner = web.AppRunner(
         app,
         shutdown_timeout=stop_seconds,
-        handler_cancellation=True,  # a caller that disconnects ends its handler
+        handler_cancellation=True,  # a request's handler is cancelled when the caller disconnects
         access_log=None,
         logger=_log,
         auto_decompress=False,  # aiohttp would unpack a body before the token is checked
@@ -79,7 +79,7 @@ async def listen(
 
 
 class _ConnectionLimiter:
-    """Makes the handler of each new connection. If too many connections are untrusted, it closes the oldest of these."""
+    """Makes a handler for each new connection. If too many connections are untrusted, closes the oldest of them."""
 
     def __init__(self, server: web.Server, known: _TrustedConnections) -> None:
         self._server, self._trusted = server, known

@@ -1,4 +1,7 @@
-"""The output of an allocation's job (standard output and error together), until the ended allocation is removed."""
+"""Route to the output of an allocation's job: standard output and error together.
+
+The output is kept until the ended allocation is removed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("follow", "offset", "tail")
 async def _log(request: web.Request) -> web.StreamResponse:
-    """Send text from byte `offset`, or the last `tail` lines. `follow=1` waits for the job's start and ends with the job."""
+    """Send the output from byte `offset`, or its last `tail` lines.
+
+    With `follow=1` the response begins when the job has output, and ends with the job.
+    """
     namespace, name = request.match_info["namespace"], request.match_info["name"]
     follow, offset, tail = (
         query_parameters.flag(request, "follow"),
@@ -43,7 +49,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
     while True:
-        # Checked before the read, so that the last read comes after the job's end and misses no output.
+        # The job's end is checked before the read, so that the last read comes after the end and gets all output.
         over = not follow or await _is_finished(request)
         while data := await asyncio.to_thread(_read, path, position):
             await response.write(data)
@@ -54,7 +60,7 @@ async def _log(request: web.Request) -> web.StreamResponse:
 
 
 async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> None:
-    """Wait until there is output. Raises NotFound with the reason if there is none and the caller does not wait."""
+    """Wait for output. Raises NotFound with the reason if there is none and the job has ended or `follow` is false."""
     while not await asyncio.to_thread(path.is_file):
         allocation = await _allocation(request)
         if not follow or allocation.status.is_ended:
@@ -91,7 +97,7 @@ def _number(request: web.Request, name: str) -> int | None:
 
 
 def _read(path: Path, position: int) -> bytes:
-    """Read a piece; return nothing at the file's end, and when the folder is gone."""
+    """Return a piece of the file; empty at the file's end and for a missing file."""
     try:
         with path.open("rb") as file:
             file.seek(position)
@@ -101,7 +107,7 @@ def _read(path: Path, position: int) -> bytes:
 
 
 def _tail_start(path: Path, lines: int) -> int:
-    """Position of the last `lines` lines, from a bounded part of the file."""
+    """Return the position of the last `lines` lines. Only the last `MAX_TAIL_BYTES` bytes are searched."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - MAX_TAIL_BYTES))

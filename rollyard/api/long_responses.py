@@ -1,4 +1,4 @@
-"""Long responses. When the server stops they end at once, and their clients reconnect to the next server."""
+"""Long responses. A server that stops ends them at once; the clients then reconnect to the next server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def set_up(app: web.Application) -> None:
 
 
 def mark_long_lived(request: web.Request) -> None:
-    """Mark the request's task as long-lived; called by a handler that waits for an event."""
+    """Mark the current task as a long response. Every handler that waits for an event calls this."""
     task = asyncio.current_task()
     assert task is not None
     request.app[_LONG_LIVED].add(task)

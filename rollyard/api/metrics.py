@@ -1,8 +1,8 @@
-"""`GET /metrics`: counters of the server, and metrics of its model servers.
+"""`GET /metrics`: counters of the server, metrics of model servers, and metrics of batches.
 
-At each scrape the metrics of model servers are made from the registry of endpoints, so removed endpoints disappear. The
-values are those of `top`. Totals start at zero with each start of an engine, as Prometheus expects of a counter. The
-text is written here, because prometheus_client takes seven times as long.
+Each scrape reads the metrics of model servers from the registry of endpoints, so removed endpoints disappear. The values
+are the same as in `rollyard top`. Totals start at zero with each start of an engine; Prometheus allows this for counters.
+prometheus_client would take seven times as long to write the text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineLoad], float | None]]] = {
 @dataclass(frozen=True, slots=True)
 class _EndpointRow:
     labels: str
-    """Labels as text between the braces."""
+    """Labels as Prometheus's text format has them between braces: `name="value",…`."""
     shown: EndpointStatus
     load: EngineLoad | None
 
@@ -71,17 +71,17 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _metrics(request: web.Request) -> web.Response:
-    """Metrics in Prometheus' format."""
+    """Return metrics in Prometheus's text format."""
     services = request.app[SERVICES]
     states, sessions = services.endpoints.all(), services.endpoints.sessions.counts()
-    # In a thread: for a thousand endpoints this takes a while.
+    # In a thread, because a thousand endpoints would block the event loop.
     endpoints = await asyncio.to_thread(endpoint_metrics, states, sessions)
     batches = batch_metrics(await services.store.running_batches())
     return web.Response(body=generate_latest(REGISTRY) + (endpoints + batches).encode(), content_type="text/plain")
 
 
 def endpoint_metrics(states: Sequence[EndpointState], sessions: Mapping[str, int]) -> str:
-    """Metrics in Prometheus's text format, 0.0.4."""
+    """Return the metrics of endpoints in Prometheus's text format, 0.0.4."""
     rows = [_row(state, sessions) for state in states]
     return "".join(_families(rows))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def family(name: str, type: str, text: str, samples: Iterable[tuple[str, float | None]]) -> Iterator[str]:
-    """Lines of one metric, without unknown values. Each sample is its labels, as text between the braces, and its value."""
+    """Yield the lines of one metric. A sample has labels (the text between braces) and a value; None is left out."""
     yield f"# HELP {name} {text}\n# TYPE {name} {type}\n"
     for labels, value in samples:
         if value is not None:

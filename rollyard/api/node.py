@@ -1,4 +1,4 @@
-"""The server's side of the node protocol: one WebSocket for each node agent for orders, plain HTTP for results."""
+"""The server's side of the node protocol. Each node agent has one WebSocket for orders, and sends results by HTTP."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
-"""Greatest size of one message on the WebSocket: a heartbeat with ten thousand leases."""
+"""Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -126,11 +126,14 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
 
 
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
-    """Number of sandboxes that fit on the node. A node agent that reconnects states the number from its first Welcome, so a
-    later change of the pool's sandbox does not change it."""
+    """Return the number of sandboxes that fit on the node.
+
+    A node agent that reconnects sends the number of its first Welcome, so a later change of the pool's sandbox has no
+    effect on this number.
+    """
     if hello.places:
         return hello.places
-    if hello.widths:  # an older node agent sends no capacity; only its present widths are sure to fit
+    if hello.widths:  # an older node agent sends no capacity, but its present workers fit for certain
         return sum(hello.widths.values())
     return sandbox_capacity(pool.spec.sandbox, allocation.spec.template)
 
@@ -141,7 +144,7 @@ async def _send_messages(socket: web.WebSocketResponse, outbox: asyncio.Queue[To
         try:
             await socket.send_str(message.model_dump_json())
         except ConnectionError:
-            return  # the reader gets the error too; leases of an undelivered grant end at the next Hello, which lacks them
+            return  # the reader gets the error too; leases that were not delivered are missing in the next Hello, and end
 
 
 async def _close_when_expelled(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:
@@ -164,15 +167,15 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                if message.reason == NODE_AGENT_ERROR:  # the node agent knows which rollout caused it
+                if message.reason == NODE_AGENT_ERROR:  # the node agent knows which rollout caused the error
                     limit = await _max_attempts(services, message.lease)
                     await services.rollouts.fail(
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
                 else:
-                    unread = message.reason == UNREADABLE_LEASE_REASON  # the lease would be unreadable again
+                    unread = message.reason == UNREADABLE_LEASE_REASON  # a retry would be unreadable too
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
-            except RollyardError as error:  # the lease's expiry will do the same later
+            except RollyardError as error:  # the lease will expire, with the same effect
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
         case _:
             pass  # a message from a newer version
@@ -194,7 +197,7 @@ async def _put_result(request: web.Request) -> web.Response:
 
 
 async def _max_attempts(services: Services, lease: LeaseRef) -> int:
-    """Return the pool's limit, or the default if the pool is gone."""
+    """Return the pool's limit of attempts, or the default if the pool or the rollout is gone."""
     try:
         record = await services.rollouts.get(lease.namespace, lease.id)
         return (await pool_of(services, record.namespace, record.pool)).spec.max_attempts
@@ -218,9 +221,9 @@ async def _get_run(request: web.Request) -> web.Response:
 
 
 async def _new_endpoint(request: web.Request) -> web.Response:
-    """Choose an endpoint after a failure, or when there may be a better one, and record a change.
+    """Choose an endpoint after a failure, or when a better endpoint may exist. Record the endpoint if it is another.
 
-    Raises Unavailable when none is ready.
+    Raises Unavailable if no endpoint can be chosen.
     """
     services = request.app[SERVICES]
     try:
@@ -241,7 +244,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     allow = allow_under_way(record, wanted.role, services.endpoints.weights(key))
     endpoint = services.choice.choose_again(key, current, wanted.failed, node, allow)
     if endpoint is None:
-        if wanted.failed:  # otherwise the rollout continues at its present endpoint
+        if wanted.failed:  # without a failure the rollout continues at its present endpoint
             services.rollouts.leases.park(wanted.lease)
         raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
     services.rollouts.leases.unpark(wanted.lease)

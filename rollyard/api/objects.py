@@ -39,7 +39,7 @@ MAX_BODY_BYTES = 3 << 20
 MAX_OBJECT_BYTES = 3 << 19
 """Greatest size of an object, as in etcd."""
 WARNINGS: web.RequestKey[Sequence[str]] = web.RequestKey("warnings", Sequence[str])
-"""Warnings for the caller of an accepted request."""
+"""Warnings about an accepted request, for the caller."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -89,7 +89,7 @@ def _store(request: web.Request) -> Store:
 
 
 def _as_json(request: web.Request, obj: KindObject) -> dict[str, Any]:
-    """Return the object as JSON. Under /api/v1 an event has the form of core/v1, which kubectl expects there."""
+    """Return the object as JSON. Below /api/v1 its apiVersion is `v1`, because kubectl expects events of core/v1."""
     core = {"apiVersion": "v1"} if request.path.startswith("/api/v1/") else {}
     return obj.dump() | core
 
@@ -101,7 +101,7 @@ def _respond_object(request: web.Request, obj: KindObject, status: int = 200) ->
 
 
 def respond(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
-    """JSON, with the request's warnings as headers, which kubectl prints (RFC 9110, 5.6.4 and RFC 7234, 5.5)."""
+    """Return a JSON response. kubectl prints its `Warning` headers (RFC 7234, 5.5; quoted as in RFC 9110, 5.6.4)."""
     response = web.json_response(body, status=status)
     for text in request.get(WARNINGS, ()):
         response.headers.add("Warning", f'299 - "{_quoted(text)}"')
@@ -125,7 +125,7 @@ async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, A
 
 
 def mapping_at(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the mapping `name` of a body; empty if it is left out or null. Raises BadRequest."""
+    """Return the mapping in the body's field `name`; empty if the field is missing or null. Raises BadRequest."""
     found = body.get(name)
     if found is not None and not isinstance(found, dict):
         raise BadRequest(f"{name} must be a JSON object")
@@ -137,7 +137,7 @@ def _is_dry_run(request: web.Request) -> bool:
 
 
 def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
-    """Parse a user's object for this path, without `status`. For a large object this is slow.
+    """Parse a user's object for this path, without its `status`. A large object takes long.
 
     Raises Invalid, BadRequest, TooLarge.
     """
@@ -244,7 +244,7 @@ async def _replace(request: web.Request) -> web.Response:
 
 
 async def _write(request: web.Request, current: KindObject, wanted: Pool) -> KindObject:
-    """Write the user's spec, labels and annotations; the rest of the metadata stays."""
+    """Write the user's spec, labels and annotations, and keep the other metadata. A dry run writes nothing."""
     meta = wanted.metadata
     if meta.uid and meta.uid != current.metadata.uid:
         raise Conflict("metadata.uid differs: the object was deleted and created again; read it again")
@@ -258,7 +258,7 @@ async def _write(request: web.Request, current: KindObject, wanted: Pool) -> Kin
 
 
 def check_site(request: web.Request, pool: Pool) -> None:
-    """Refuse a pool that no partition of this site could ever start; warn about less certain problems. Raises Invalid."""
+    """Raise Invalid for a pool that this site can never start. Less certain problems become warnings."""
     causes, request[WARNINGS] = request.app[SERVICES].check_allocation(pool)
     if causes:
         words = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
@@ -287,7 +287,7 @@ async def _patch(request: web.Request) -> web.Response:
 async def retry_write(
     request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES
 ) -> KindObject:
-    """Write `wanted(current)`; try again if another write came in between. Raises Conflict after the last try."""
+    """Write `wanted(current)`, and try again after a conflict with another write. Raises Conflict after the last try."""
     while True:
         tries -= 1
         current = await _store(request).get(object_key(request))
@@ -299,7 +299,7 @@ async def retry_write(
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
-    """Merge by RFC 7396: objects are merged, null removes a field, any other value replaces it."""
+    """Merge by RFC 7396: objects are merged, null removes a field, and any other value replaces the old value."""
     if not isinstance(patch, dict):
         return patch
     merged = dict(target) if isinstance(target, dict) else {}
@@ -335,7 +335,7 @@ async def _get_scale(request: web.Request) -> web.Response:
 
 
 async def _put_scale(request: web.Request) -> web.Response:
-    """Set the size of a pool by a `Scale`."""
+    """Set the size of a pool with a `Scale`."""
     writable(request)
     replicas = mapping_at(await read_body(request), "spec").get("replicas")
     if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:

@@ -14,12 +14,12 @@ K = TypeVar("K", bound=KindObject)
 
 
 async def inference_pool(services: Services, namespace: str, name: str) -> InferencePool:
-    """Return the InferencePool. Raises Invalid."""
+    """Return the InferencePool. Raises Invalid if it is missing."""
     return await _named(services, InferencePool, namespace, name)
 
 
 async def rollout_pool(services: Services, namespace: str, name: str) -> RolloutPool:
-    """Return the RolloutPool. Raises Invalid."""
+    """Return the RolloutPool. Raises Invalid if it is missing."""
     return await _named(services, RolloutPool, namespace, name)
 
 

@@ -1,7 +1,8 @@
-"""`GET .../rolloutpools/NAME/script`: batch script of a pool's next allocation, and how many would be submitted.
+"""`GET .../rolloutpools/NAME/script`: batch script of a pool's next allocation, and the number of submits that follow.
 
-`POST` answers the same for the pool in the body, and stores nothing. The pool is completed as for a create or replace.
-Dry runs and diffs use it. (With `dryRun=All` the API returns the object alone, as Kubernetes does.)
+`POST` returns the same for the pool in the body, and stores nothing. Missing fields get the values that a create or
+replace would give them. Dry runs and diffs of the command line use `POST`, because the API's own `dryRun=All` returns
+only the object, as in Kubernetes.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _script_of_stored(request: web.Request) -> web.Response:
-    """Batch script of an allocation of this pool, and the submits that would follow."""
+    """Preview a stored pool: the batch script of its next allocation, and the submits that follow."""
     writable(request)
     pool = await request.app[SERVICES].store.get(object_key(request), POOL_KINDS)
     return await _submission(request, pool)
 
 
 async def _script_of_body(request: web.Request) -> web.Response:
-    """The same for the pool in the body, whether or not it is stored."""
+    """Preview the pool in the body, stored or not: its batch script, and the submits that would follow."""
     wanted = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     key = object_key(request)
     if wanted.metadata.name != key.name:

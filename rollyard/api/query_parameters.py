@@ -1,4 +1,4 @@
-"""Query parameters. Each route declares its own; unknown parameters and impossible values are refused."""
+"""Query parameters. Each route declares its parameters; unknown parameters and impossible values are refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rollyard.kinds.schema.validation import did_you_mean
 
 H = TypeVar("H", bound=Callable[..., object])
 MAX_INTEGER = 2**63 - 1
-"""Largest integer in the database and in file offsets."""
+"""Largest integer that the database and file offsets can hold."""
 ANY = "*"
-"""Declared name of a route that accepts every parameter and passes it on."""
+"""Name that a route declares if it accepts every parameter."""
 _ACCEPTED = "query_parameters"
 _TRUE, _FALSE = ("1", "t", "T", "true", "True", "TRUE"), ("0", "f", "F", "false", "False", "FALSE")
 
 
 def accepts(*names: str) -> Callable[[H], H]:
-    """Decorator of a handler that declares the query parameters of the handler's route."""
+    """Return a decorator for handlers. It declares the query parameters of the handler's route."""
 
     def named(handler: H) -> H:
         setattr(handler, _ACCEPTED, names)
@@ -34,14 +34,17 @@ def accepts(*names: str) -> Callable[[H], H]:
 
 
 def parameters(handler: object) -> tuple[str, ...]:
-    """Query parameters that a handler's route accepts."""
+    """Return the query parameters that a handler's route accepts."""
     names: tuple[str, ...] = getattr(handler, _ACCEPTED, ())
     return names
 
 
 @web.middleware
 async def known_parameters(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Middleware: 400 for an unknown parameter. The gateway's APIs are not checked: they have their providers' parameters."""
+    """Middleware that refuses unknown parameters with 400.
+
+    The gateway's routes are not checked, because they take the parameters of other providers' APIs.
+    """
     if request.query and request.match_info.http_exception is None and not request.path.startswith(GATEWAY):
         _check(request)
     return await handler(request)
@@ -73,7 +76,7 @@ def integer(request: web.Request, name: str, default: int, *, least: int = 0, mo
 
 
 def cursor(text: str, name: str) -> int:
-    """Return a position in the stream of ended rollouts. Raises BadRequest."""
+    """Return a position in a stream. Raises BadRequest."""
     return _integer(name, text, 0, MAX_INTEGER)
 
 
@@ -136,7 +139,7 @@ def _no_continue(name: str, text: str) -> None:
 def _no_initial_events(name: str, text: str) -> None:
     _boolean(name, text)
     if text in _TRUE:
-        # After this text client-go uses a list and a watch instead.
+        # When client-go gets this text, it uses a list and a watch instead.
         raise Invalid(
             "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is "
             "enabled"
@@ -164,4 +167,4 @@ KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "timeoutSeconds": _integer,
     "watch": _boolean,
 }
-"""Parameter that Kubernetes clients send on any path below /apis and /api -> function that checks its value."""
+"""Parameters that Kubernetes clients send on any path below /apis and /api, each with a function that checks its value."""

@@ -20,7 +20,7 @@ K = TypeVar("K", bound=KindObject)
 
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
-    """Return the part of this pool's queue that the reasons of these queued records depend on."""
+    """Return what `waiting_reason` has to know about the pool's queue, to explain why these records wait."""
     now = services.clock.time()
     pool = await _find(services, RolloutPool, namespace, name)
     if pool is None:

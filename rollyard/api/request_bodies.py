@@ -1,4 +1,4 @@
-"""Bodies of requests. They are read after the token is checked, within limits of time and size; long parsing uses a thread."""
+"""Bodies of requests. They are read after the check of the token, within limits of time and size."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ T = TypeVar("T")
 IDLE_SECONDS = 30.0
 """Seconds without a byte after which reading ends with an error. A slow body is accepted while bytes keep arriving."""
 MAX_MESSAGE_BYTES = 256 << 10
-"""Greatest size of messages of our own processes, and of requests with a few fields."""
+"""Greatest size of a message from a node agent or an engine, and of a request with few fields."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Greatest number of values in one body, counted by commas and opening brackets, also those within texts. An empty list
-takes two bytes in a body and eighty in memory, and while Python parses a body every other thread has to wait.
+"""Greatest number of values in one body. The number is estimated: commas and opening brackets, those in strings included.
+
+An empty list takes two bytes in a body and eighty in memory. While Python parses a body, all other threads wait.
 """
-# Only one thread: with more threads the event loop would get the interpreter's lock less often.
+# Only one thread, because with more threads the event loop would get the interpreter's lock less often.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 
 
@@ -78,16 +79,16 @@ def parse(data: bytearray) -> Any:
 
 
 def has_few_values(data: bytes | bytearray) -> bool:
-    """Whether parsing the data takes little time and memory."""
+    """Whether the data has at most `MAX_VALUES` values."""
     return data.count(b",") + data.count(b"[") + data.count(b"{") <= MAX_VALUES
 
 
 def is_short(request: web.Request) -> bool:
-    """Whether the body can be read and checked in less time than a thread takes to start."""
+    """Whether the body is so short that parsing takes less time than the start of a thread."""
     size = request.content_length
     return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
 
 
 async def run_in_parser_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)` in the one thread for work that would block the loop; return its result."""
+    """Run `work(*args)` in the parser thread, so that it does not block the event loop. Return its result."""
     return await asyncio.get_running_loop().run_in_executor(_PARSER_THREAD, partial(work, *args))

@@ -18,7 +18,7 @@ from rollyard.server.routing.staleness import POLICY_ROLE
 
 
 async def check_pools(services: Services, namespace: str, requests: Sequence[RolloutRequest]) -> dict[str, RolloutPool]:
-    """Return the pools of these requests, by name. Raises Invalid if one of them cannot run its requests."""
+    """Return the pools of these requests, by name. Raises Invalid if a pool cannot run its requests."""
     pools = {name: await rollout_pool(services, namespace, name) for name in {r.pool for r in requests}}
     for name, pool in pools.items():
         if POLICY_ROLE not in pool.spec.inference:
@@ -33,7 +33,7 @@ async def check_pools(services: Services, namespace: str, requests: Sequence[Rol
 
 
 async def _check_versions(services: Services, pool: RolloutPool) -> None:
-    """Check the weights versions in a request. They are known only for engines that Rollyard starts."""
+    """Raise Invalid if the pool's engines are external: Rollyard does not know the weights versions of such engines."""
     inference = pool.spec.inference[POLICY_ROLE]
     fields = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
@@ -85,7 +85,7 @@ def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
 
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
-    """All node agents of the pool. Empty if there may soon be others: one is starting, draining or being replaced."""
+    """Return all node agents of the pool; empty while one of them starts, drains or is replaced."""
     status, agents = pool.status, services.agents.of_pool(pool.pool_key)
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
     sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}

@@ -1,4 +1,4 @@
-"""Routes of trainers: submit, get, wait, stream, cancel."""
+"""Routes of rollouts: submit, list, count, read, stream, cancel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _namespace(request: web.Request) -> str:
 
 @accepts("namespace")
 async def _submit(request: web.Request) -> web.Response:
-    """Accept rollouts: one request, a list, or an object with `rollouts`. The answer 202 comes when they are on disk."""
+    """Accept one request, a list, or an object with `rollouts`. The answer 202 comes when the rollouts are on disk."""
     services, namespace = request.app[SERVICES], _namespace(request)
     requests = await read_requests(request)
     pools = await check_pools(services, namespace, requests)
@@ -89,7 +89,7 @@ async def _list(request: web.Request) -> web.Response:
 
 @accepts("namespace", "wait")
 async def _get(request: web.Request) -> web.Response:
-    """Read a rollout with its trajectory; `wait` waits for its end."""
+    """Read a rollout with its trajectory. `wait`: seconds to wait for the rollout's end."""
     services, id = request.app[SERVICES], request.match_info["id"]
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     if wait:
@@ -105,7 +105,7 @@ async def _get(request: web.Request) -> web.Response:
 
 
 async def _json_response(body: dict[str, Any]) -> web.Response:
-    """Write a JSON response in a thread: thousands of rollouts, or a hundred thousand tokens, take a while."""
+    """Return a JSON response, written in a thread: a hundred thousand tokens would block the event loop."""
     return web.Response(text=await asyncio.to_thread(json.dumps, body), content_type="application/json")
 
 
@@ -130,7 +130,7 @@ async def _cancel_matching(request: web.Request) -> web.Response:
 
 @accepts("namespace", "pool", "group")
 async def _counts(request: web.Request) -> web.Response:
-    """Progress of a pool or a group: rollouts in the queue, in each stage, by terminal status, and the mean reward so far."""
+    """Count the rollouts of a pool or a group: queued, in each stage, and by terminal status. Also the mean reward."""
     services, query = request.app[SERVICES], request.query
     scope = (_namespace(request), query.get("pool"), query.get("group"))
     counts: dict[str, Any] = {"queued": 0} | {s.value: 0 for s in Stage} | {s.value: 0 for s in Status if s.terminal}
@@ -138,7 +138,7 @@ async def _counts(request: web.Request) -> web.Response:
         word = "queued" if status is Status.QUEUED else stage.value if status is Status.RUNNING else status.value
         counts[word] += count
     live = services.rollouts.leases.in_flight(_namespace(request), query.get("pool"))
-    if query.get("group") is None:  # node agents report stages earlier than the store has them, but not by group
+    if query.get("group") is None:  # node agents report stages before the store has them, but do not count by group
         counts |= {stage.value: n for stage, n in live.items()}
     counts["reward_mean"] = await services.store.reward_mean(*scope)
     return web.json_response(counts)
@@ -146,9 +146,9 @@ async def _counts(request: web.Request) -> web.Response:
 
 @accepts("namespace", "pool", "group", "after", "trajectories")
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Server-sent events, one for each terminal record. They continue after the cursor in `after` or Last-Event-ID.
+    """Send ended rollouts, each as a server-sent event, beginning after the cursor in `after` or Last-Event-ID.
 
-    As columns: one file for each terminal record, after its length.
+    In the format of columns, each rollout is a file, preceded by the file's length.
     """
     services, query = request.app[SERVICES], request.query
     after = integer(request, "after", 0)

@@ -1,4 +1,4 @@
-"""Label and field selectors of a list or watch, as kubectl writes them."""
+"""Label and field selectors of a list or watch, in kubectl's syntax."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SET = re.compile(r"^(?P<key>[^\s!=]+)\s+(?P<op>in|notin)\s+\((?P<values>[^)]*)\
 
 
 def selector(labels: str, fields: str) -> Predicate:
-    """Predicate that is true when every term is. Raises BadRequest for a malformed term."""
+    """Return a predicate that is true if every term is true. Raises BadRequest for a malformed term."""
     terms = [_label(t) for t in _split(labels)] + [_field(t) for t in _split(fields)]
     return lambda o: all(term(o) for term in terms)
 

@@ -1,4 +1,4 @@
-"""Parts that the handlers work on; `server.wiring` joins them."""
+"""Parts of the server that the routes use. `server.wiring` puts them together."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Services:
     signer: TokenSigner
     authority: Authority
     log_file: Callable[[str, str], Path]
-    """Function of (namespace, allocation name): the file with the job's output."""
+    """Returns the file with the job's output for (namespace, allocation name)."""
     check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
-    """Returns (mistakes, warnings) by the site's last known state. Mistakes are requests that the site can never fulfil."""
+    """Returns (mistakes, warnings) from the site's last known state. A mistake is a request that can never be fulfilled."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
-    """Preview of the submits for a pool with these allocations. Blocks for a moment; raises Invalid."""
+    """Returns a preview of the submits for a pool with these allocations. Blocks for a moment; raises Invalid."""
     task_kinds: frozenset[str]
-    """Task kinds that have a handler installed here."""
+    """Task kinds that have a handler in the server's Python."""
 
 
 SERVICES: web.AppKey[Services] = web.AppKey("services", Services)

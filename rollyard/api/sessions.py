@@ -33,7 +33,7 @@ def routes() -> list[web.RouteDef]:
 
 
 def set_up(app: web.Application, services: Services) -> None:
-    """Mount the gateway; its calls end when the server stops."""
+    """Mount the gateway. When the server stops, the gateway's open calls end."""
 
     async def find(request: web.Request, named: str | None) -> GatewaySession:
         return _session_for_call(services, request, named)
@@ -47,7 +47,7 @@ def set_up(app: web.Application, services: Services) -> None:
 
 @accepts("namespace")
 async def _open(request: web.Request) -> web.Response:
-    """Answer 201 with a new session, or 200 with the one that exists."""
+    """Open a session. The answer is 201 if the session is new, 200 if it exists."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     try:
         wanted = SessionRequest.model_validate(await request_bodies.read_message(request))
@@ -63,7 +63,7 @@ async def _open(request: web.Request) -> web.Response:
 
 
 def _opened_response(request: web.Request, found: ExternalSession, key: str) -> SessionOpened:
-    # with the host name that the caller used
+    # The URL has the host name that the caller used.
     base = f"{request.url.origin()}{GATEWAY}s/{found.session.id}"
     return SessionOpened(**dict(found.view()), base_url=f"{base}/v1", anthropic_base_url=base, key=key)
 
@@ -120,7 +120,7 @@ async def _close(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _delete(request: web.Request) -> web.Response:
-    """Delete a session and its trajectory; the response is its last state."""
+    """Delete a session and its trajectory; return the session's last state."""
     ended = request.app[SERVICES].sessions.drop(_id(request), "it was deleted")
     return web.json_response(ended.view().model_dump(mode="json"))
 
@@ -143,7 +143,10 @@ def _id(request: web.Request) -> str:
 
 
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
-    """Return the session of a model call: by its key, or by its name if an admin's token is used. Raises GatewayError."""
+    """Return the session of a model call. A session's key tells the session; an admin's token needs `named`.
+
+    Raises GatewayError.
+    """
     claims = _claims(services, request)
     mark_trusted(request)
     if claims.role is Role.ADMIN:

@@ -1,8 +1,8 @@
-"""The body of a submit. A small body is parsed in a thread beside the event loop, a large one in a child process.
+"""The body of a submit. The event loop parses a short body, a thread a small body, and a child process a large body.
 
-Python parses JSON in one call and holds the interpreter's lock meanwhile. A body of 250 MB, half of it brackets, would
-stop everything else in the server for a minute, also the renewal of leases, and take 20 GB of memory. The child process
-has limits of memory and time; a body beyond these limits ends only the child.
+Python parses JSON in one call and holds the interpreter's lock during the call. A body of 250 MB, half of it brackets,
+would take 20 GB of memory, and stop all other work of the server for a minute, even the renewal of leases. The child
+process has limits of memory and time; a body that exceeds them ends only the child.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LARGE_MEMORY = 4 << 30
 """Address space of the child process. A parsed list of numbers takes ten times as much memory as its text."""
 _LARGE = ThreadPoolExecutor(1, "large-bodies")
 _LARGE_SLOTS = web.AppKey("room", ByteBudget)
-"""Limit of the bytes of large bodies that the server holds at once, for all callers together."""
+"""Limit of the bytes of all large bodies that are in the server's memory at the same time."""
 
 
 def set_up(app: web.Application) -> None:
@@ -41,7 +41,7 @@ def set_up(app: web.Application) -> None:
 
 
 async def read_requests(request: web.Request) -> list[RolloutRequest]:
-    """Read one request, a list of them, or {"rollouts": [...]}.
+    """Read one request, a list of requests, or {"rollouts": [...]}.
 
     Raises BadRequest, TooLarge, Invalid with the path of each wrong field.
     """
@@ -98,7 +98,7 @@ def parse(data: bytes | bytearray) -> list[RolloutRequest]:
 
 
 def _parse_in_process(data: bytearray) -> list[RolloutRequest]:
-    """Parse in a child process. Blocks."""
+    """Parse the body in a child process. Blocks."""
     command = [sys.executable, "-m", __name__]
     try:
         done = subprocess.run(command, input=data, stdout=subprocess.PIPE, timeout=LARGE_SECONDS)
@@ -116,7 +116,7 @@ def _parse_in_process(data: bytearray) -> list[RolloutRequest]:
 
 
 def main() -> None:
-    """Read the body on standard input; write the requests, or the error, as a pickle."""
+    """Read the body from standard input; write the requests, or the error, to standard output as a pickle."""
     resource.setrlimit(resource.RLIMIT_AS, (LARGE_MEMORY, LARGE_MEMORY))
     found: list[RolloutRequest] | ApiError
     try:

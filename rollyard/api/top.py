@@ -25,7 +25,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _top(request: web.Request) -> web.Response:
-    """Live load of pools and endpoints, from memory."""
+    """Read pools and endpoints with their present load."""
     services, namespace = request.app[SERVICES], request.match_info.get("namespace")
     serving, _ = await services.store.list_objects("InferencePool", namespace)
     running, _ = await services.store.list_objects("RolloutPool", namespace)
@@ -40,7 +40,7 @@ async def _top(request: web.Request) -> web.Response:
             by_alias=True, exclude_none=True
         )
 
-    # In a thread: for a thousand endpoints this takes a while.
+    # In a thread, because a thousand endpoints would block the event loop.
     return web.Response(text=await asyncio.to_thread(body), content_type="application/json")
 
 

@@ -1,4 +1,4 @@
-"""Trajectories in answers: as JSON, or as one file of columns for callers whose `Accept` header requests it."""
+"""Trajectories in responses: as JSON, or as one file of columns if the `Accept` header requests columns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rollyard.wire.columns import CONTENT_TYPE, join
 
 
 def wants_columns(request: web.Request) -> bool:
-    """Whether the `Accept` header requests columns. `*/*` does not: then JSON is the default."""
+    """Whether the `Accept` header requests columns. `*/*` requests JSON."""
     accepted = ",".join(request.headers.getall(hdrs.ACCEPT, ()))
     return any(one.partition(";")[0].strip().lower() == CONTENT_TYPE for one in accepted.split(","))
 
 
 async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
-    """Return the trajectory of a terminal record as JSON. Raises Unavailable if its blob cannot be read."""
+    """Return the trajectory of an ended rollout as JSON. Raises Unavailable if the stored result cannot be read."""
     outcome = await _stored(services, record)
     return await asyncio.to_thread(lambda: trajectory(record, _unpacked(outcome)))
 
@@ -31,7 +31,7 @@ async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str
 async def trajectories_file(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the file with the trajectories of these terminal records, in order. `about` is the rest of the answer."""
+    """Return a file with the trajectories of ended rollouts, in order. `about`: the other fields of the response."""
     outcomes = await asyncio.gather(*(_stored(services, record) for record in records))
 
     def made() -> bytes:
@@ -44,7 +44,10 @@ async def trajectories_file(
 async def columns_response(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any]
 ) -> web.Response:
-    """Return the answer with such a file. It is written in pieces, because one large write would block the loop."""
+    """Return a response with the file of `trajectories_file`.
+
+    The file is sent in pieces, because one large write would block the event loop.
+    """
     data = await trajectories_file(services, records, about)
     return web.Response(body=BytesIOPayload(BytesIO(data), content_type=CONTENT_TYPE))
 

@@ -1,7 +1,7 @@
-"""`POST …/inferencepools/NAME/weights`: one durable operation on the pool, accepted when it is on disk. `GET` shows it.
+"""`POST …/inferencepools/NAME/weights` begins an update of the pool's weights; `GET` shows the update.
 
-The pool's controller carries it out from the status alone. The route and the controller write the status with the
-resourceVersion that they read, so neither overwrites the other's change.
+`POST` writes the update to the pool's status. The pool's controller carries the update out, and needs only the status.
+Both write the status with the resourceVersion that they have read, so neither overwrites a change by the other.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _get(request: web.Request) -> web.Response:
-    """Read the weights that the pool serves, with the last update."""
+    """Read the weights that the pool serves, and the last update."""
     return _respond(request, (await _pool(request)).status.weights, 200)
 
 
 async def _post(request: web.Request) -> web.Response:
-    """Answer 202 when an operation has begun, and 200 when nothing has to be done."""
+    """Begin an update. The answer is 202 if an update has begun, 200 if nothing has to be done."""
     try:
         update = WeightsUpdate.model_validate(await read_body(request))
     except pydantic.ValidationError as error:

@@ -1,8 +1,8 @@
 """`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's calls to an engine that waits for weights.
 
-Calls pass through the server, so a trainer needs only the access with which it began the update. It never gets the
-addresses, certificates and tokens of the engines' proxies. Large tensors go to the engine directly, over NCCL or CUDA
-IPC. Only tensors for the embedded engine stream through the server.
+These calls pass through the server, so a trainer needs only the token with which it began the update. The trainer never
+gets the addresses, certificates and tokens of the engines' proxies. Tensors for vLLM go directly to the engine, over
+NCCL or CUDA IPC; tensors for the embedded engine pass through the server.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def routes() -> list[web.RouteDef]:
 
 
 def set_up(app: web.Application) -> None:
-    """Open a client session to the engines' proxies, for as long as the application runs."""
+    """Keep a client session for calls to the engines' proxies open while the application runs."""
     app.cleanup_ctx.append(_session)
 
 
 async def _session(app: web.Application) -> AsyncIterator[None]:
     trust = client_ssl_context(app[SERVICES].authority.ca_pem)
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)  # the engine decides how long a call may last
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)  # a call lasts as long as the engine needs
     connector = aiohttp.TCPConnector(ssl=trust, limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as app[HTTP]:
         yield
@@ -46,7 +46,7 @@ async def _session(app: web.Application) -> AsyncIterator[None]:
 
 @accepts(ANY)
 async def _relay(request: web.Request) -> web.StreamResponse:
-    """Pass on one call of a trainer to an engine that waits for its weights."""
+    """Pass a trainer's call to an engine that waits for weights."""
     endpoint = _state(request).endpoint
     headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
     await send_continue(request)

@@ -1,1 +1,1 @@
-"""The `rollyard` command; it follows kubectl's conventions."""
+"""The `rollyard` command, with kubectl's conventions."""

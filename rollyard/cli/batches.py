@@ -33,7 +33,7 @@ async def list_(client: AsyncClient, namespace: str) -> None:
 @click.argument("id")
 @with_client
 async def describe(client: AsyncClient, namespace: str, id: str) -> None:
-    """Describe a batch for people: progress, what was filtered, waste, staleness and bias."""
+    """Describe a batch: its progress, filtered groups, wasted tokens, staleness and bias."""
     view = await client.get_batch(id, namespace)
     click.echo("\n".join(described(view)))
     if view.dataset is not None and (history := (await client.dataset(view.dataset, namespace)).history):
@@ -52,7 +52,7 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
 )
 @with_client
 async def cancel(client: AsyncClient, namespace: str, ids: tuple[str, ...], rollouts: bool) -> None:
-    """End batches. Those that have ended do not change."""
+    """End batches. Ended batches do not change."""
     for id in ids:
         view = await client.cancel_batch(id, namespace, rollouts="cancel" if rollouts else "keep")
         click.echo(f"batch/{id} {view.status.value.lower()}")

@@ -21,7 +21,7 @@ def datasets() -> None:
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @with_client
 async def put(client: AsyncClient, namespace: str, name: str, file: Path) -> None:
-    """Upload a file of JSON lines, one task a line. The same content again changes nothing."""
+    """Upload a file of JSON lines, one task a line. A second upload of the same content changes nothing."""
     view = await client.put_dataset(name, file, namespace)
     click.echo(f"dataset/{name} has {view.tasks} tasks (sha256 {view.digest[:12]}…)")
 
@@ -39,7 +39,7 @@ async def list_(client: AsyncClient, namespace: str) -> None:
 @click.argument("names", nargs=-1, required=True)
 @with_client
 async def delete(client: AsyncClient, namespace: str, names: tuple[str, ...]) -> None:
-    """Delete datasets, with the history of their tasks and the positions in them."""
+    """Delete datasets, the history of their tasks, and the saved positions of their next tasks."""
     for name in names:
         await client.delete_dataset(name, namespace)
         click.echo(f"dataset/{name} deleted")

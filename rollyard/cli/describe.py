@@ -83,7 +83,7 @@ def _pool(pool: Pool) -> list[str]:
 
 
 def endpoint_lines(endpoints: Sequence[EndpointStatus]) -> list[str]:
-    """Return one line for each endpoint, with its admission limit and the reason for it."""
+    """Return a table with a header and one line for each endpoint."""
     rows = [["ENDPOINT", "READY", "SESSIONS", "CAPACITY", "WEIGHTS", "URL", "REASON"]]
     for e in endpoints:
         sessions = str(e.sessions) if e.max_sessions is None else f"{e.sessions} of {e.max_sessions}"
@@ -121,7 +121,7 @@ def _job(status: AllocationStatus) -> list[str]:
 
 
 def _exit_code(code: int | None) -> str:
-    """Format an exit code. Above 128 add the signal's name: for signal 9, SIGKILL, a shell reports 137."""
+    """Format an exit code. A code above 128 gets a signal's name: a shell reports 137 (128 + 9) after SIGKILL."""
     if code is None:
         return "<none>"
     try:

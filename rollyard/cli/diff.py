@@ -26,7 +26,7 @@ _OURS = ("uid", "resourceVersion", "generation", "creationTimestamp", "finalizer
 
 
 def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
-    """Exit with 2 after an error in the command or its client. Other commands use 1, which means `different` here."""
+    """Make the command exit with 2 after an error. Other commands use 1, but 1 means here that there are changes."""
 
     @wraps(command)
     def run(**arguments: Any) -> None:
@@ -49,7 +49,7 @@ def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
 async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> None:
     """Show the changes that apply would make.
 
-    They are changes of objects and of batch scripts. Exit code: 0 without changes, 1 with changes, above 1 after an error.
+    Both objects and batch scripts are compared. Exit code: 0 without changes, 1 with changes, above 1 after an error.
     """
     changed = False
     for obj in read_manifests(files, namespace):

@@ -1,4 +1,4 @@
-"""`rollyard doctor`: probes this machine, its Slurm and one node with real actions, and prints remedies."""
+"""`rollyard doctor`: tries out this machine, its Slurm cluster and one compute node, and prints remedies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rollyard endpoints`: lists an InferencePool's model servers; also adds and removes external ones."""
+"""`rollyard endpoints`: lists an InferencePool's model servers, and adds and removes external model servers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def add(
 @click.argument("url")
 @with_client
 async def remove(client: AsyncClient, namespace: str, pool: str, url: str) -> None:
-    """Remove a model server from a pool. Its rollouts move to other servers with their next turn."""
+    """Remove a model server from a pool. The server's rollouts move to other servers at their next turn."""
     await client.remove_endpoint(_key(namespace, pool), url)
     click.echo(f"inferencepool/{pool}: endpoint {url} removed")
 

@@ -1,4 +1,4 @@
-"""`rollyard explain`: the meaning of a field, from the models themselves."""
+"""`rollyard explain`: the description of a kind or a field, from the docstrings of the kind's model."""
 
 from __future__ import annotations
 

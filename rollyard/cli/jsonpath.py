@@ -1,7 +1,7 @@
 """kubectl's jsonpath templates: `{.items[*].metadata.name}`, filters, `{range}`; unsupported syntax is refused.
 
-The dialect is described on the page "JSONPath Support" of the Kubernetes documentation. As there, a missing field
-selects nothing, several values are separated by a space, and text outside braces is copied.
+The page "JSONPath Support" of the Kubernetes documentation describes this dialect. As in kubectl, a missing field
+selects nothing, spaces separate several values, and text outside braces is copied.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from rollyard.core.errors import BadRequest
 
 Step = Callable[[list[Any]], list[Any]]
-"""One step of a path: maps the nodes before it to the nodes after it."""
+"""One step of a path: a function from the nodes selected so far to the nodes that the step selects."""
 
 _TOKEN = re.compile(
     r"""\.\.(?P<deep>\*|[\w-]+)
@@ -34,7 +34,7 @@ HELP = 'paths look like {.status.replicas.ready}, {.items[*].metadata.name} or {
 
 
 def jsonpath(data: Any, template: str) -> str:
-    """Fill the template with the values that its paths select. Raises BadRequest for a template outside this dialect."""
+    """Replace each path in the template by the values that it selects. Raises BadRequest for unsupported syntax."""
     parts = list(_parts(template if "{" in template else "{" + template + "}"))
     return "".join(_render(parts, data))
 
@@ -151,7 +151,7 @@ def _filter(text: str, path: str) -> Step:
         try:
             return any(compare(found, right) for found in _follow_steps(left, item))
         except TypeError:
-            return False  # a number and a text have no order
+            return False  # Python cannot order a number and a text
 
     return lambda nodes: [i for i in _children(nodes, "*") if holds(i)]
 

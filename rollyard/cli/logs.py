@@ -1,4 +1,4 @@
-"""`rollyard logs`: the output of allocations' jobs, including ended ones."""
+"""`rollyard logs`: the output of allocations' jobs, also of ended jobs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def logs(
 async def _print(
     client: AsyncClient, allocation: Allocation, shown: Sequence[Allocation], follow: bool, tail: int | None
 ) -> None:
-    """Print whole lines, prefixed with the allocation's name when several are shown."""
+    """Print whole lines. If several allocations are shown, the allocation's name precedes each line."""
     meta = allocation.metadata
     prefix = f"[{meta.name}] ".encode() if len(shown) > 1 else b""
     rest = b""
@@ -70,7 +70,7 @@ async def _print(
 
 
 async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> KindObject:
-    """Return the named object; a bare name is an allocation's or a pool's. Raises NotFound, UsageError."""
+    """Return the named object. A name without a kind may be an allocation's or a pool's. Raises NotFound, UsageError."""
     if len(words) > 1 or "/" in words[0]:
         _, keys = kind_and_names(words, namespace)
         if len(keys) != 1 or keys[0].kind == "Event":
@@ -91,7 +91,7 @@ async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, 
 
 
 async def _select_allocations(client: AsyncClient, named: KindObject, previous: bool) -> list[Allocation]:
-    """Return the allocations to show. Raises NotFound if there are none, with a hint at --previous where it helps."""
+    """Return the allocations to show. Raises NotFound if there are none; the error names --previous if it would help."""
     if isinstance(named, Allocation) and not previous:
         return [named]
     name = f"{named.SINGULAR}/{named.metadata.name}"

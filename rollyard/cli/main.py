@@ -38,7 +38,7 @@ COMMANDS = {
     "wait": ("objects", "Wait until a condition holds, or an object is gone."),
     "weights": ("weights", "Show or change the weights that an InferencePool serves."),
 }
-"""Command -> module of this package, and the command's line in the help. The module's function has the command's name."""
+"""The module of each command, and the command's line in the help. The module has a function with the command's name."""
 
 
 class _Lazy(click.Group):

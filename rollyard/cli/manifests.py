@@ -1,7 +1,7 @@
 """Manifests from files, folders or standard input.
 
-A relative path in a manifest is relative to the manifest's file. On standard input there is no file, so each path must
-be absolute, as in all other clients of the API.
+A relative path in a manifest is relative to the manifest's file. A manifest from standard input has no file, so its
+paths must be absolute, as for all other clients of the API.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ENDINGS = {".yaml", ".yml", ".json"}
 
 
 def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
-    """Read every object, in order; `namespace` applies to objects that name none.
+    """Read all objects, in order. An object without a namespace gets `namespace`.
 
     Raises Invalid with file:line:column of each mistake, BadRequest for a file that is missing, not text, or empty.
     """

@@ -23,7 +23,7 @@ from rollyard.kinds.registry import KINDS, Pool
 
 POLL_SECONDS = 0.2
 REPORT_SECONDS = 2.0
-"""Seconds after which a wait first prints its reason, and the shortest time between two such lines."""
+"""Seconds until a wait first prints its reason; also the least number of seconds between two printed reasons."""
 _OF_POOLS = ("ready", "updated")
 
 
@@ -241,9 +241,9 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
     """Wait until a condition holds, or an object is gone.
 
-    A pool is Ready when the desired number of allocations serves. It is Updated when all of them are made from the
-    present spec. If the pool cannot meet the condition without a change, the command prints the reason and exits with
-    code 1.
+    A pool is Ready when the desired number of allocations serves. A pool is Updated when all its allocations are made
+    from the present spec. If the pool cannot meet the condition without a change, the command prints the reason and
+    exits with code 1.
     """
     word, _, rest = what.partition("=")
     type, _, status = rest.partition("=")
@@ -252,7 +252,7 @@ async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what
     holds = _deleted if what == "delete" else partial(condition_holds, type=type, status=status or "True")
     for key in named(words, namespace):
         if what != "delete":
-            await client.get(key)  # NotFound for an object that never existed
+            await client.get(key)  # raises NotFound for an object that never existed
         complaint = "still exists" if what == "delete" else f"did not reach {what}"
         obj = await _wait_until(client, key, holds, timeout, complaint, types=(type,) if type else _OF_POOLS)
         click.echo(f"{KINDS[key.kind].SINGULAR}/{key.name} " + ("deleted" if what == "delete" else "condition met"))
@@ -283,13 +283,13 @@ def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
 
 
 def _current_conditions(obj: KindObject | None) -> list[Condition]:
-    """Return the conditions that were observed at the object's own generation."""
+    """Return the conditions that were observed at the object's present generation."""
     conditions: list[Condition] = getattr(getattr(obj, "status", None), "conditions", [])
     return [c for c in conditions if obj is not None and c.observed_generation >= obj.metadata.generation]
 
 
 def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
-    """Describe the awaited conditions that are false; say so if the object has none of them yet."""
+    """Return a text with the awaited conditions that are false, or a text that the object does not have them yet."""
     current = _current_conditions(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:
@@ -310,7 +310,7 @@ async def _wait_until(
     complaint: str,
     types: Sequence[str] = _OF_POOLS,
 ) -> KindObject | None:
-    """Return the object as soon as `holds` is true for it; meanwhile print each reason for waiting on stderr.
+    """Wait until `holds(object)` is true, and return the object. During the wait print each new reason on stderr.
 
     Ends the process with exit code 1 after `seconds`.
     """

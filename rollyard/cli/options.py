@@ -20,7 +20,7 @@ Run = Callable[..., Coroutine[Any, Any, None]]
 
 
 RETRY_SECONDS = 4.0
-"""Time for which a command waits for an unreachable server; a restart takes a second or two."""
+"""Time for which a command waits for an unreachable server. A restart of the server takes a second or two."""
 START_SECONDS = 20.0
 """Time for which the first command of a script waits for a server that has just been started."""
 
@@ -31,7 +31,7 @@ def with_client(command: Run) -> Callable[..., None]:
 
 
 def with_client_of_a_new_server(command: Run) -> Callable[..., None]:
-    """Do the same for a command that may follow `rollyard serve &`: it first waits until the server answers."""
+    """Do the same as `with_client` for a command that often follows `rollyard serve &`: first wait for the server."""
     return _with_client(command, starts=True)
 
 
@@ -57,7 +57,7 @@ def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
 
 
 async def _wait_for_server(kubeconfig: Path | None) -> None:
-    """Wait for the server's first answer. Read the kubeconfig again each time, because a new server writes it.
+    """Wait until the server answers. Each try reads the kubeconfig again, because a new server writes this file.
 
     Raises BadRequest, Unavailable after START_SECONDS.
     """
@@ -104,14 +104,14 @@ def kinds_of(word: str) -> list[type[KindObject]]:
 
 
 def named(words: tuple[str, ...], namespace: str) -> list[ObjectKey]:
-    """Parse `KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name: the command would silently do nothing."""
+    """Parse `KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name, because a command would do nothing."""
     if keys := kind_and_names(words, namespace)[1]:
         return keys
     raise click.UsageError("name an object: KIND NAME or KIND/NAME")
 
 
 def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObject], list[ObjectKey]]:
-    """Parse `KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for an unknown kind, and for two kinds."""
+    """Parse `KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for an unknown kind or for several kinds."""
     first, *rest = words
     kind_word, slash, name = first.partition("/")
     kind, *more = kinds_of(kind_word)

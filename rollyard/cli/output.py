@@ -38,7 +38,7 @@ def show(kind: type[KindObject], objects: Sequence[KindObject], form: str, *, on
 def table(
     kind: type[KindObject], objects: Sequence[KindObject], *, wide: bool, namespaces: bool, prefix: str = ""
 ) -> list[str]:
-    """Return a table's lines. `prefix` precedes each name, such as `rolloutpool/` when several kinds are shown."""
+    """Return a table's lines. `prefix` precedes each name; a list of several kinds uses one, such as `rolloutpool/`."""
     return Table(kind, wide=wide, namespaces=namespaces, prefix=prefix).lines(objects)
 
 
@@ -51,7 +51,7 @@ class Table:
         self._widths: list[int] = []
 
     def lines(self, objects: Sequence[KindObject]) -> list[str]:
-        """Return the next rows, with the header before the first row of all."""
+        """Return lines for the next objects. The first call also returns the header."""
         now, rows = datetime.now(UTC), list[list[str]]()
         if not self._widths:
             rows.append([*(["NAMESPACE"] if self._namespaces else []), *(c.name for c in self._columns)])
@@ -64,7 +64,7 @@ class Table:
 
 
 def widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[int]:
-    """Return the width of each column in characters; `least`: the least width of each column."""
+    """Return the width of each column in characters. No column is narrower than its width in `least`."""
     found = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else list(least)
     return [max(pair) for pair in zip(found, least, strict=True)] if least else found
 

@@ -1,4 +1,4 @@
-"""Progress of rollouts until they end: numbers for each state, and the reasons for waiting."""
+"""Progress of rollouts: the number of rollouts in each state, and their reasons for waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
 class ProgressLine:
-    """A line that is updated in place on a terminal. Elsewhere a new line is printed when the reason for waiting changes."""
+    """Shows progress in one line of a terminal. If stderr is no terminal, prints each new reason for waiting."""
 
     def __init__(self, client: AsyncClient, namespace: str, pool: str, ids: Sequence[str]) -> None:
         self._client, self._namespace, self._pool = client, namespace, pool
@@ -66,7 +66,7 @@ class ProgressLine:
 
 
 def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
-    """Return (key of a reason, its sentence) for the most common reason; empty texts if there is none.
+    """Return the key and the sentence of the most common reason; two empty texts if there is no reason.
 
     Sentences with the same key differ only in a time, or in the position in the queue.
     """
@@ -81,12 +81,12 @@ def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
 
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:
-    """Wait for one rollout; print a line for each change of its state or of its reason for waiting."""
+    """Wait for the end of a rollout. Print a line for each change of its state or of its reason for waiting."""
     printed, missed = "", 0
     while True:
         try:
             view, trajectory = await client.rollout(id, namespace, wait=0.3)
-        except Unavailable as error:  # the server is away for longer than a call retries
+        except Unavailable as error:  # the server was unreachable for longer than the client retries
             missed += 1
             printed = _print_state(printed, f"rollout/{id}: {error}" if missed == 1 else printed)
             continue

@@ -21,7 +21,7 @@ from rollyard.kinds.schema.validation import problems_of
 BATCH = 256
 EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
 _AT_ITEM = re.compile(r"rollouts\[(\d+)\](?:\.|$)")
-"""Position of a cause in the body of a submit, as the API reports it."""
+"""Path of a wrong field in the body of a submit, as the API reports it. The number is the rollout's index."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,10 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
 
 
 def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRequest]:
-    """Read one request for each line, with id `<prefix>-<line>`. Raises BadRequest, Invalid with the number of each
-    wrong line."""
+    """Read one request from each line of a file, with the id `<prefix>-<line number>`.
+
+    Raises BadRequest, or Invalid with the number of each wrong line.
+    """
     found: list[NumberedRequest] = []
     wrong: list[str] = []
     source = "<stdin>" if file == "-" else file
@@ -75,7 +77,7 @@ def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRe
 
 
 def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
-    """Read one task: JSON itself, or a file with JSON. Raises BadRequest, Invalid."""
+    """Read one task from JSON text, or from a file with JSON. Raises BadRequest, Invalid."""
     text = text_or_file if text_or_file.lstrip().startswith("{") else read_text(str(Path(text_or_file)))
     try:
         return _request(text, given)
@@ -86,7 +88,7 @@ def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
 async def submit_batches(
     client: AsyncClient, namespace: str, numbered: Sequence[NumberedRequest], source: str, sent: list[str]
 ) -> None:
-    """Submit the requests; accepted ids are appended to `sent`. Raises ApiError with the line of a wrong task."""
+    """Submit the requests, and append the accepted ids to `sent`. Raises ApiError with the line of each wrong task."""
     for start in range(0, len(numbered), BATCH):
         batch = numbered[start : start + BATCH]
         try:
@@ -106,7 +108,7 @@ def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
 
 
 def _error_at_line(error: ApiError, batch: Sequence[NumberedRequest], source: str) -> RollyardError:
-    """Turn the server's error about one request of a batch into an error about its line in the file."""
+    """Return the server's error with the file's line numbers instead of the positions in the batch."""
     lines = []
     for cause in error.causes:
         match = _AT_ITEM.match(cause.field)

@@ -96,7 +96,7 @@ async def submit(
 
 @contextlib.asynccontextmanager
 async def _report_unfinished(ids: Sequence[str], again: str) -> AsyncIterator[None]:
-    """Print how to cancel or resume the rollouts that a command leaves unfinished when it ends early."""
+    """If the command ends early, print how to cancel or resume its unfinished rollouts."""
     try:
         yield
     except BaseException:
@@ -154,7 +154,7 @@ def _row(view: RolloutView) -> list[str]:
 @click.option("--wait", default=0.0, help="seconds to wait for the end of the rollout")
 @with_client
 async def get(client: AsyncClient, namespace: str, id: str, wait: float) -> None:
-    """Print the whole trajectory as JSON, or the rollout's state while there is none."""
+    """Print the trajectory of an ended rollout as JSON, or the state of an unfinished rollout."""
     view, trajectory = await client.rollout(id, namespace, wait=wait)
     click.echo((trajectory or view).model_dump_json(indent=2))
 
@@ -224,7 +224,7 @@ async def try_(
 
 
 def transcript(trajectory: Trajectory) -> list[str]:
-    """Return the conversation as text for people. Training uses the segments instead."""
+    """Return the conversation as text for people. (Training uses the trajectory's segments.)"""
     lines = [f"task: {json.dumps(trajectory.task.model_dump(), ensure_ascii=False)[:2000]}"]
     for number, turn in enumerate(trajectory.turns, start=1):
         lines += ["", f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]

@@ -1,4 +1,4 @@
-"""Text from files or standard input: UTF-8, or an error with the line number."""
+"""Text from files or standard input. For text that is not UTF-8, the error has the line number."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def read_text(name: str) -> str:
 
 
 def _standard_input() -> bytes:
-    """Read all of standard input. Ctrl-C ends the read; asyncio's handler would only cancel the task, which is blocked."""
+    """Read all of standard input. Ctrl-C ends the read. (asyncio's handler would only cancel the blocked task.)"""
     before = signal.getsignal(signal.SIGINT)
-    if callable(before):  # in the background of a shell the signal is ignored, and there is no handler to call
+    if callable(before):  # a shell's background process ignores the signal and has no handler
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return sys.stdin.buffer.read()

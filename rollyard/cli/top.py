@@ -20,7 +20,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.top import TopView
 
 REFRESH_SECONDS = 2.0
-"""Interval in which node agents and engines report."""
+"""Interval between two reports of a node agent or an engine."""
 LEAST_SECONDS = 0.2
 GROUPS = ("inference", "rollouts")
 
@@ -42,8 +42,8 @@ async def top(
 ) -> None:
     """Show live metrics of pools.
 
-    They are tokens a second, sessions, cache use, stages and rollouts a minute. Rollouts are counted over the last
-    minute, the other rates over the last 15 seconds. A dash stands for an unknown value.
+    The metrics are tokens a second, sessions, cache use, stages and rollouts a minute. Rollouts are counted over the
+    last minute, other rates over the last 15 seconds. A dash stands for an unknown value.
     """
     where = None if all_namespaces else namespace
 
@@ -65,7 +65,7 @@ async def top(
 
 
 def select_pools(found: TopView, words: tuple[str, ...]) -> TopView:
-    """Return the named pools, or one of the two groups. Raises NotFound for an unknown pool."""
+    """Return the pools that `words` select by name or by kind (`GROUPS`). Raises NotFound for an unknown name."""
     if not words:
         return found
     names = {pool.name for pool in (*found.inference_pools, *found.rollout_pools)}
@@ -90,7 +90,7 @@ def _print(found: TopView, form: str, empty: str) -> None:
 
 
 async def _follow(poll: Callable[[], Coroutine[Any, Any, TopView]], pause: float, empty: str) -> None:
-    """Fill the terminal until Ctrl-C. While the server does not answer, the last tables stay, with a note."""
+    """Show the tables on the whole terminal until Ctrl-C. Without an answer the last tables stay, with a note."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

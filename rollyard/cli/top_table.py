@@ -1,4 +1,4 @@
-"""The tables of `rollyard top` as lines of text: pools, with their endpoints below each."""
+"""The tables of `rollyard top` as lines of text. The endpoints of a pool follow the pool's line."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ OPTIONAL_COLUMNS = [
 ]
 """Columns to leave out on a narrow terminal, in this order."""
 REASON_LENGTH = 24
-"""The last column is cut to this number of characters before any column is left out."""
+"""Number of characters to which the last column is shortened before another column is left out."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
-"""Number of characters of a checksum that are shown: enough to distinguish two."""
+"""Number of characters of a version that are shown; enough to distinguish two checksums."""
 UNKNOWN = "-"
 
 
@@ -46,8 +46,8 @@ class Line:
 def lines(top: TopView, height: int | None = None, width: int | None = None) -> list[Line]:
     """Return the lines for these pools; none if there are no pools.
 
-    `height` and `width` are those of the terminal, in characters. Endpoints and columns that do not fit are left out. A
-    line gives the number of such endpoints, and the names of such columns.
+    `height`, `width`: size of the terminal in characters. Endpoints and columns that do not fit are left out; the lines
+    give the number of these endpoints and the names of these columns.
     """
     serving, running = top.inference_pools, top.rollout_pools
     spaces = len({pool.namespace for pool in (*serving, *running)}) > 1
@@ -55,7 +55,7 @@ def lines(top: TopView, height: int | None = None, width: int | None = None) -> 
     if serving:
         left = (
             height if height is None or width is None else height - 3
-        )  # room for lines that name missing columns: two below the first table, one below the next
+        )  # room for the lines that name missing columns: two below the first table, one below the second
         found += _inference_lines(serving, _endpoint_rows(serving, running, left), spaces, width)
     if running:
         found += [Line("")] if found else []
@@ -66,7 +66,7 @@ def lines(top: TopView, height: int | None = None, width: int | None = None) -> 
 def _endpoint_rows(
     serving: Sequence[InferencePoolTop], running: Sequence[RolloutPoolTop], height: int | None
 ) -> int | None:
-    """Return how many endpoint lines each pool may have; None if all fit."""
+    """Return the greatest number of endpoint lines for each pool; None if all endpoints fit."""
     rest = 1 + len(serving) + (2 + len(running) if running else 0)
     if height is None or rest + sum(len(pool.endpoints) for pool in serving) <= height:
         return None
@@ -89,7 +89,7 @@ def _inference_lines(
 
 
 def _most_relevant(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
-    """Return all endpoints if there is room, else the most relevant: those that are not ready, then the busiest."""
+    """Return all endpoints if they fit. Otherwise return first those that are not ready, then the busiest endpoints."""
     if room is None or len(endpoints) <= room:
         return endpoints
     return sorted(endpoints, key=lambda e: (e.ready, -e.sessions, e.id))[: room - 1]
@@ -105,7 +105,7 @@ def _style_rows(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int
 
 
 def _fit_columns(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[Sequence[str]], list[str]]:
-    """Return the rows with the columns that fit, and the names of the columns that do not."""
+    """Return the rows without the columns that do not fit, and the names of these columns."""
     if width is None:
         return rows, []
     header, left_out = rows[0], list[str]()

@@ -19,7 +19,7 @@ from rollyard.kinds.schema.validation import problems_of
 from rollyard.kinds.weights import WeightsOperation, WeightsStatus, WeightsUpdate
 
 SHOWN = 5
-"""Number of versions of the history that are shown."""
+"""Number of versions that are shown."""
 
 
 @click.command()
@@ -103,7 +103,7 @@ def _progress(operation: WeightsOperation) -> str:
 
 
 def weights_lines(weights: WeightsStatus) -> list[str]:
-    """Return lines for people: the versions, newest first, and the last update."""
+    """Return text lines with the versions, newest first, and the last update."""
     if weights.current is None and weights.operation is None:
         return []
     now = datetime.now(UTC)

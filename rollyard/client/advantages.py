@@ -1,8 +1,8 @@
 """Advantages of groups of rewards, as plain functions on arrays.
 
 Each function takes rewards of shape [n] (one group) or [groups, n], and returns float64 of the same shape. NaN or None
-marks a rollout without a reward, for example one that ended InfraFailed. Such a rollout counts in no baseline; its
-advantage is 0.
+marks a rollout without a reward, for example after InfraFailed. Baselines leave such a rollout out, and its advantage
+is 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Advantage = Callable[[ArrayLike], NDArray[np.float64]]
 def grpo(rewards: ArrayLike, epsilon: float = 1e-4) -> NDArray[np.float64]:
     """(r - mean) / (std + epsilon) of the group. DeepSeekMath, arXiv 2402.03300, section 4.1.2.
 
-    The standard deviation is that of the sample (divisor n - 1), as in TRL and verl.
+    The standard deviation has the divisor n - 1, as in TRL and verl.
     """
     r, count, deviations = _deviations(rewards)
     variance = np.nansum(deviations**2, axis=-1, keepdims=True) / np.maximum(count - 1, 1)
@@ -41,18 +41,18 @@ def leave_one_out(rewards: ArrayLike) -> NDArray[np.float64]:
 
 
 ADVANTAGES: dict[str, Advantage] = {"grpo": grpo, "mean_baseline": mean_baseline, "leave_one_out": leave_one_out}
-"""Name -> function, for `training_rows.collate`."""
+"""The functions by name, for `training_rows.collate`."""
 
 
 def group_advantages(rewards: Sequence[float | None], kind: str = "grpo") -> NDArray[np.float64]:
-    """Return the advantages of one group by the function of this name. Raises ValueError for an unknown name."""
+    """Return the advantages of one group, by the function named `kind`. Raises ValueError for an unknown name."""
     if kind not in ADVANTAGES:
         raise ValueError(f"unknown advantages {kind!r}; choose one of {', '.join(ADVANTAGES)}")
     return ADVANTAGES[kind]([np.nan if r is None else r for r in rewards])
 
 
 def _deviations(rewards: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the rewards, how many there are, and their deviations from the mean of the group."""
+    """Return the rewards, the number of rewards in each group, and the rewards' deviations from the group's mean."""
     r = np.asarray(rewards, dtype=np.float64)
     count = np.sum(~np.isnan(r), axis=-1, keepdims=True)
     mean = np.nansum(r, axis=-1, keepdims=True) / np.maximum(count, 1)

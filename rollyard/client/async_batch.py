@@ -1,4 +1,4 @@
-"""`AsyncBatch`: the groups of one batch as an async iterator, which continues after restarts of the server."""
+"""`AsyncBatch`: an async iterator over the groups of one batch. Iteration continues after restarts of the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAIT_SECONDS = 30.0
 
 
 class BatchCalls(Protocol):
-    """Calls of the client that a batch needs."""
+    """Methods of the client that `AsyncBatch` uses."""
 
     async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView: ...
 
@@ -36,7 +36,7 @@ class BatchCalls(Protocol):
 class AsyncBatch:
     """Iterator over delivered groups, made by `AsyncClient.batch`.
 
-    It ends when the batch has ended and the iterator has returned all groups; `view.status` has the reason.
+    Iteration ends when the batch has ended and all its groups were returned. `view.status` tells how the batch ended.
     """
 
     def __init__(
@@ -57,9 +57,9 @@ class AsyncBatch:
             self.id = request.id or f"b-{secrets.token_hex(6)}"
             self._request = evolve(request, id=self.id)
         self.after = after
-        """Number of the last delivery that the iterator returned. Another process continues there with this as `after`."""
+        """Number of the last delivery that the iterator returned. Another process can continue with this `after`."""
         self.view: BatchView | None = None
-        """State of the batch as last seen."""
+        """State of the batch in the server's last answer."""
         self._created = False
         self._ready: deque[Group] = deque()
         self._last = False
@@ -69,7 +69,10 @@ class AsyncBatch:
         return self
 
     async def __anext__(self) -> Group:
-        """Wait for the next group, however long, also while the server cannot be reached. Raises NotFound, Conflict."""
+        """Wait for the next group without a time limit, even while the server is unreachable.
+
+        Raises NotFound, Conflict.
+        """
         backoff, logged = Backoff(), ""
         while not self._ready:
             if self._last:
@@ -79,7 +82,7 @@ class AsyncBatch:
                 await self._read()
                 backoff.reset()
             except Unavailable as error:
-                if str(error) != logged:  # one log line for the same error, however long it lasts
+                if str(error) != logged:  # an error that lasts is logged once
                     logged = str(error)
                     log.warning("still waiting for groups of batch %s: %s", self.id, error)
                 await backoff.wait(error.retry_after or 0)
@@ -97,11 +100,11 @@ class AsyncBatch:
         self._see(page.batch)
 
     async def acknowledge(self, upto: int | None = None) -> BatchView:
-        """Tell the server that all groups up to this delivery were used; by default all that the iterator returned."""
+        """Acknowledge all groups up to delivery `upto`; by default all groups that the iterator returned."""
         return self._see(await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace))
 
     async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
-        """End the batch. Its unfinished groups are carried over, or cancelled."""
+        """End the batch. Its unfinished groups are carried over to a later batch; "cancel" cancels them."""
         return self._see(await self._client.cancel_batch(self.id, self._namespace, rollouts=rollouts))
 
     def _see(self, view: BatchView) -> BatchView:

@@ -1,4 +1,4 @@
-"""`AsyncClient`: objects and rollouts, for trainers and the CLI."""
+"""`AsyncClient`: the server's API for trainers and for the command line."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
-"""Short, because requests of agents wait meanwhile."""
+"""Short, because requests of agents wait during a transfer."""
 WAITS_AT_ONCE = 256
-"""Greatest number of requests of one `as_completed` that wait at the server at the same time."""
+"""Greatest number of requests that one `as_completed` keeps open at the same time."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
@@ -62,10 +62,10 @@ class AsyncClient:
         warn: Callable[[str], None] = log.warning,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
-        """Raises BadRequest when no server is known.
+        """Raises BadRequest if the kubeconfig is missing or invalid.
 
-        `warn`: called with the server's warnings (for example that a pool could not be checked), and when a call waits
-        for the server. `retry_seconds`: time for which a call waits for an unreachable server.
+        `warn`: function that gets the server's warnings (for example that a pool could not be checked), and a text when
+        a call waits for the server. `retry_seconds`: time for which a call waits for an unreachable server.
         """
         self.context = context or load_context(kubeconfig)
         self._http = ServerConnection(self.context, warn=warn, retry_seconds=retry_seconds)
@@ -91,15 +91,15 @@ class AsyncClient:
     async def list_objects(
         self, kind: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[KindObject], str]:
-        """List all objects of a kind, in one namespace or in all; return them and the resourceVersion to watch from."""
+        """Return all objects of a kind, in one namespace or in all, and the resourceVersion from which to watch."""
         query = {k: v for k, v in (("labelSelector", labels), ("fieldSelector", fields)) if v}
         body = await self._http.json("GET", _path(kind, namespace), query=query)
         return [parse_object(item) for item in body["items"]], body["metadata"]["resourceVersion"]
 
     async def apply(self, obj: KindObject, *, dry_run: bool = False) -> tuple[Change, KindObject]:
-        """Create or update the object. Fields that an earlier apply set, and this one omits, are removed.
+        """Create or update the object. Fields that an earlier apply has set and `obj` omits are removed.
 
-        The earlier manifest is stored in kubectl's own annotation, so both tools can be used on one object.
+        kubectl's annotation stores the earlier manifest, so you can apply one object with kubectl and with this client.
         """
         config = manifest_of(obj)
         text = json.dumps(config, separators=(",", ":"), sort_keys=True)
@@ -133,12 +133,12 @@ class AsyncClient:
         return [EndpointStatus.model_validate(item) for item in body["items"]]
 
     async def add_endpoint(self, pool: ObjectKey, endpoint: ExternalEndpoint) -> None:
-        """Add a model server that others run, or change its capacity or token. Raises NotFound, Invalid."""
+        """Add an external model server, or change a listed server's capacity or token. Raises NotFound, Invalid."""
         path = _path(pool.kind, pool.namespace, pool.name) + "/endpoints"
         await self._http.json("POST", path, body=endpoint.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     async def remove_endpoint(self, pool: ObjectKey, url: str) -> None:
-        """Remove a model server; its work moves to others. Raises NotFound."""
+        """Remove an external model server. The server's sessions move to other servers. Raises NotFound."""
         path = _path(pool.kind, pool.namespace, pool.name) + "/endpoints"
         await self._http.json("DELETE", path, query={"url": url})
 
@@ -149,7 +149,7 @@ class AsyncClient:
     async def watch(
         self, kind: str, namespace: str | None = None, *, since: str = "0", fields: str = ""
     ) -> AsyncIterator[tuple[str, KindObject]]:
-        """Yield (ADDED | MODIFIED | DELETED, object) for ever; reconnect after a broken connection."""
+        """Yield (ADDED | MODIFIED | DELETED, object) without end. Reconnect after a broken connection."""
         backoff = Backoff()
         while True:
             query = {"watch": "true", "resourceVersion": since}
@@ -172,7 +172,10 @@ class AsyncClient:
             await backoff.wait()
 
     async def submission(self, pool: Pool | ObjectKey) -> Submission:
-        """Return the batch script and jobs for the given pool, or for a stored one. Raises Invalid, NotFound."""
+        """Return the batch script and the submits for `pool`, or for the stored pool of this key.
+
+        Raises Invalid, NotFound.
+        """
         key = pool if isinstance(pool, ObjectKey) else pool.key
         path = _path(key.kind, key.namespace, key.name) + "/script"
         if isinstance(pool, ObjectKey):
@@ -184,7 +187,7 @@ class AsyncClient:
         return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
 
     async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
-        """Begin an update, or join it if it has begun; return once it is on disk.
+        """Begin an update, and return when it is on disk. If the same update has begun before, return its state.
 
         Raises Conflict for a version that already names other weights, Invalid when the engines cannot be updated,
         NotFound.
@@ -193,7 +196,7 @@ class AsyncClient:
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
 
     async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus:
-        """Wait until the update to this version is done, has failed, or is superseded by another. There is no time limit."""
+        """Wait without a time limit until the update to this version is done, failed, or superseded by another update."""
         backoff = Backoff()
         while True:
             try:
@@ -216,14 +219,14 @@ class AsyncClient:
     ) -> WeightsStatus:
         """Begin an update with `transfer`, and move the weights into every waiting engine until the update has ended.
 
-        `send` is called with the engines that wait together: all of a pool in modes Pause and Abort, a quarter in
-        Drain. If it raises an ApiError, the error is logged and `send` is called again. An engine that never gets
-        weights this way reads the folder. Raises the errors of `update_weights`.
+        `send` gets the engines that wait at the same time: in modes Pause and Abort all engines of the pool, in Drain a
+        quarter of them. If `send` raises an ApiError, the error is logged and `send` is called again. An engine that
+        gets no weights from `send` reads the folder. Raises the errors of `update_weights`.
         """
         found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
         while (last := found.operation) is not None and last.target.version == update.version and last.is_running:
             waiting = set(last.receivers)
-            sent &= waiting  # an engine that is listed again has restarted meanwhile
+            sent &= waiting  # an engine that left the list and comes back has restarted
             try:
                 if new := sorted(waiting - sent):
                     await send([WeightsReceiver(self._http, _weights_path(namespace, pool), id) for id in new])
@@ -233,7 +236,7 @@ class AsyncClient:
                 log.warning("weights %s did not reach %s: %s", update.version, ", ".join(new), error)
                 await backoff.wait()
             await asyncio.sleep(RECEIVERS_POLL_SECONDS)
-            # while the server cannot be reached, the engines continue the update by themselves
+            # while the server is unreachable, the engines continue the update without it
             with contextlib.suppress(Unavailable):
                 found = await self.weights_status(namespace, pool)
         return found
@@ -247,7 +250,7 @@ class AsyncClient:
         mode: Mode = "Pause",
         keep: int = 2,
     ) -> WeightsPush:
-        """Context that pushes a trainer's weights: `async with client.weights("policy") as w: await w.push(model)`."""
+        """Push a trainer's weights: `async with client.weights("policy") as w: await w.push(model)`."""
         return WeightsPush(self, pool, folder=folder, namespace=namespace, mode=mode, keep=keep)
 
     async def top(self, namespace: str | None = None) -> TopView:
@@ -258,9 +261,9 @@ class AsyncClient:
     async def log(
         self, namespace: str, allocation: str, *, follow: bool = False, tail: int | None = None
     ) -> AsyncIterator[bytes]:
-        """Yield an allocation's output; with `follow` as it is written, from start to end, across broken connections.
+        """Yield an allocation's output. With `follow`, continue until the job's end, and reconnect when necessary.
 
-        Raises NotFound when there is none; Unavailable when the connection breaks without `follow`.
+        Raises NotFound if there is no output; without `follow`, Unavailable if the connection breaks.
         """
         path, backoff = _path("Allocation", namespace, allocation) + "/log", Backoff()
         query = {"follow": "1"} if follow else {}
@@ -288,7 +291,7 @@ class AsyncClient:
     # rollouts
 
     async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
-        """Submit rollouts; return their ids in order. A request without an id gets one, so that retries are safe."""
+        """Submit rollouts; return their ids in order. A request without an id gets an id here, which makes retries safe."""
         named = [r if r.id else evolve(r, id=f"r-{secrets.token_hex(8)}") for r in requests]
         body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
         answer = await self._http.json("POST", "/v1/rollouts", query=self._query(namespace), body=body)
@@ -297,7 +300,7 @@ class AsyncClient:
     async def rollout(
         self, id: str, namespace: str | None = None, *, wait: float = 0
     ) -> tuple[RolloutView, Trajectory | None]:
-        """Return the rollout, and its trajectory once it has ended. Raises NotFound."""
+        """Return the rollout, and its trajectory if the rollout has ended. Raises NotFound."""
         view, columns = await self.rollout_columns(id, namespace, wait=wait)
         return view, await _trajectory(columns) if columns is not None else None
 
@@ -305,23 +308,23 @@ class AsyncClient:
         self, id: str, namespace: str | None = None, *, wait: float = 0
     ) -> tuple[RolloutView, Columns | None]:
         """Do the same as `rollout`, with the trajectory as arrays. Raises NotFound."""
-        from rollyard.client import rollout_answers  # numpy: most commands do without it
+        from rollyard.client import rollout_answers  # imported here: it needs numpy, most commands do not
 
         query = {**self._query(namespace), "wait": str(wait)}
         kind, data = await self._http.get_bytes(f"/v1/rollouts/{id}", query, rollout_answers.ACCEPT)
         return rollout_answers.read_rollout(kind, data)
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
-        """Wait until the rollout has ended, however long, also while the server cannot be reached. Raises NotFound.
+        """Wait for the rollout's end without a time limit, even while the server is unreachable. Raises NotFound.
 
-        Set a limit around the call if you need one, such as `asyncio.timeout`.
+        For a limit, use `asyncio.timeout`.
         """
         backoff, logged = Backoff(), ""
         while True:
             try:
                 _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
             except Unavailable as error:
-                if str(error) != logged:  # one log line for the same error, however long it lasts
+                if str(error) != logged:  # an error that lasts is logged once
                     logged = str(error)
                     log.warning("still waiting for rollout %s: %s", id, error)
                 await backoff.wait(error.retry_after or 0)
@@ -350,13 +353,13 @@ class AsyncClient:
     async def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Return `queued`, a number for each stage and terminal status, and `reward_mean`."""
+        """Return the numbers of rollouts that are `queued`, in each stage and in each terminal status; `reward_mean`."""
         query = self._query(namespace, pool=pool, group=group)
         counts: dict[str, Any] = await self._http.json("GET", "/v1/rollouts/counts", query=query)
         return counts
 
     async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
-        """Cancel a rollout. It is terminal at once; a rollout that has ended stays unchanged. Raises NotFound."""
+        """Cancel a rollout, which ends at once. An ended rollout does not change. Raises NotFound."""
         return RolloutView.model_validate(
             await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._query(namespace))
         )
@@ -364,12 +367,15 @@ class AsyncClient:
     async def cancel_rollouts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> int:
-        """Cancel all unfinished rollouts of a group or a pool; return how many. Raises BadRequest where neither is given."""
+        """Cancel all unfinished rollouts of a group or a pool, and return their number.
+
+        Raises BadRequest if neither a group nor a pool is given.
+        """
         query = self._query(namespace, pool=pool, group=group)
         return int((await self._http.json("DELETE", "/v1/rollouts", query=query))["cancelled"])
 
     async def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> AsyncGenerator[Trajectory]:
-        """Yield the trajectories of rollouts in the order in which they end. Raises NotFound."""
+        """Yield the trajectories of rollouts in the order in which the rollouts end. Raises NotFound."""
         gate = asyncio.Semaphore(WAITS_AT_ONCE)
 
         async def ended(id: str) -> Trajectory:
@@ -386,21 +392,21 @@ class AsyncClient:
             await asyncio.gather(*waits, return_exceptions=True)
 
     async def wait_many(self, ids: Sequence[str], namespace: str | None = None) -> list[Trajectory]:
-        """Wait until all of these rollouts have ended; return them in the order of the argument. Raises NotFound."""
+        """Wait until all these rollouts have ended. Return their trajectories in the order of `ids`. Raises NotFound."""
         found = {t.id: t async for t in self.as_completed(dict.fromkeys(ids), namespace)}
         return [found[id] for id in ids]
 
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Trajectory]]:
-        """Yield (cursor, trajectory) of each rollout as it ends, for ever; reconnect after a broken connection."""
+        """Yield (cursor, trajectory) for each rollout that ends, without end. Reconnect after a broken connection."""
         async for cursor, columns in self.stream_columns(namespace, pool=pool, group=group, after=after):
             yield cursor, await _trajectory(columns)
 
     async def stream_columns(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Columns]]:
-        """Do the same as `stream`, with each trajectory as arrays. `wire.columns.join` puts several together."""
+        """Do the same as `stream`, with each trajectory as arrays. `wire.columns.join` joins several trajectories."""
         from rollyard.client import rollout_answers
 
         backoff = Backoff()
@@ -424,9 +430,9 @@ class AsyncClient:
     async def put_dataset(
         self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
     ) -> DatasetView:
-        """Upload tasks, or a file of JSON lines, as a dataset. The same content again changes nothing.
+        """Upload tasks, or a file of JSON lines, as a dataset. A second upload of the same content changes nothing.
 
-        Raises Conflict if the name has other tasks, Invalid with the number of each wrong line.
+        Raises Conflict if the dataset exists with other tasks, Invalid with the number of each wrong line.
         """
         body = await asyncio.to_thread(tasks.read_bytes if isinstance(tasks, Path) else lambda: _lines_of(tasks))
         path, query = f"/v1/datasets/{name}", self._query(namespace)
@@ -440,19 +446,23 @@ class AsyncClient:
         return [DatasetView.model_validate(item) for item in body["datasets"]]
 
     async def dataset(self, name: str, namespace: str | None = None) -> DatasetView:
-        """Return a dataset's digest and size. Raises NotFound."""
+        """Return a dataset's digest and size, and the history of its tasks. Raises NotFound."""
         return DatasetView.model_validate(
             await self._http.json("GET", f"/v1/datasets/{name}", query=self._query(namespace))
         )
 
     async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
-        """Delete a dataset, with its history and the position in it. Raises NotFound, Conflict while a batch draws from it."""
+        """Delete a dataset, the history of its tasks, and the saved position of its next task.
+
+        Raises NotFound, Conflict while a batch draws from the dataset.
+        """
         await self._http.json("DELETE", f"/v1/datasets/{name}", query=self._query(namespace))
 
     async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView:
-        """Create a batch, or attach to the one with this id and body. If the request has no id, it gets one here.
+        """Create a batch, or attach to the batch with the same id and body.
 
-        So retries are safe. Raises Conflict for an id with another body, Invalid.
+        A request without an id gets an id here, so that retries are safe. Raises Conflict if a batch with this id has
+        another body, Invalid.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"b-{secrets.token_hex(6)}"}
         return BatchView.model_validate(
@@ -471,7 +481,10 @@ class AsyncClient:
     async def groups(
         self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
     ) -> GroupPage:
-        """Return delivered groups after this delivery. `wait`: seconds to wait for the next one. Raises NotFound."""
+        """Return groups that were delivered after delivery `after`. `wait`: seconds to wait if there is none.
+
+        Raises NotFound.
+        """
         from rollyard.client import rollout_answers
 
         columns = await self.groups_columns(id, namespace, after=after, wait=wait, limit=limit)
@@ -492,7 +505,7 @@ class AsyncClient:
         return await asyncio.to_thread(rollout_answers.read_groups, kind, data)
 
     async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
-        """Tell the server that all groups of a batch up to this delivery were used. Raises NotFound, Invalid."""
+        """Acknowledge that all groups of a batch up to delivery `upto` were used. Raises NotFound, Invalid."""
         path = f"/v1/batches/{id}/acknowledge"
         return BatchView.model_validate(
             await self._http.json("POST", path, query=self._query(namespace), body={"upto": upto})
@@ -501,7 +514,7 @@ class AsyncClient:
     async def cancel_batch(
         self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
     ) -> BatchView:
-        """End a batch. Its unfinished groups are carried over, or cancelled. Raises NotFound."""
+        """End a batch. Its unfinished groups are carried over to a later batch; "cancel" cancels them. Raises NotFound."""
         query = self._query(namespace, rollouts=rollouts)
         return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
 
@@ -510,8 +523,8 @@ class AsyncClient:
     ) -> AsyncBatch:
         """Iterate over the groups of a batch: `async for group in client.batch(request)`.
 
-        `request`: a batch that is created at the first step, or the id of an existing one. `after`: last delivery that
-        the caller has already. `progress`: show a progress bar.
+        `request`: the batch to create at the first step, or the id of an existing batch. `after`: number of the last
+        delivery that the caller already has. `progress`: show the batch's state on the terminal.
         """
         return AsyncBatch(self, request, namespace, after=after, progress=progress)
 
@@ -520,11 +533,11 @@ class AsyncClient:
     async def open_session(
         self, request: SessionRequest, namespace: str | None = None, *, wait: float = 0.0
     ) -> SessionOpened:
-        """Open a session; return its URL for model calls and its key. If the request has no id, it gets one here.
+        """Open a session; return its key and its URL for model calls. A request without an id gets an id here.
 
-        `wait`: seconds to wait for an endpoint. A pool without an endpoint may need minutes; the session counts as
-        demand meanwhile. Raises Invalid, Conflict for an id of a different session, TooManyRequests, Unavailable
-        without an endpoint.
+        `wait`: seconds to wait for an endpoint. A pool without an endpoint may need minutes; during this time the
+        session counts as demand. Raises Invalid, Conflict if the id belongs to a different session, TooManyRequests,
+        Unavailable if there is no endpoint.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
         backoff, loop = Backoff(), asyncio.get_running_loop()
@@ -558,7 +571,7 @@ def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:
 
 
 async def _trajectory(columns: Columns) -> Trajectory:
-    """Make the trajectory in a thread, because a trainer's loop has other work."""
+    """Build the trajectory in a thread, so that the trainer's event loop is not blocked."""
     (found,) = await asyncio.to_thread(columns.trajectories)
     return found
 
@@ -581,7 +594,7 @@ def manifest_of(obj: KindObject) -> dict[str, Any]:
 
 
 def _patch(before: Any, wanted: Any) -> Any:
-    """Return a merge patch to `wanted`: fields of `before` that it omits are removed."""
+    """Return a merge patch to `wanted`. The patch removes fields that `before` has and `wanted` omits."""
     if not isinstance(before, dict) or not isinstance(wanted, dict):
         return wanted
     removed: dict[str, Any] = {k: None for k in before if k not in wanted}

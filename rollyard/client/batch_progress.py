@@ -9,7 +9,7 @@ from rollyard.kinds.batch import BatchView
 
 
 class BatchProgress:
-    """One line on stderr that is overwritten in place; nothing if stderr is not a terminal."""
+    """Shows one line on stderr and overwrites it at each change. Shows nothing if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._shown = False
@@ -21,14 +21,14 @@ class BatchProgress:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """End the line, so that it stays and later output begins below it."""
+        """End the line, so that later output begins below it."""
         if self._shown:
             sys.stderr.write("\n")
             self._shown = False
 
 
 def progress_line(view: BatchView, now: float) -> str:
-    """State of a batch in one line. `now`: Unix seconds."""
+    """Return the state of a batch in one line. `now`: Unix seconds."""
     settled = view.delivered + view.filtered.total
     share = f"{view.filtered.total / settled:.0%} filtered" if settled else "none filtered"
     of = f" of {view.target}" if view.target is not None else ""

@@ -1,4 +1,4 @@
-"""The server's address and the client's identity: a standard kubeconfig."""
+"""The server's address and the client's token, from a standard kubeconfig."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ VARIABLE = "ROLLYARD_KUBECONFIG"
 
 @dataclass(frozen=True)
 class Context:
-    """One server and one identity."""
+    """Address of a server, and token of a client."""
 
     url: str
     ca_pem: str | None
     token: str
     namespace: str
     endpoint_file: Path | None
-    """`endpoint.json` beside the kubeconfig. After the server has moved, it is newer than the URL in the kubeconfig."""
+    """`endpoint.json` beside the kubeconfig. Each new server writes its URL there; the kubeconfig's URL may be older."""
 
     def current_url(self) -> str:
         if self.endpoint_file is not None:

@@ -1,4 +1,4 @@
-"""A node agent's connection to the server: one WebSocket that reconnects for ever, to the server's current address."""
+"""A node agent's connection to the server: one WebSocket, opened again whenever it breaks or the server moves."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WELCOME_SECONDS = 10.0
 
 
 class NodeConnection:
-    """Connects, sends hello, and passes messages both ways. A message sent without a connection is dropped.
+    """Connects, sends Hello, and passes messages in both directions. Without a connection, messages are dropped.
 
-    Nothing is lost by this, because the next hello lists all leases that the node agent holds.
+    A dropped message does no harm, because the next Hello lists all leases that the node agent holds.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class NodeConnection:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
 
     async def run(self) -> None:
-        """Stay connected for ever.
+        """Stay connected without end.
 
-        Raises Fenced when another copy of this allocation has replaced this one, Incompatible when the server's release
-        does not work with this one.
+        Raises Fenced if the server refuses this process, because its job has ended or another process runs the
+        allocation. Raises Incompatible if the server cannot work with this release of the node agent.
         """
         backoff = Backoff()
         while True:
@@ -55,7 +55,7 @@ class NodeConnection:
             await backoff.wait()
 
     async def send(self, message: FromNode) -> bool:
-        """Send a message; return False when that is impossible now."""
+        """Send a message. Return False if there is no connection."""
         socket = self._socket
         if socket is None or socket.closed:
             return False

@@ -1,4 +1,4 @@
-"""Answers with trajectories: as columns, or as JSON from an older server."""
+"""Parsing of the server's answers with trajectories: columns, or JSON from an older server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCEPT = f"{CONTENT_TYPE}, */*;q=0.5"
 
 
 def read_rollout(content_type: str, data: bytes) -> tuple[RolloutView, Columns | None]:
-    """Return the rollout, and its trajectory once it has ended. Raises ValueError."""
+    """Return the rollout, and its trajectory if the rollout has ended. Raises ValueError."""
     if content_type == CONTENT_TYPE:
         columns = decode(data)
         return RolloutView.model_validate(columns.about["rollout"]), columns if len(columns) else None
@@ -41,7 +41,7 @@ def read_groups(content_type: str, data: bytes) -> Columns:
 
 
 def group_page(columns: Columns) -> GroupPage:
-    """Return the page with Python's own numbers. Raises ValueError."""
+    """Return the page with Python lists instead of arrays. Raises ValueError."""
     rollouts = iter(columns.trajectories())
     groups = [
         evolve(Group.model_validate({**about, "rollouts": []}), rollouts=list(islice(rollouts, about["rollouts"])))
