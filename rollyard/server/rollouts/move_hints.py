@@ -1,7 +1,8 @@
 """Hints to node agents that a rollout should move to another endpoint.
 
-The rollout asks for another endpoint between two turns, or at once if its own is out. Only then the server chooses and
-records the endpoint. So with a node agent that does not know the message the rollout stays at its endpoint.
+After a hint, the node agent requests another endpoint before the next turn, or in the middle of a turn if the present
+endpoint is out. The server chooses and records an endpoint only at this request. So nothing changes if an old node
+agent ignores the hint.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from rollyard.server.rollouts.leases import Leases
 from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
 REPEAT_SECONDS = 2.0
-"""Seconds between two hints to a lease on an endpoint that is out. At the first hint it may not have begun to sample."""
+"""Seconds between two hints to a lease on an endpoint that is out. A hint is lost if the rollout does not sample yet."""
 SETTLED_SECONDS = 60.0
-"""Seconds between two other hints. A moved session has just lost its cache; one that must leave already has its hint."""
+"""Seconds between two hints to a lease in all other cases. A session that has moved just lost its cache, so it should
+stay for a while. A session that has not moved still has the earlier hint."""
 
 
 class MoveHints:
@@ -26,7 +28,7 @@ class MoveHints:
         self._leases = leases
 
     def send(self, key: RolloutKey, endpoint: str, urgent: bool) -> bool:
-        """Send a hint, unless the lease has just had one; return whether it was sent."""
+        """Send a hint, unless the last one to this lease is too recent; return whether a hint was sent."""
         lease, now = self._leases.get(key), self._clock.monotonic()
         agent = self._agents.get(lease.holder) if lease is not None else None
         if lease is None or agent is None or now - lease.hinted_at < (REPEAT_SECONDS if urgent else SETTLED_SECONDS):

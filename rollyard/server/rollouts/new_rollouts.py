@@ -1,4 +1,4 @@
-"""Makes records from requests: ids, groups, and the digest by which bodies are compared."""
+"""Makes records from requests, with ids, groups, and digests that show whether two request bodies are equal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_TASK_BYTES = 1 << 20
 
 
 def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutRecord]:
-    """The n records of one request, with ids. Raises Invalid when the task is too large."""
+    """Return the n records of one request, with their ids. Raises Invalid if the request is too large."""
     name = request.id or f"r-{secrets.token_hex(8)}"
     group = request.group or (name if request.n > 1 else None)
     single = evolve(request, n=1, id=None, group=group)
     body = single.model_dump_json()
     if len(body) > MAX_TASK_BYTES:
         raise too_large(len(body))
-    text = single.model_dump_json(exclude_defaults=True)  # so that a field of a later release changes no digest
+    text = single.model_dump_json(exclude_defaults=True)  # a new field in a later release then changes no digest
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
@@ -57,9 +57,10 @@ def too_large(size: int) -> Invalid:
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert new records and attach to existing ones, all or none. Raises Conflict if an existing record has another body.
+    """Insert the new records. Return all records as stored, each with whether it is new.
 
-    Each record comes with the n of its request.
+    Each record comes with the n of its request. Raises Conflict if an existing record has another body, or if a group
+    belongs to a batch; then the transaction must be undone.
     """
     for namespace, group in {(r.namespace, r.group) for r, _ in records if r.group is not None}:
         if (found := tx.batches.group(namespace, group)) is not None:
@@ -86,7 +87,7 @@ def _with_queue_rank(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
-    """Compare with a record of an earlier release, whose digest covers the whole stored body with its defaults."""
+    """Compare the bodies, if an earlier release stored `there`: its digest covers the stored body with the defaults."""
     if there.digest != _digest(n, there.sample_index, there.request):
         return False
     stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))

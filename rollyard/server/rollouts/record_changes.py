@@ -1,4 +1,4 @@
-"""Changes of rollout records in one transaction. Their effects are carried out after the commit."""
+"""Changes of rollout records in one transaction. The effects of the changes are carried out after the commit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rollyard.server.store.base import RolloutRecord, Transaction
 
 @dataclass(slots=True)
 class RecordChanges:
-    """Changes that the writer collects, one object for each transaction."""
+    """Changes that the writer collects. Each transaction has its own object."""
 
     stepped: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = field(default_factory=list)
-    """Records before and after a step, with its effects."""
+    """For each step: the record before, the record after, the effects."""
     inserted: list[RolloutRecord] = field(default_factory=list)
-    """New records in the queue."""
+    """New records, which are queued."""
     ended: deque[RolloutRecord] = field(default_factory=deque)
-    """Rollouts of groups that became terminal and that no batch has counted yet."""
+    """Rollouts with a group that became terminal. No batch has counted them yet."""
     batches: set[BatchKey] = field(default_factory=set)
     """Batches that changed."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Number of groups that were drawn, or that got a verdict, for the metrics."""
+    """Numbers of groups for the metrics: under `drawn`, `cancelled` and each verdict."""
     ended_batches: list[BatchStatus] = field(default_factory=list)
     passed_over: int = 0
 
     def step(self, tx: Transaction, record: RolloutRecord, event: Event) -> RolloutRecord:
-        """Step one record and write it. Raises Fenced."""
+        """Step one record and write the result. Raises Fenced."""
         after, effects = step(record, event)
         if after is not record:
             after = tx.put(after)

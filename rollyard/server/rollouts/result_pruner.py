@@ -1,4 +1,4 @@
-"""Deletion of rollouts that were acknowledged or whose time to live has passed, and of the space of their results."""
+"""Deletes rollouts that were acknowledged or have outlived their time to live, and frees the space of their results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ log = logging.getLogger(__name__)
 
 PRUNE_SECONDS = 60.0
 RECLAIM_SECONDS = 600.0
-"""Seconds between two attempts to free space. One is costly, because it may read all records."""
+"""Seconds between two attempts to free space. An attempt is costly, because it may read all records."""
 ACKNOWLEDGED_SECONDS = 3600.0
-"""Time for which an acknowledged group stays: its trainer may restart from a checkpoint before the acknowledgement."""
+"""Seconds for which an acknowledged group is kept. The trainer may restart from a checkpoint that is older than the
+acknowledgement."""
 UNUSED_PACK_SECONDS = 86_400.0
-"""Time for which an unused pack is kept: a database from a backup of that age still finds all its results."""
+"""Seconds for which an unused pack is kept. A database from a backup of at most this age still finds all its results."""
 
 
 class ResultPruner:
@@ -48,7 +49,7 @@ class ResultPruner:
         now = self._clock.time()
 
         def end_of_life(pool: PoolKey) -> float:
-            return now - lives.get(pool, DEFAULT_TTL_SECONDS)  # the default for a pool that is gone
+            return now - lives.get(pool, DEFAULT_TTL_SECONDS)  # a deleted pool has the default
 
         pruned = await self._store.prune_rollouts(end_of_life)
         pruned += await self._store.prune_acknowledged(now - ACKNOWLEDGED_SECONDS)

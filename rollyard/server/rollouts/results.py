@@ -1,6 +1,6 @@
 """Trajectories for trainers, made from a record and its stored outcome.
 
-An outcome is stored as its node agent uploaded it: as columns, or from an older node agent as JSON.
+An outcome is stored in the form in which a node agent uploaded it: columns, or JSON from an older node agent.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
 
 MAX_HEADER_BYTES = 64 << 10
 EMPTY_OUTCOME = Outcome(status=Status.CANCELLED).model_dump(mode="json")
-"""Outcome in a trajectory for which none was stored."""
+"""Outcome in the trajectory of a rollout without a stored outcome."""
 
 
 def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
-    """Split an uploaded result: one line of JSON, then a zstd frame. Raises Invalid, TooLarge."""
+    """Split an uploaded result into the header (one line of JSON) and the zstd frame. Raises Invalid, TooLarge."""
     line, newline, frame = body.partition(b"\n")
     if not newline or len(line) > MAX_HEADER_BYTES:
         raise Invalid("a result must be one line of JSON (ResultHeader) followed by a zstd-compressed body")
@@ -53,7 +53,10 @@ def decompress(frame: bytes) -> bytes:
 
 
 def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None = None) -> RolloutView:
-    """Return the record as an entry of a list. `stage`: the holder's last report, if newer. `waiting`: why it is queued."""
+    """Return the record as an entry of a list.
+
+    `stage`: stage that the holder reported after the record was written. `waiting`: reason why the rollout waits.
+    """
     return RolloutView(
         id=record.id,
         namespace=record.namespace,
@@ -80,7 +83,7 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None 
 
 
 def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
-    """Return the trajectory as JSON. The node agent that wrote the stored outcome has validated it."""
+    """Return the trajectory as JSON. The stored outcome is not validated, because its node agent has done this."""
     found = EMPTY_OUTCOME
     if outcome is not None:
         found = decode(outcome).documents()[0] if is_columns(outcome) else json.loads(outcome)
@@ -88,7 +91,7 @@ def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
 
 
 def trajectory_columns(record: RolloutRecord, outcome: bytes | None) -> Columns:
-    """Return the trajectory as columns. No number is parsed, unless the outcome is stored as JSON. Raises ValueError."""
+    """Return the trajectory as columns. Numbers are parsed only if the outcome is stored as JSON. Raises ValueError."""
     if outcome is not None and is_columns(outcome):
         found = decode(outcome)
     else:
@@ -102,7 +105,7 @@ def trajectory_columns(record: RolloutRecord, outcome: bytes | None) -> Columns:
 def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the trajectory, with empty segments and turns.
 
-    Identity, status, reward and error come from the record, which alone decides how the rollout ended.
+    Identity, status, reward and error come from the record, because only the record decides how the rollout ended.
     """
     timings = {**Timings().model_dump(), **outcome["timings"], "queued": round(record.queued_seconds, 6)}
     return {

@@ -1,4 +1,7 @@
-"""The rollouts service: accepts, grants, takes back, ends. Its only own state is expiry times and waiting callers."""
+"""The rollouts service: accepts rollouts, takes leases back, ends rollouts, and informs waiting callers.
+
+Rollouts are in the store. The service itself keeps the leases' expiry times, completion rates and waiting callers.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SMALL_SUBMIT = 8
-"""Number of rollouts up to which a submit is expanded on the event loop. More take a while, and use a thread."""
+"""Greatest number of rollouts that a submit expands on the event loop. A larger submit takes longer, and uses a thread."""
 JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 SettleGroups = Callable[[Transaction, RecordChanges, float], None]
 """Function that updates groups and batches after rollouts have ended, at a time in Unix seconds."""
@@ -77,7 +80,7 @@ class RolloutService:
         leases: Leases,
         settle_groups: SettleGroups,
     ) -> None:
-        """`settle_groups` runs in each transaction."""
+        """`settle_groups` is called in each transaction."""
         self._store = store
         self._clock = clock
         self._agents = agents
@@ -85,21 +88,21 @@ class RolloutService:
         self.completion_rate = CompletionRate(clock)
         self._settle_groups = settle_groups
         self.rollout_queued = Signal[[PoolKey, float]]()
-        """Signal: this pool has work to grant from this time on (Unix seconds)."""
+        """Signal: this pool will have work to grant at this time (Unix seconds)."""
         self.batch_changed = Signal[BatchKey]()
         """Signal: a batch or one of its groups changed."""
         self._ended = asyncio.Event()
         self._waiting: dict[RolloutKey, set[asyncio.Event]] = {}
 
     async def recover(self) -> None:
-        """Give every lease in the store one full period to be renewed, after a restart."""
+        """Load the leases after a restart. Each lease in the store gets one full period to be renewed."""
         for record in await self._store.transact(lambda tx: tx.held()):
             self.leases.add(record)
 
     # clients
 
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
-        """Accept all of them or none; return once they are on disk, each with whether it is new. Raises Conflict."""
+        """Accept all requests or none. Return the stored records, each with whether it is new. Raises Conflict, Invalid."""
         now = self._clock.time()
 
         def expanded() -> list[tuple[RolloutRecord, int]]:
@@ -119,7 +122,7 @@ class RolloutService:
         return record
 
     async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
-        """Wait until the record is terminal or the time is up; return it. Raises NotFound."""
+        """Wait until the record is terminal, but at most for `seconds`; return the record. Raises NotFound."""
         event, key = asyncio.Event(), RolloutKey(namespace, id)
         waiting = self._waiting.setdefault(key, set())
         waiting.add(event)  # before the read, so that no end is missed
@@ -140,7 +143,7 @@ class RolloutService:
     async def stream(
         self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
     ) -> AsyncIterator[RolloutRecord | None]:
-        """Yield terminal records after this cursor, for ever; None if there was no record for a while."""
+        """Yield terminal records after this cursor, for ever. Yield None whenever `idle_seconds` pass without a record."""
         loop = asyncio.get_running_loop()
         due = loop.time() + idle_seconds
         while True:
@@ -152,7 +155,7 @@ class RolloutService:
                 if pool is None or record.pool == pool:
                     yield record
                     due = loop.time() + idle_seconds
-            if loop.time() >= due:  # also if rollouts end all the time
+            if loop.time() >= due:  # also if rollouts of other pools end all the time
                 yield None
                 due = loop.time() + idle_seconds
             if not rows:
@@ -161,13 +164,16 @@ class RolloutService:
     async def cancel(
         self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None
     ) -> RolloutRecord:
-        """End the rollout at once, in any stage. One that has ended stays as it is. Raises NotFound."""
+        """End the rollout immediately, in any stage. An ended rollout does not change. Raises NotFound."""
         event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
         await self._apply_events([(RolloutKey(namespace, id), event)])
         return await self.get(namespace, id)
 
     async def cancel_matching(self, filter: RolloutFilter) -> int:
-        """End all live rollouts that match now, some at a time; return how many ended. Later rollouts are left alone."""
+        """End the present rollouts that match, in several transactions; return how many matched.
+
+        Rollouts that are submitted meanwhile are not ended.
+        """
         last = await self._store.newest_seq()
         total = 0
         while found := await self._store.list_rollouts(filter):
@@ -181,7 +187,7 @@ class RolloutService:
         return total
 
     async def cancel_queued(self, pool: PoolKey, reason: str, message: str) -> int:
-        """End all rollouts in a pool's queue, some at a time; return how many ended."""
+        """End all rollouts in a pool's queue, in several transactions; return how many ended."""
         now, stages = self._clock.time(), (Stage.INIT, Stage.EVAL)
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -198,7 +204,10 @@ class RolloutService:
     async def run_stored(
         self, ref: LeaseRef, holder_uid: str, blob: bytes, versions: frozenset[str] = frozenset()
     ) -> None:
-        """Record that RUN is done. `versions`: weights that were sampled from. Raises Fenced. A repeated call is no error."""
+        """Record that RUN is done. `versions`: weights versions that sampled the rollout. Raises Fenced.
+
+        A repeated call has no effect.
+        """
         now = self._clock.time()
 
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -210,7 +219,7 @@ class RolloutService:
         await self._step_records(change)
 
     async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
-        """Record the holder's result and outcome: fence check, record and blob in one transaction. Raises Fenced."""
+        """Store the holder's result. One transaction checks the fence and writes record and blob. Raises Fenced, Invalid."""
         ref, now = header.lease, self._clock.time()
         summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
         status, sampled = Status(header.status), header.sampled
@@ -230,7 +239,7 @@ class RolloutService:
         await self._step_records(change)
 
     async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
-        """Record a fault: the rollout caused an error in the node agent's code. This counts as an attempt. Raises Fenced."""
+        """Record that the rollout caused an error in the node agent's code. This counts as a retry. Raises Fenced."""
         error = RolloutError(
             stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
         )
@@ -238,7 +247,7 @@ class RolloutService:
         await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), fault)])
 
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
-        """Take back a lease without a result. If the lease is void, nothing changes."""
+        """Take back a lease that has no result. If the lease is void, the record does not change."""
         event = Lost(self._clock.time(), ref.fence, reason, handed_back)
         try:
             await self._apply_events([(ref.rollout, event)])
@@ -247,7 +256,10 @@ class RolloutService:
             self._stop_void_holder(ref)
 
     async def judge_weights(self, pool: PoolKey, judge: JudgeWeights) -> int:
-        """Requeue or end rollouts that depend on weights versions, as `judge` decides; return how many."""
+        """Requeue or end the rollouts for which `judge` returns a verdict; return their number.
+
+        `judge` is called for each rollout of the pool that depends on weights versions.
+        """
         now = self._clock.time()
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -267,7 +279,7 @@ class RolloutService:
         return len(changed)
 
     async def lose_allocation(self, uid: str) -> None:
-        """Take back the leases of an allocation before they expire, because its job has certainly ended."""
+        """Take back the leases of an allocation whose job has certainly ended. This does not wait for their expiry."""
         for (namespace, id), lease in self.leases.of_allocation(uid):
             await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
 
@@ -297,12 +309,15 @@ class RolloutService:
         await self._step_records(change)
 
     async def _step_records(self, pick: Change) -> list[RolloutRecord]:
-        """Step the records that `pick` names, write them in one transaction, then carry out the effects."""
+        """Step the records that `pick` returns, write them in one transaction, then carry out the effects."""
 
         return await self.transact(lambda tx, changes: [changes.step(tx, record, event) for record, event in pick(tx)])
 
     async def transact(self, change: Callable[[Transaction, RecordChanges], T]) -> T:
-        """Run `change` in one transaction, which also updates the batches of ended rollouts; then carry out the effects."""
+        """Run `change` in one transaction; then carry out the effects.
+
+        The transaction also updates the batches of ended rollouts.
+        """
         now = self._clock.time()
 
         def run(tx: Transaction) -> tuple[T, RecordChanges]:
@@ -366,7 +381,7 @@ def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Even
 
 
 def _held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
-    """Return the record of a holder's lease. Raises Fenced if the lease is void or belongs to another."""
+    """Return the record of a lease. Raises Fenced if the rollout is unknown or another allocation holds it."""
     record = tx.get(ref.namespace, ref.id)
     if record is None:
         raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")

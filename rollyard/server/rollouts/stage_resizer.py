@@ -1,4 +1,4 @@
-"""Sends connected node agents the desired widths of their stages; `stage_widths` decides them."""
+"""Sends the desired widths of stages to connected node agents. `stage_widths` computes the widths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rollyard.wire.node import Resize
 log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.2
-"""Seconds between two rounds. Changes within this time are handled together."""
+"""Shortest time between two rounds. Changes within this time are handled together."""
 IDLE_SECONDS = 10.0
 
 
@@ -37,11 +37,11 @@ class _AgentWidths:
 
     history: History
     requested: dict[Stage, int] | None = None
-    """Widths that were last sent, so that an old node agent that ignores the message does not get it again and again."""
+    """Widths that were last sent. They are not sent again, even if an old node agent ignores the message."""
 
 
 class StageResizer:
-    """Resizes stages: one round for a pool when work arrives, or moves from one stage to the next."""
+    """Resizes stages. A pool gets a round when rollouts are queued, or when rollouts move to another stage."""
 
     def __init__(
         self,
@@ -66,14 +66,14 @@ class StageResizer:
         """Resize for ever."""
         while True:
             await self._waker.pause(IDLE_SECONDS)
-            # The idle round is a safety net after a failed one.
+            # If no pool is due, all pools get a round, because an earlier round may have failed.
             due = self._due or {a.pool for a in self._agents.all()}
             self._due = set()
             for pool in due:
                 try:
                     await self._resize(pool)
                 except NotFound:
-                    self._sized.pop(pool, None)  # the pool is gone, and its node agents will end too
+                    self._sized.pop(pool, None)  # the pool is deleted, and its node agents will end too
                 except RollyardError as error:
                     log.warning("the stage widths in pool %s/%s were not changed this time: %s", *pool, error)
             await asyncio.sleep(PAUSE_SECONDS)

@@ -1,11 +1,11 @@
-"""Widths of the stages of one allocation: sized for the queue, within its cores and memory. Pure.
+"""Widths of the stages of one allocation, computed from its work and its number of places. Pure.
 
-Capacity beyond the minimum widths goes to the stages that can use it, the last stage first: rollouts near their results
-are finished before others begin. So no stage's width depends on that of an earlier stage, and widths do not oscillate.
-INIT exceeds its minimum only as far as RUN can take its sandboxes; more sandboxes would wait and hold memory.
+Places beyond the minimum widths go to the last stage that can use them, so that rollouts near their results finish
+before others begin. No stage's width depends on the width of an earlier stage, so widths do not oscillate. INIT exceeds
+its minimum only as far as RUN can take the sandboxes, because a waiting sandbox holds memory.
 
-A stage keeps its highest need of the last `HOLD_SECONDS`. If the work in hand exceeds a new width, the node agent
-waits: a stage that should be narrower begins nothing new until enough of its work has ended.
+The need of a stage is the highest need of the last `HOLD_SECONDS`. If a stage has more work than its new width, the node
+agent begins no new work in this stage until enough of the work has ended.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ HOLD_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RecentPeak:
-    """Highest need of a stage in the last `HOLD_SECONDS`. A need lasts until the next one is known."""
+    """Highest need of a stage in the last `HOLD_SECONDS`. Each need lasts until the next call of `observe`."""
 
     need: int
     past: tuple[tuple[float, int], ...] = ()
-    """(time at which it ended, need) of earlier needs that still count. The oldest comes first, and is the highest."""
+    """Earlier needs that still count, as (time at which the need ended, need). The oldest and highest need is first."""
 
     def observe(self, now: float, need: int) -> Self:
         known = (*self.past, (now, self.need))
@@ -39,7 +39,7 @@ class RecentPeak:
 
     @property
     def expires_at(self) -> float | None:
-        """Time at which `value` falls if nothing happens; None if it never falls."""
+        """Time at which `value` falls without a further `observe`; None if it stays."""
         return self.past[0][0] + HOLD_SECONDS if self.past else None
 
 
@@ -52,7 +52,7 @@ class StageLoad:
     """Work for one allocation, by stage."""
 
     in_hand: Mapping[Stage, int]
-    """Number of rollouts that the node agent holds: in a stage worker, or waiting for one."""
+    """Number of rollouts that the node agent holds, including those that wait for a stage worker."""
     queued: Mapping[Stage, int]
     """The allocation's share of the pool's queue."""
 
@@ -61,22 +61,22 @@ class StageLoad:
 
 
 def share_of_queue(queued: Mapping[Stage, int], agents: int) -> dict[Stage, int]:
-    """Return the share of a pool's queue for each of this number of node agents."""
+    """Return the share of a pool's queue for one of `agents` node agents, rounded up."""
     return {stage: -(-n // agents) for stage, n in queued.items()} if agents else {}
 
 
 def initial(widths: Mapping[Stage, int]) -> History:
-    """Return the history of a newly seen allocation. Its present widths count as needed, so nothing shrinks at once."""
+    """Return the history of a newly seen allocation. Its present widths count as needs, so no stage shrinks immediately."""
     return {stage: RecentPeak(widths.get(stage, 0)) for stage in Stage}
 
 
 def plan_widths(
     history: History, load: StageLoad, stages: Stages, places: int, now: float
 ) -> tuple[History, dict[Stage, int] | None]:
-    """Return the history with the present needs, and the widths that follow from it.
+    """Return the history with the present needs, and the widths for these needs.
 
-    Each width is between `min` and `max` of its stage, and their sum is at most `places`. None if not even the minimum
-    widths fit: then the allocation has an earlier spec and will be replaced.
+    Each width is between `min` and `max` of its stage. The sum of the widths is at most `places`. The widths are None if
+    the minimum widths do not fit: then the allocation has an earlier spec and will be replaced.
     """
     spare = places - stages.init.workers.min - stages.run.workers.min - stages.eval.workers.min
     if spare < 0:
@@ -100,7 +100,7 @@ def plan_widths(
 
 
 def next_change_at(history: History) -> float | None:
-    """Return the time at which the widths may shrink if nothing happens (on the clock of `plan_widths`); None for never."""
+    """Return the time at which widths may shrink without new work, on the clock of `plan_widths`; None if none will."""
     return min((at for lately in history.values() if (at := lately.expires_at) is not None), default=None)
 
 

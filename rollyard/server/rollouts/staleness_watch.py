@@ -1,4 +1,4 @@
-"""Checks rollouts that depend on weights versions: at each change of the weights, and at intervals for the rest."""
+"""Checks rollouts that depend on weights versions: after each change of the weights, and every `POLL_SECONDS`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
 GRACE_SECONDS = 30.0
-"""Seconds for which a version without endpoints may come back. Engines register again after a server's start, and a
-silent or ejected one may soon be healthy. A rollout that was ended because of its version does not come back."""
+"""Seconds for which a version that no endpoint serves is not yet counted as gone. After a server's start, engines need
+time to register again. A silent or ejected engine may soon be healthy. A rollout, once ended, stays ended."""
 MAX_PASSES = 3
-"""Number of passes of one check. A rollout that one pass requeues may end in the next."""
+"""Greatest number of passes in one check. A rollout that one pass requeues may be ended by the next pass."""
 
 
 @dataclass(slots=True)
 class _PoolVersions:
-    """Versions seen in one pool, with monotonic seconds."""
+    """Weights versions seen in one pool. Times are in monotonic seconds."""
 
     since: float
     seen: dict[str, float] = field(default_factory=dict)
@@ -37,7 +37,10 @@ class _PoolVersions:
 
 
 class StalenessWatch:
-    """Decides from the store and the endpoints' reports. A restart loses only the time since which a version is missing."""
+    """Checks rollouts on the basis of the store and the endpoints' reports.
+
+    A restart of the server loses only the times at which versions were last served.
+    """
 
     def __init__(
         self,

@@ -1,18 +1,18 @@
 """`step(record, event) -> (record, effects)`: every change of a rollout, as a pure function.
 
-A record is queued (no holder), leased (a holder and a fence) or terminal. The table of crashes in ARCHITECTURE.md lists
-inputs of this function: whichever process dies, one of the events below follows.
+A record is queued (no holder), leased (a holder and a fence) or terminal. Whichever process dies, one of the events below
+follows (table of crashes in ARCHITECTURE.md).
 
               Granted                 RunStored               Finished
     queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
       ^  ^                  |                          |
-      |  +--- Lost ---------+                          |      Lost: the lease ended without a result. No retry counts.
-      |                     |                          |      After some losses in a row it runs alone, then it ends.
-      |       Finished(InfraFailed), retries left      |      A fault of ours: counts as a retry, with back-off.
-      |       Outdated, not at EVAL                    |      Its weights became too old: a new start. No retry counts.
-      +------------------------------------------------+      Lost or InfraFailed at EVAL: only scored again.
+      |  +--- Lost ---------+                          |      Lost: the lease ended without a result. This is no retry.
+      |                     |                          |      After some losses in a row it runs alone; after more it ends.
+      |       Finished(InfraFailed), retries left      |      The infrastructure failed. This is a retry, after a back-off.
+      |       Outdated, not at EVAL                    |      Its weights became too old. It starts again; this is no retry.
+      +------------------------------------------------+      Lost or InfraFailed at EVAL: only EVAL is repeated.
 
-    Cancelled: from anywhere that is not terminal, at once.
+    Cancelled: ends a queued or leased record immediately.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
-"""Leases lost in a row after which a rollout may be the cause. From then on it gets a node agent
-without other rollouts. So no other rollout is lost with it, and a further loss is caused by this rollout, or by chance."""
+"""Number of leases lost in a row after which a rollout is suspected as the cause. A suspect gets a node agent without
+other rollouts. So its losses affect no other rollout, and no other rollout causes its next loss."""
 MAX_LOSSES = 6
-"""Leases lost in a row after which the rollout counts as the cause."""
+"""Number of leases lost in a row after which the rollout counts as the cause, and ends."""
 MAX_OUTDATED = 10
-"""Number of attempts whose weights became too old. After it a rollout counts as too slow for the versions that it allows."""
+"""Greatest number of attempts that may be repeated because their weights became too old. At the next one the rollout
+counts as too slow for the versions that it allows, and ends."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
 
 
@@ -52,7 +53,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class EndpointMoved:
-    """The model server in use failed, drains or has too much work. The rollout continues at another one."""
+    """The model server in use failed, drains or has too much work. The rollout continues at another model server."""
 
     at: float
     fence: int
@@ -62,18 +63,18 @@ class EndpointMoved:
 
 @dataclass(frozen=True, slots=True)
 class RunStored:
-    """RUN is done. Its result and artifact are in the store, so EVAL may happen anywhere, and repeatedly."""
+    """RUN is done. Its result and artifact are in the store, so any node agent can run EVAL, and can repeat it."""
 
     at: float
     fence: int
     run: BlobRef
     versions: frozenset[str] = frozenset()
-    """All weights versions from which it was sampled, as far as the holder reports them."""
+    """Weights versions from which the rollout was sampled, as reported by the holder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The holder's result. InfraFailed is about this attempt only."""
+    """The holder's result. The status InfraFailed applies to this attempt only."""
 
     at: float
     fence: int
@@ -83,19 +84,19 @@ class Finished:
     result: BlobRef | None
     max_attempts: int
     sampled: int
-    """Number of sampled tokens in its segments."""
+    """Number of sampled tokens in the rollout's segments."""
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The lease came back without a result: it expired, was handed back, or was never received."""
+    """The lease ended without a result: it expired, was handed back, or was never received."""
 
     at: float
     fence: int
     reason: str
     handed_back: bool = False
-    """True: the holder returned it in good order, because the holder has to end. This says nothing against the rollout."""
+    """True: the holder returned the lease for a reason that is not the rollout. This does not count as a loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,19 +121,19 @@ Event = Granted | EndpointMoved | RunStored | Finished | Lost | Outdated | Cance
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """There is work to grant, at `at` (Unix seconds)."""
+    """The rollout can be granted from `at` on (Unix seconds)."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The record is terminal: notify all who wait for it."""
+    """The record is terminal, so waiting callers must be notified."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopHolder:
-    """The holder works on a rollout for which no work is needed any more."""
+    """The holder must stop its work on the rollout."""
 
     holder: str
     fence: int
@@ -142,12 +143,12 @@ Effect = Requeued | Ended | StopHolder
 
 
 def is_suspect(record: RolloutRecord) -> bool:
-    """Whether the rollout needs a node agent without other leases, which then gets no other one."""
+    """Whether the rollout may run only on a node agent that has no other lease and gets none meanwhile."""
     return record.losses >= SUSPECT_LOSSES
 
 
 def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Return the record after the event, and the effects to carry out once it is on disk. Raises Fenced for a void lease."""
+    """Return the new record, and the effects to carry out after the record is on disk. Raises Fenced for a void lease."""
     match event:
         case Cancelled():
             return _cancel(record, event)
@@ -197,7 +198,7 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Store the end of RUN. If one version was requested, a run that was sampled across an update is sampled again."""
+    """Record the end of RUN. If the request demands a single weights version, a run with several is sampled again."""
     _check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
@@ -211,7 +212,7 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
 def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     _check_fence(record, event.fence)
     if record.stage is Stage.EVAL:
-        return record, ()  # its tokens are all sampled already
+        return record, ()  # all its tokens are already sampled
     assert record.holder is not None
     stop = StopHolder(record.holder, record.fence)
     error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
@@ -243,7 +244,7 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
     if event.status is Status.INFRA_FAILED:
         record = replace(record, faults=record.faults + 1, error=event.error)
         if record.faults < event.max_attempts:
-            # At another endpoint if possible, because this one may be part of the cause.
+            # The next attempt does not prefer the present endpoints, because they may be part of the cause.
             return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
     status, error = event.status, event.error
     if status.scored and (refused := _why_not_scored(record, event)) is not None:
@@ -253,7 +254,10 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
 
 
 def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | None:
-    """Return why a result cannot be a score: a reward without sampled tokens, or one that is not finite, spoils a batch."""
+    """Return why the result cannot be used for training; None if it can.
+
+    A result without sampled tokens, or with a reward that is not finite, would spoil a batch.
+    """
     ended = f"it ended {event.status}"
     if event.sampled == 0:
         return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")
@@ -265,7 +269,7 @@ def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | No
 
 
 def backoff(id: str, faults: int) -> float:
-    """Seconds to wait after the nth fault. The delay doubles up to a limit; the rollout's id takes away up to half of it."""
+    """Seconds to wait after the nth fault. The delay doubles up to a limit. A hash of id and n shortens it by up to half."""
     full = min(BACKOFF_CAP_SECONDS, BACKOFF_SECONDS * 2.0 ** (faults - 1))
     return full * (0.5 + zlib.crc32(f"{id}/{faults}".encode()) / 2**33)
 

@@ -1,7 +1,6 @@
-"""Reasons why a queued rollout waits: one sentence, from the first row of a table that matches. Pure.
+"""Reasons why a queued rollout waits. The first matching row of the table `ROWS` gives one sentence. Pure.
 
-Every sentence comes from objects, connections and the queue, so it is as reliable as the conditions. Nothing here
-queries Slurm.
+Sentences are made from objects, connections and the queue. Slurm is not queried.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allow
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 LOOK_AHEAD_RECORDS = 10_000
-"""Number of positions of a queue that are counted. For rollouts further back the number before them is unknown."""
+"""Number of records at the head of a queue that are counted. For later records the position is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSupply:
-    """An InferencePool that the queue's RolloutPool uses."""
+    """An InferencePool that the RolloutPool uses."""
 
     name: str
     role: str
     pool: InferencePool | None
     allocations: Sequence[Allocation] = ()
     ready: int = 0
-    """Number of endpoints that take new work, including full ones."""
+    """Number of endpoints that take new work, including full endpoints."""
     count_with_room: int = 0
-    """Number of these endpoints that are not full."""
+    """Number of endpoints in `ready` that are not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +56,25 @@ class QueueView:
     """Node agents that are connected and not draining."""
     served: ServedVersions = field(default_factory=ServedVersions)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
-    """Versions of the groups whose rollouts must have one version."""
+    """Group id -> versions, for groups whose rollouts must all have the same version."""
     places: Mapping[int, int] = field(default_factory=dict)
-    """seq -> number of records of the same stage before it; records far behind are left out."""
+    """seq of a record -> number of records of the same stage before this record. Records far behind are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """Reason without its word: sentence and start."""
+    """Sentence of a reason, and the start of the wait. The word of the reason is in `ROWS`."""
 
     sentence: str
     since: datetime | float | None = None
-    """Start of the wait; None if it began when the rollout was queued."""
+    """Start of the wait; None if the wait began when the rollout was queued."""
 
 
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
 
 
 def explain(record: RolloutRecord, view: QueueView) -> str | None:
-    """Return `Word: sentence (since ...)` with a word from ROWS; None for a rollout that does not wait in the queue."""
+    """Return `Word: sentence (since ...)` with a word from ROWS; None if the rollout is not queued."""
     if record.status is not Status.QUEUED:
         return None
     found = ((word, row(record, view)) for word, row in ROWS)
@@ -85,7 +84,7 @@ def explain(record: RolloutRecord, view: QueueView) -> str | None:
 
 
 def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
-    """Return `Parked: sentence (since ...)` for a rollout in RUN whose model server is gone, and that has no other."""
+    """Return `Parked: sentence (since ...)` for a rollout in RUN that has lost its model server and has found no other."""
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
@@ -137,7 +136,10 @@ def _unknown_kind(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 
 
 def unknown_kind(kind: str, pool: str, agents: Sequence[ConnectedAgent]) -> str | None:
-    """Return why none of a pool's node agents can take this kind of task; None if one can, or has not reported yet."""
+    """Return why no node agent of the pool can take this task kind.
+
+    None if a node agent can take it or has not reported its task kinds yet, or if the pool has no node agent.
+    """
     if not agents or any(not a.kinds or kind in a.kinds for a in agents):
         return None
     known = ", ".join(sorted(set().union(*(a.kinds for a in agents))))
@@ -166,16 +168,16 @@ def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | Non
     return WaitReason(sentence) if sentence is not None else None
 
 
-# shortages of a pool: InferencePools come first, because nothing begins without them
+# shortages of a pool: InferencePools come first, because no rollout begins without them
 
 
 @dataclass(frozen=True, slots=True)
 class PoolShortage:
-    """A pool in which nothing is ready to take a rollout."""
+    """A pool that has no endpoint or node agent for a rollout."""
 
     pool: RolloutPool | InferencePool
     allocations: Sequence[Allocation]
-    """Allocations that serve, or soon should."""
+    """Allocations that have not ended and are not being drained or deleted."""
     now: float
 
     @property
@@ -283,7 +285,7 @@ def _not_serving_yet(shortage: PoolShortage) -> WaitReason | None:
 
 
 def _shortage_row(reason: Callable[[PoolShortage], WaitReason | None]) -> Row:
-    """Row about the first pool with this shortage."""
+    """Return a row that gives the reason for the first pool with this shortage."""
 
     def row(record: RolloutRecord, view: QueueView) -> WaitReason | None:
         facts = (reason(shortage) for shortage in _shortages(record, view))
@@ -300,18 +302,18 @@ def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]
         yield PoolShortage(view.pool, _active(view.allocations), view.now)
 
 
-# ready, but full or closed
+# the pools are ready, but they cannot take this rollout now
 
 
 def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
-    """Reason if every walltime ends too early for the budgets of the remaining stages."""
+    """Return a reason if each node agent's walltime is too short for the budgets of the remaining stages."""
     assert view.pool is not None
     able = [a for a in view.agents if record.task_kind in a.kinds]
     ends = [a.walltime_ends for a in able if a.walltime_ends is not None]
     if not ends or len(ends) < len(able):
         return None
     if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
-        return None  # the request may be long, so it is read only if its own budgets may decide
+        return None  # without parsing the request, which may be long: its budgets are at most the pool's
     need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:
@@ -392,7 +394,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("NodeAgentForItself", _needs_exclusive),
     (IN_QUEUE, _in_queue),
 )
-"""(word, row). The first row with a reason is the answer. The last row always has one."""
+"""(word, row). The first row that returns a reason is used. The last row always returns a reason."""
 
 
 OF_MODEL_SERVERS = frozenset(
@@ -402,11 +404,11 @@ OF_MODEL_SERVERS = frozenset(
         *("PoolNotReady", "EndpointsFull"),
     }
 )
-"""Rows that can also delay a rollout that has begun."""
+"""Words of the rows that can also explain why a rollout is parked."""
 
 
 def _needed_supplies(record: RolloutRecord, view: QueueView) -> Sequence[ModelSupply]:
-    """Return the pools from which the rollout's next stage samples. EVAL samples nothing."""
+    """Return the InferencePools from which the rollout still has to sample. At EVAL all tokens are sampled."""
     return () if record.stage is Stage.EVAL else view.supplies
 
 

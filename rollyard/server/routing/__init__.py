@@ -1,1 +1,1 @@
-"""Model servers: their registry, their health, and the choice of one for each session."""
+"""Model servers: their registry, their health, and the choice of a model server for each session."""

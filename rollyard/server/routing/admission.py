@@ -1,8 +1,9 @@
 """Admission of one more session to an endpoint, so that rollouts wait in our queue and do not evict each other's cache.
 
-Pure. A session that waits for a tool uses no blocks that the engine counts, but it will need them again. So the measure
-is the cache that all sessions would fill at once, projected from those that run now. The limit falls above one
-threshold and grows below another, so it does not oscillate. An idle endpoint always takes one session.
+Pure. While a session waits for a tool, the engine does not count the session's blocks as used, but the session will need
+them again. So the measure is the cache that all sessions together would fill, projected from the running sessions. The
+limit falls above one threshold and grows below a lower threshold, so it does not oscillate. An endpoint without sessions
+always admits one.
 """
 
 from __future__ import annotations
@@ -10,26 +11,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FULL, EASY = 0.92, 0.75
-"""Filled share of the cache above which no session is admitted, and below which the limit grows again."""
+"""Thresholds of the filled share of the cache. From FULL on, no session is admitted. Up to EASY the limit grows again."""
 CROWDED, ROOMY = 1.5, 1.1
-"""The same thresholds for the projected use of all sessions. Above 1, because some sessions end before their next call."""
+"""Like FULL and EASY, for the projected use of all sessions. Above 1, because some sessions end before the next call."""
 SAMPLE = 0.25
-"""Share of the sessions that must be running, so that their use can be projected to all."""
+"""Least share of the sessions that must be running for a projection to all sessions."""
 LINE, SHORT_LINE = 1.0, 0.25
-"""The two thresholds again, for requests that wait in the engine divided by requests that run."""
+"""Like FULL and EASY, for the number of waiting requests in the engine divided by the number of running requests."""
 GROWTH, SHRINKAGE = 0.1, 0.05
-"""Share by which the limit grows at a heartbeat when there is room, and by which it falls when the cache overflows."""
+"""GROWTH: share by which the limit grows at a heartbeat when there is room. SHRINKAGE: share of the live sessions by
+which the limit falls below their number when the cache overflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointLoad:
-    """Last reported load of one endpoint, and its live sessions by the leases."""
+    """Last reported load of one endpoint, and its number of live sessions."""
 
     sessions: int
     running: int
     waiting: int | None = None
     kv_usage: float | None = None
-    """Filled share of the key-value cache, 0 to 1; None if the engine does not report it. For `waiting` None means the same."""
+    """Filled share of the key-value cache, 0 to 1. None in `kv_usage` or `waiting`: the engine does not report the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +39,10 @@ class Admission:
     limit: int | None = None
     """Greatest number of live sessions until the next heartbeat; None for no limit."""
     why: str = ""
-    """Reason for people; empty if there is no limit."""
+    """Reason of the limit, as text for people; empty if there is no limit."""
 
     def admits(self, sessions: int) -> bool:
-        """Whether one more session is admitted. An idle endpoint always takes one, so that nothing waits for ever."""
+        """Whether one more session is admitted. Without sessions one is always admitted, so that none waits for ever."""
         return self.limit is None or sessions < self.limit or sessions == 0
 
 
@@ -60,12 +62,12 @@ def admission(load: EndpointLoad, before: Admission) -> Admission:
     if not _is_relaxed(load):
         return before
     limit = max(before.limit, load.sessions) + max(1, round(before.limit * GROWTH))
-    # Above three times its sessions the limit has no effect any more.
+    # A limit above three times the number of sessions has no effect any more.
     return UNLIMITED if limit > 3 * max(1, load.sessions) else Admission(limit, before.why)
 
 
 def _why_overloaded(load: EndpointLoad) -> str | None:
-    """Reason not to admit one more session; None if there is none."""
+    """Return why no more session is admitted; None if the endpoint is not overloaded."""
     usage, crowd = load.kv_usage, _projected_cache_use(load)
     if usage is not None and usage >= FULL:
         return f"its cache is {usage:.0%} full"
@@ -86,7 +88,10 @@ def _is_relaxed(load: EndpointLoad) -> bool:
 
 
 def _projected_cache_use(load: EndpointLoad) -> float | None:
-    """Multiple of the cache that all sessions at once would fill; None if too few run for a projection."""
+    """Return the cache that all sessions together would fill, as a multiple of the endpoint's cache.
+
+    None if too few sessions run for a projection.
+    """
     if load.kv_usage is None or not load.running or load.running < SAMPLE * load.sessions:
         return None
     return load.kv_usage * max(1.0, load.sessions / load.running)

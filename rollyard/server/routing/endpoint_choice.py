@@ -1,7 +1,8 @@
-"""The choice of a session's endpoint: the one with the least load, which is live sessions per capacity; ties by chance.
+"""The choice of a session's endpoint. The endpoint with the least load is taken; equal loads are ordered by chance.
 
-`EndpointChoice` chooses for new sessions and for sessions that move, among the endpoints of a pool that take work. It
-keeps them in the order of their load, in an `EndpointRanking`, which changes with each report and each session.
+The load is the number of live sessions divided by the capacity. `EndpointChoice` chooses for new sessions and for
+sessions that move. It keeps the endpoints of each pool that take work in an `EndpointRanking`, in order of load. The
+ranking changes with each report and each session.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from rollyard.server.routing.surplus_sessions import EndpointShare, excess
 from rollyard.wire.endpoint import Endpoint
 
 FIRST_STEP = 2.0
-"""Extra weight of a session in the burst that begins it."""
+"""Extra weight, within a burst, of each session that the burst has added. The prompts of these sessions come together."""
 NEAR_RATIO = 0.125
-"""Share of the load by which an endpoint with a warm prefix, or on the same node, may exceed the best one."""
+"""Share of the least load by which the load of a preferred endpoint (warm prefix, or same node) may exceed it."""
 CLEARED_SECONDS = 10.0
-"""Seconds after a successful probe for which earlier complaints do not count."""
+"""Seconds after a successful probe for which a session may return to the endpoint that it reported as failed."""
 Allow = Callable[[Endpoint], bool]
-"""Function that returns whether a session may use this endpoint, because of its weights."""
+"""Function that returns whether the endpoint's weights suit the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +42,17 @@ class Candidate:
     capacity: float = 1.0
     """Capacity relative to the other endpoints of the pool, such as the number of GPUs; above 0."""
     share: float = 1.0
-    """Share of its capacity that it may fill now. It is below 1 during the slow start."""
+    """Share of the capacity that may be filled now. The share is below 1 during the slow start."""
     admission: Admission = UNLIMITED
 
     def load(self, sessions: float) -> float:
-        """Load with one session more. An idle endpoint counts with its full capacity, or it would never be chosen first."""
+        """Load with one more session than `sessions`. An endpoint without sessions counts with its full capacity, because
+        with a small share it would never be chosen first."""
         return (sessions + 1) / (self.capacity * (self.share if sessions else 1.0))
 
 
 class _Rank(NamedTuple):
-    """One endpoint's place in the order. The id comes before the candidate, so that candidates are never compared."""
+    """One endpoint's place in the order. Tuples differ at the latest in the id, so candidates are never compared."""
 
     load: float
     chance: float
@@ -58,7 +60,7 @@ class _Rank(NamedTuple):
     candidate: Candidate
     sessions: int
     begun: int
-    """Number of these sessions that this burst has put there. All their prompts come at once."""
+    """Number of sessions in `sessions` that the present burst has added."""
 
     @property
     def load_with_one_less(self) -> float:
@@ -71,13 +73,14 @@ def _rank(candidate: Candidate, sessions: int, begun: int = 0) -> _Rank:
 
 
 class Burst:
-    """The order at one moment, for several choices at once. It may be used in another thread.
+    """A copy of the ranking, for several choices together. The copy may be used in another thread.
 
-    Its sessions count only here until they are in the session index, so a burst that is not stored has no effect.
+    The chosen sessions count only in this copy, until the session index has them. So a burst whose sessions are not
+    stored has no effect.
     """
 
     def __init__(self, ranks: list[_Rank], by_id: Mapping[str, _Rank], nodes: Mapping[str, Sequence[str]]) -> None:
-        """`by_id`, `nodes`: those of the ranking, which changes meanwhile."""
+        """`by_id`, `nodes`: the mappings of the ranking itself, not copies. They may change during the burst."""
         self._ranks = ranks
         self._by_id = by_id
         self._nodes = nodes
@@ -85,10 +88,11 @@ class Burst:
         """Endpoints to which this burst has given sessions."""
 
     def checkout(self, *, node: str = "", warm: Sequence[str] = (), allow: Allow | None = None) -> Endpoint | None:
-        """Take the allowed endpoint with the least load, which then counts one session more; None if there is none.
+        """Take the allowed endpoint with the least load, and count one more session on it. None if there is none.
 
-        Endpoints in `warm` have a part of the prompt in their caches and are preferred; after them those on `node`. But
-        they may have at most one session more than the best endpoint, and at most NEAR_RATIO more load.
+        Endpoints in `warm` have a part of the prompt in their caches. They are preferred; the endpoints on `node` come
+        second. But the load of a preferred endpoint may exceed the least load by at most NEAR_RATIO. With one session
+        fewer, it may not exceed the least load at all.
         """
         for best in self._ranks:
             if allow is None or allow(best.candidate.endpoint):
@@ -106,7 +110,7 @@ class Burst:
         return taken.candidate.endpoint
 
     def _nearly_best(self, best: float, ids: Sequence[str], allow: Allow | None) -> _Rank | None:
-        """Return the least loaded of these, if it is hardly worse than the best."""
+        """Return the least loaded of these endpoints, if its load is close enough to `best`, the least load."""
         found, least = None, best * (1 + NEAR_RATIO)
         for id in ids:
             rank = self._own.get(id) or self._by_id.get(id)
@@ -121,7 +125,7 @@ class Burst:
         return found
 
     def _has(self, rank: _Rank) -> bool:
-        """Whether the endpoint is in this order with this rank. It is not if it is full or has changed since."""
+        """Whether this rank is in the order. It is not if the endpoint is full or has changed since the copy."""
         i = bisect_left(self._ranks, rank)
         return i < len(self._ranks) and self._ranks[i] is rank
 
@@ -131,9 +135,9 @@ class EndpointRanking:
 
     def __init__(self) -> None:
         self._ranks: list[_Rank] = []
-        """Endpoints that admit one session more, in order."""
+        """Endpoints that admit one more session, in order."""
         self._by_id: dict[str, _Rank] = {}
-        """All endpoints, full ones too."""
+        """All endpoints that take work, including full endpoints."""
         self._nodes: dict[str, tuple[str, ...]] = {}
         """Node -> ids of the endpoints on it."""
 
@@ -152,14 +156,14 @@ class EndpointRanking:
         self._insert(candidate, sessions)
 
     def set_sessions(self, id: str, sessions: int) -> None:
-        """Set an endpoint's number of live sessions. If it takes no work, there is no effect."""
+        """Set an endpoint's number of live sessions. An endpoint that takes no work is ignored."""
         rank = self._by_id.get(id)
         if rank is not None:
             self._remove(rank)
             self._insert(rank.candidate, sessions)
 
     def drop(self, id: str) -> None:
-        """Remove an endpoint that takes no work now."""
+        """Remove an endpoint, because it takes no work now."""
         rank = self._by_id.pop(id, None)
         if rank is None:
             return
@@ -200,11 +204,11 @@ class EndpointChoice:
     def choose_again(
         self, pool: PoolKey, current: str, failed: str, node: str = "", allow: Allow | None = None
     ) -> Endpoint | None:
-        """Choose for a session on `current`, after `failed` could not be used; `failed` is empty if none failed.
+        """Choose an endpoint for a running session on `current`. `failed`: endpoint that could not be used, or empty.
 
-        Returns `current` if none failed and it is no worse than the others. Returns `failed` only if there is no other
-        one, and a probe of it has just succeeded. For a running session the limits of admission do not count, but it
-        never gets an endpoint that is not allowed. None if there is no endpoint.
+        If nothing failed, `current` is kept, unless it takes no work or has too many sessions. If there is no other
+        endpoint, a ready `current` is kept; after a failure only if a probe has just succeeded. A full endpoint is taken
+        only if all are full. The result is always allowed; None if there is no endpoint.
         """
         here = self._endpoints.get(current)
         if here is not None and allow is not None and not allow(here.endpoint):
@@ -221,7 +225,7 @@ class EndpointChoice:
         return found
 
     def shares(self, pool: PoolKey) -> list[EndpointShare]:
-        """Endpoints of this pool with their sessions, and the capacity that they may fill now."""
+        """Endpoints of this pool, each with its sessions and the capacity that may be filled now."""
         now = self._clock.monotonic()
         return [
             EndpointShare(
@@ -240,7 +244,7 @@ class EndpointChoice:
         return self._clock.monotonic() - state.trust.cleared_at < CLEARED_SECONDS
 
     def _least_loaded(self, pool: PoolKey, allow: Allow) -> Endpoint | None:
-        """Return the least loaded of the allowed endpoints, however full its cache is."""
+        """Return the least loaded of the allowed endpoints, including full endpoints."""
         able = [s for s in self._endpoints.of_pool(pool) if s.is_accepting and allow(s.endpoint)]
         least = min(able, key=lambda s: (self._sessions.count(s.endpoint.id) + 1) / s.capacity, default=None)
         return least.endpoint if least is not None else None

@@ -1,4 +1,4 @@
-"""Metrics of endpoints for display: of one endpoint, and of several together."""
+"""Metrics for display, of one endpoint or of several endpoints together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollyard.server.routing.endpoint_rates import EndpointRates, merge
 from rollyard.server.routing.endpoint_state import EndpointState
 
 DIGITS = 3
-"""Number of significant digits. Further digits are noise, and would make each new status differ from the one before."""
+"""Number of significant digits. Further digits are noise, and would make each new status differ from the last status."""
 
 
 def has_metrics(state: EndpointState) -> bool:
@@ -39,7 +39,7 @@ def total_metrics(states: Sequence[EndpointState]) -> EndpointMetrics:
 def endpoint_status(
     state: EndpointState, sessions: Mapping[str, int], shown: EndpointMetrics, admission: Admission | None = None
 ) -> EndpointStatus:
-    """Return an endpoint's status for a pool's status and for `top`; with the present limit, unless another one is given."""
+    """Return an endpoint's entry for a pool's status and for `top`. `admission`: the limit to show; None for the present."""
     admission = admission or state.admission
     return EndpointStatus(
         id=state.endpoint.id,

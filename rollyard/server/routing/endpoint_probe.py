@@ -1,6 +1,6 @@
 """Probe of a model server: does it answer, does it serve the model, and which route accepts token ids?
 
-A name or a version proves nothing, so the server is asked for one token, and its answer decides.
+A name or a version is no proof. So the probe requests one token, and the answer decides.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rollyard.kinds.base import Reason
 from rollyard.wire.endpoint import Endpoint
 
 PROBE_SECONDS = 10.0
-"""Time limit for one answer: one token from a server that may have a queue."""
+"""Time limit for one answer. The server may have a queue before it samples the one token."""
 PROMPT = [1]
-"""Prompt of one token, which is in every vocabulary."""
+"""Prompt of one token id, which every vocabulary has."""
 MAX_ERROR_CHARS = 200
 DialectName = Literal["openai", "sglang"]
 
@@ -33,14 +33,14 @@ class ProbeResult:
 
 
 class EndpointProbe:
-    """Probes endpoints. `trust` is for endpoints with a certificate from our own CA."""
+    """Probes endpoints. `trust` is used for endpoints with a certificate from our own CA."""
 
     def __init__(self, http: aiohttp.ClientSession, trust: ssl.SSLContext) -> None:
         self._http = http
         self._trust = trust
 
     async def sample_one_token(self, endpoint: Endpoint) -> ProbeResult:
-        """Sample one token by the known route, or by the first route that answers with token ids."""
+        """Sample one token through /v1/completions, or through /generate if the first answer has no token ids."""
         try:
             status, body = await self._post(endpoint, "/v1/completions", _completion(endpoint.model))
             if status == 200 and _completion_ids(body):
@@ -55,7 +55,7 @@ class EndpointProbe:
         return ProbeResult(Reason("NoTokenIds", f"{first}, {second}; it must be vLLM 0.10.2 or later, or SGLang"))
 
     async def check_models(self, endpoint: Endpoint) -> ProbeResult:
-        """Check that the server answers and lists the model. This costs it nothing."""
+        """Check that the server answers and lists the model. The server samples nothing for this check."""
         try:
             async with asyncio.timeout(PROBE_SECONDS):
                 url = f"{endpoint.url.rstrip('/')}/v1/models"

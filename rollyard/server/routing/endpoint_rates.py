@@ -1,6 +1,6 @@
 """Recent rates of model servers, from the totals in their heartbeats.
 
-Times are those of the sender, so that a late heartbeat does not change a rate. A restarted engine has a new history,
+Times come from the sender's clock, so that a late heartbeat does not change a rate. A restarted engine has a new history,
 because its totals start at zero.
 """
 
@@ -16,12 +16,12 @@ LEAST_SECONDS = 1.0
 """Shortest time between two reports that gives a rate."""
 
 History = tuple[EngineLoad, ...]
-"""Reports of one life of an engine, the oldest first. Older reports than the window needs are dropped."""
+"""Reports of an engine since its last start, the oldest first. Reports that the window does not need are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointRates:
-    """Rates per second over the last 15 seconds or so; None for an unknown one."""
+    """Rates per second over about the last 15 seconds; None for an unknown rate."""
 
     generated_tokens: float | None = None
     prompt_tokens: float | None = None
@@ -33,7 +33,7 @@ class EndpointRates:
 
     @property
     def prefix_hit_rate(self) -> float | None:
-        """Share of the looked-up prompt tokens that were in the cache; None if no token is looked up."""
+        """Share of the looked-up prompt tokens that were in the cache; None if no token was looked up."""
         return _share(self.prefix_hits, self.prefix_queries)
 
     @property
@@ -47,13 +47,13 @@ _TOTALS = tuple(f.name for f in fields(EndpointRates))
 
 
 def append(history: History, load: EngineLoad | None) -> History:
-    """Add a report to the history. Without a report the result is empty."""
+    """Add a report to the history. If `load` is None, the result is empty."""
     if load is None:
         return ()
     if not history or _is_restarted(history[-1], load):
         return (load,)
     if load.at == history[-1].at:
-        return history  # the same report, sent twice
+        return history  # the engine sent the same report twice
     if len(history) > 1 and load.at - history[-2].at < LEAST_SECONDS:
         history = history[:-1]
     grown = (*history, load)
@@ -71,7 +71,7 @@ def rates(history: History) -> EndpointRates:
 
 
 def merge(several: Iterable[EndpointRates]) -> EndpointRates:
-    """Return the sums over all known rates. In this way shares are weighted by each server's work."""
+    """Return the sums of the known rates. Shares of these sums are weighted by each server's work."""
     listed = list(several)
     return EndpointRates(**{name: _sum(getattr(one, name) for one in listed) for name in _TOTALS})
 

@@ -1,7 +1,7 @@
 """The registry of model servers: registration, health by heartbeats, ejection, admission, and served weights.
 
-It is in memory: after a server's restart engines register again within seconds, and until then no endpoint is given to
-a session.
+The registry is in memory. After a restart of the server, engines register again within seconds. Before that, sessions get
+no endpoint.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class EndpointRegistry:
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
         self.endpoint_updated = Signal[EndpointState]()
-        """Signal: a fact about an endpoint is new. An endpoint that is gone is not ready."""
+        """Signal: an endpoint's state was set. For a removed endpoint the state is not `ready`."""
         self.endpoint_changed = Signal[EndpointState]()
-        """Signal: an endpoint appeared, vanished, changed readiness or weights, or became full."""
+        """Signal: an endpoint appeared, vanished, or changed a field of `published`."""
         self.weights_changed = Signal[PoolKey]()
-        """Signal: a pool serves other weights, or more versions."""
+        """Signal: a pool's current version or its list of versions changed."""
         self.capacity_freed = Signal[PoolKey]()
-        """Signal: an endpoint of this pool that was full admits more sessions."""
+        """Signal: an endpoint of this pool has a higher limit of sessions than before."""
         self.endpoint_suspected = Signal[str]()
         """Signal: there is a complaint about this endpoint, so a probe may be due."""
         self.externals_changed = Signal[PoolKey]()
@@ -74,10 +74,10 @@ class EndpointRegistry:
         *,
         capacity: float = 1.0,
     ) -> None:
-        """Register an engine. It takes work once a heartbeat reports that it is healthy and has the right weights.
+        """Register an engine. It gets work after a heartbeat reports that it is healthy and has the right weights.
 
-        `model`: the model for which its allocation was made. `weights`: those of the pool, if the pool is not known
-        yet. `capacity`: relative to the others of its pool.
+        `model`: folder of the model for which the engine's allocation was made. `weights`: weights of the pool, used if
+        the pool is not known yet. `capacity`: relative to the other endpoints of the pool.
         """
         if weights is not None:
             self._weights.setdefault(pool, weights)
@@ -94,7 +94,7 @@ class EndpointRegistry:
         )
         if old is not None and old.uid == uid:
             fresh = replace(fresh, drain=old.drain)
-            if old.endpoint.url == endpoint.url:  # the same process keeps its earlier trust
+            if old.endpoint.url == endpoint.url:  # the process is the same, so it keeps its trust
                 fresh = replace(fresh, trust=old.trust, admission=old.admission, warm_at=old.warm_at)
         self._put(fresh)
 
@@ -112,7 +112,7 @@ class EndpointRegistry:
             state,
             endpoint=evolve(state.endpoint, weights_version=weights.version),
             healthy=beat.ready and bool(weights.version),
-            engine_reason=None if why == Reason.parse(weights.error) else why,  # see why_not_routable
+            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` gives this reason
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -134,7 +134,10 @@ class EndpointRegistry:
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
     def remove_unlisted(self, pool: PoolKey, keep: set[str]) -> None:
-        """Drain external servers that the pool's spec no longer has. Each is removed after its last session."""
+        """Remove external servers of the pool that are not in `keep`. Servers with sessions are only drained.
+
+        Call this again later: a drained server is removed when it has no session.
+        """
         for id, state in list(self._states.items()):
             if state.pool == pool and not state.uid and id not in keep:
                 if self.sessions.count(id):
@@ -143,7 +146,7 @@ class EndpointRegistry:
                     self._drop(id)
 
     def complain(self, id: str, voter: str, why: str) -> None:
-        """Record a node agent's complaint. A probe decides, or several complaints."""
+        """Record a complaint about an endpoint. A probe or further complaints decide whether the endpoint is ejected."""
         state = self._states.get(id)
         if state is not None:
             log.warning("endpoint %s: complaint of %s: %s", id, voter, why)
@@ -151,7 +154,7 @@ class EndpointRegistry:
             self.endpoint_suspected.emit(id)
 
     def probed(self, id: str, why: Reason | None, dialect: Literal["openai", "sglang"] = "openai") -> None:
-        """Record the result of a probe. `why`: the reason of its failure."""
+        """Record the result of a probe. `why`: reason of the failure; None on success."""
         state = self._states.get(id)
         if state is not None:
             if why is None:
@@ -167,8 +170,8 @@ class EndpointRegistry:
         """Stop giving new work to silent endpoints, until they report that they are healthy."""
         horizon = self._clock.monotonic() - STALE_SECONDS
         for state in list(self._states.values()):
-            # Also ejected ones and those with other weights: neither a probe nor other weights bring a silent endpoint
-            # back.
+            # This includes endpoints that are ejected or have other weights. For a silent endpoint, a successful probe
+            # or a new target must not bring new work.
             if state.healthy and state.uid and state.heard_at < horizon:
                 silence = Reason(EJECTED, f"no heartbeat for {STALE_SECONDS:g} s")
                 log.warning("endpoint %s: %s", state.endpoint.id, silence)
@@ -187,7 +190,7 @@ class EndpointRegistry:
             self._drop(id)
 
     def follow_spec(self, pool: PoolKey, spec: InferencePoolSpec) -> None:
-        """Follow the pool's present spec."""
+        """Take over the pool's present spec."""
         before = self._specs.get(pool)
         self._specs[pool] = spec
         if before is None or before.patience != spec.patience:
@@ -197,7 +200,7 @@ class EndpointRegistry:
             self.externals_changed.emit(pool)
 
     def follow_weights(self, pool: PoolKey, weights: WeightsStatus | None) -> None:
-        """Follow the weights in the pool's status; None if the pool is gone."""
+        """Take over the weights in the pool's status; None if the pool is deleted."""
         if weights is None:
             self._weights.pop(pool, None)
             return
@@ -210,7 +213,7 @@ class EndpointRegistry:
             self.weights_changed.emit(pool)
 
     def note_order(self, id: str, order: WeightsTarget | None) -> None:
-        """Record the target in the answer to an engine. The engine's next report is about this target."""
+        """Record the target that was sent in the answer to a heartbeat. The engine's next report is about this target."""
         state = self._states.get(id)
         if state is not None:
             self._states[id] = replace(state, last_order=order)
@@ -233,18 +236,18 @@ class EndpointRegistry:
         return self._weights.get(pool, WeightsStatus())
 
     def served_versions(self, pool: PoolKey) -> ServedVersions:
-        """Return the pool's weights, those of each endpoint as verified, and those that new work can get."""
+        """Return the pool's weights, the version of each endpoint, and the versions that new work can get."""
         there = [s for s in self._states.values() if s.pool == pool]
         ready = frozenset(s.endpoint.weights_version for s in there if s.is_accepting)
         return ServedVersions(self.weights(pool), {s.endpoint.id: s.endpoint.weights_version for s in there}, ready)
 
     def count_with_room(self, pool: PoolKey) -> tuple[int, int]:
-        """Return (number of endpoints that take new work, number of these with room for one more session)."""
+        """Return (number of endpoints that take new work, how many of them have room for one more session)."""
         found = [s for s in self.of_pool(pool) if s.is_accepting]
         return len(found), sum(s.admission.admits(self.sessions.count(s.endpoint.id)) for s in found)
 
     def weights_report(self, uid: str, id: str) -> EndpointWeights:
-        """Last report on the weights by this allocation's endpoint; empty if the endpoint has been silent for too long."""
+        """Last report on weights from this allocation's endpoint; not `is_heard` if the endpoint has become silent."""
         state, now = self.of_allocation(uid), self._clock.monotonic()
         if state is None:
             return EndpointWeights(id, known_for=now - self._began)
@@ -256,7 +259,7 @@ class EndpointRegistry:
     def _denial(self, state: EndpointState) -> Reason | None:
         weights = self._weights.get(state.pool)
         if weights is None or state.model not in (None, weights.model):
-            return None  # its allocation has an earlier spec: it keeps its weights until its successor is ready
+            return None  # the allocation has an earlier spec, and keeps its weights until its successor is ready
         return why_not_routable(weights, state.weights_report(True))
 
     def _with_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
@@ -268,7 +271,7 @@ class EndpointRegistry:
         if trust.ejected and not state.trust.ejected:
             log.warning("endpoint %s ejected: %s", state.endpoint.id, trust.why)
             ENDPOINTS_EJECTED.inc()
-        healthy = state.healthy or not (state.uid or trust.ejected)  # an external one has no heartbeat
+        healthy = state.healthy or not (state.uid or trust.ejected)  # an external server has no heartbeat
         self._put(replace(state, trust=trust, healthy=healthy))
 
     def _put(self, state: EndpointState) -> None:
@@ -286,7 +289,10 @@ class EndpointRegistry:
             self.capacity_freed.emit(state.pool)
 
     def _is_cold(self, state: EndpointState, old: EndpointState | None) -> bool:
-        """Whether the endpoint has just started. After a restart of the server it only looks new: it has sessions."""
+        """Whether the cache is probably empty: the endpoint has no session, or was ejected.
+
+        After a restart of the server an endpoint is new in the registry, but it has sessions and so a warm cache.
+        """
         return self.sessions.count(state.endpoint.id) == 0 or (old is not None and old.trust.ejected)
 
     def _drop(self, id: str) -> None:

@@ -1,4 +1,4 @@
-"""State of one model server after its last report, and its readiness and reasons for others."""
+"""State of one model server after its last report. It shows whether the server is ready, and if not, why."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import UNHEALTHY, WeightsReport, WeightsTarget
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
-"""Length and steps of the slow start. Without it a new endpoint, which is empty, would get all new work with a cold cache."""
+"""Length and steps of the slow start. Without a slow start, a new endpoint would get all new work, because it has no
+sessions yet, and would begin all of this work with a cold cache."""
 REGISTERING = Reason("Registering")
 OUT_REASONS = (EJECTED, UNHEALTHY)
-"""Reasons of an endpoint that is out, from us or from an engine's supervisor. Other reasons mean loading or an orderly end."""
+"""Reasons of an endpoint that is out: ejected by this server, or reported as unhealthy by the engine's supervisor. With
+other reasons the endpoint is loading or ending in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +35,15 @@ class EndpointState:
     allocation: str = ""
     ready: bool = False
     reason: Reason | None = REGISTERING
-    """Reason why it is not ready; None if it is ready."""
+    """Reason why the endpoint is not ready; None if it is ready."""
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """Filled share of the cache; None before the first report, and after it has become silent. The same holds for `waiting`."""
+    """Filled share of the cache. Like `waiting`, it is None before the first report and while the endpoint is silent."""
     history: History = ()
-    """Totals that were reported recently; empty when `kv_usage` is None."""
+    """Recently reported totals; empty before the first report and while the endpoint is silent."""
     rates: EndpointRates = UNKNOWN
-    """Rates from this history."""
+    """Rates computed from `history`."""
     heard_at: float = 0.0
     """Monotonic seconds of the last report."""
     drain: bool = False
@@ -53,29 +55,30 @@ class EndpointState:
     warm_at: float = 0.0
     """End of the slow start (monotonic seconds)."""
     healthy: bool = False
-    """Health by its own report, or by a probe if it sends none. To be `ready` it also needs trust and the right weights."""
+    """Health by the engine's report; for an external server, by a probe. `ready` also requires trust and the right
+    weights."""
     engine_reason: Reason | None = None
-    """Reason why it is not healthy."""
+    """Reason why the endpoint is not healthy."""
     model: str | None = None
-    """Folder of the model for which its allocation was made; None if unknown."""
+    """Folder of the model for which the allocation was made; None if unknown."""
     why_not_routable: Reason | None = None
-    """Reason why it gets no new work because of its weights."""
+    """Reason why the weights keep new work away; None if they are right."""
     has_reported: bool = False
-    """Whether the endpoint has reported since it registered here."""
+    """Whether the endpoint has reported since it registered with this server."""
     weights: WeightsReport = field(default_factory=WeightsReport)
     last_order: WeightsTarget | None = None
-    """The target in the last answer to it."""
+    """Target in the last answer to the endpoint."""
     acknowledged_order: WeightsTarget | None = None
-    """The target that it had before its last heartbeat, which this report is about."""
+    """Target that the endpoint had received before its last heartbeat. `weights` is about this target."""
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the endpoint may get new work at all."""
+        """Whether the endpoint may get new work, if it is not full."""
         return self.ready and not self.drain
 
     @property
     def is_out(self) -> bool:
-        """Whether the endpoint does not answer. A request that waits there should continue at another endpoint."""
+        """Whether the endpoint is out: ejected, silent or unhealthy. Its requests should continue at another endpoint."""
         silent = self.engine_reason is not None and self.engine_reason.word in OUT_REASONS
         return not self.ready and (self.trust.ejected or silent)
 
@@ -91,7 +94,10 @@ class EndpointState:
 
 
 def why_not_ready(state: EndpointState) -> Reason | None:
-    """Reason why the endpoint gets no new work: the engine's own, then our trust, then its weights; None if it gets work."""
+    """Return why the endpoint is not ready; None if it is ready.
+
+    The engine's own reason comes first, then the reason of an ejection, then the reason of the weights.
+    """
     if not state.healthy and state.uid:
         return _main_reason(state) if state.has_reported or state.engine_reason else REGISTERING
     if (why := state.trust.why) is not None:
@@ -102,13 +108,13 @@ def why_not_ready(state: EndpointState) -> Reason | None:
 
 
 def _main_reason(state: EndpointState) -> Reason:
-    """Return its own reason or that of its weights: the first, unless only the second has a message."""
+    """Return the engine's own reason, or the reason of the weights if only that reason has a message."""
     reasons = [reason for reason in (state.engine_reason, state.why_not_routable) if reason is not None]
     return next((reason for reason in reasons if reason.message), (*reasons, REGISTERING)[0])
 
 
 def published(state: EndpointState) -> tuple[object, ...]:
-    """Return the fields of the state on which other parts act."""
+    """Return the fields whose changes other parts are notified about."""
     return state.ready, state.reason, state.drain, state.admission.limit is None, state.weights
 
 

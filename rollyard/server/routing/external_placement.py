@@ -1,4 +1,4 @@
-"""Endpoints for the sessions of external agents. They are chosen as for rollouts, and sessions are counted together."""
+"""Endpoints for the sessions of external agents, chosen as for rollouts. Sessions of both kinds count together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollyard.wire.endpoint import Endpoint
 
 
 class ExternalPlacement:
-    """Places sessions of external agents. `least`: oldest weights version that a session may sample from, None for any."""
+    """Places sessions of external agents. `least`: oldest weights version from which a session may sample; None for any."""
 
     def __init__(self, endpoints: EndpointRegistry, choice: EndpointChoice, sessions: SessionIndex) -> None:
         self._endpoints = endpoints
@@ -19,7 +19,7 @@ class ExternalPlacement:
         self._sessions = sessions
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """Return the endpoint for a session that is opened; None if no ready endpoint has room."""
+        """Return the endpoint for a new session; None if no ready endpoint has room."""
         return self._choice.burst(pool).checkout(allow=allow_at_least(least, self._endpoints.weights(pool)))
 
     def pin(self, session: str, endpoint: str) -> None:
@@ -33,7 +33,7 @@ class ExternalPlacement:
     def choose_again(
         self, session: str, pool: PoolKey, current: str, failed: str, least: str | None
     ) -> Endpoint | None:
-        """Return the session's endpoint from now on, and count the session there; None if there is none."""
+        """Return the endpoint that the session uses from now on, and count the session on it; None if there is none."""
         allow = allow_at_least(least, self._endpoints.weights(pool))
         found = self._choice.choose_again(pool, current, failed, allow=allow)
         if found is not None and self._sessions.endpoints_of(session):  # a closed session counts on no endpoint
@@ -41,7 +41,7 @@ class ExternalPlacement:
         return found
 
     def why_none(self, pool: PoolKey, least: str | None) -> str:
-        """Return why there is no endpoint for such a session."""
+        """Return why there is no endpoint for a session with this `least`."""
         served = self._endpoints.served_versions(pool)
         if least is not None and least not in served.minimum_versions:
             return why_none(pool.name, least, served)

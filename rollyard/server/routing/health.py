@@ -1,8 +1,8 @@
-"""Trust in an endpoint. Complaints of node agents make it suspected; a probe of ours decides.
+"""Trust in an endpoint. A complaint of a node agent makes the endpoint suspected; then a probe by the server decides.
 
 Pure. One complaint alone ejects no endpoint, because the cause may be the network of the node agent. Complaints of
-several node agents eject it at once. The time of an ejection doubles with each ejection in a row. After it one probe is
-sent (half-open): the endpoint comes back, or is ejected for longer.
+several node agents eject the endpoint immediately. The time of an ejection doubles with each ejection in a row. After this
+time one probe is sent (half-open). If the probe fails, the endpoint is ejected for a longer time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ VOTE_SECONDS = 60.0
 """Seconds for which a complaint counts, unless a probe succeeds."""
 EJECTED_SECONDS, EJECTED_CAP_SECONDS = 2.0, 120.0
 REMEMBER_EJECTIONS_SECONDS = 300.0
-"""Seconds of trust after which the next ejection is as short as the first."""
+"""If the last successful probe is older than this when an ejection begins, the ejection is as short as the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
-    """Node agent -> time of its complaint, if no probe has succeeded since."""
+    """Node agent -> time of its last complaint. A successful probe removes all complaints."""
     out_until: float | None = None
-    """End of the ejection, when a probe is due; None if the endpoint is not ejected."""
+    """End of the ejection; then a probe is due. None if the endpoint is not ejected."""
     suspected: bool = False
-    """True: a probe is due at once."""
+    """True: a probe is due now."""
     ejections: int = 0
     """Number of ejections in a row."""
     why: Reason | None = None
@@ -58,11 +58,11 @@ def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> En
 
 
 def with_probe(trust: EndpointTrust, why: Reason | None, now: float) -> EndpointTrust:
-    """Add the result of our probe. `why`: the reason of its failure."""
+    """Add the result of a probe. `why`: reason of the failure; None on success."""
     if why is not None:
         return _ejected(trust, why, now)
     if trust.ejected and trust.out_until is not None and now < trust.out_until:
-        return replace(trust, suspected=False)  # complaints ejected it during the probe: the ejection lasts its time
+        return replace(trust, suspected=False)  # complaints during the probe have ejected the endpoint
     return EndpointTrust(ejections=trust.ejections, cleared_at=now)
 
 

@@ -1,4 +1,4 @@
-"""Loop of probes: external endpoints at intervals, and any endpoint that is suspected or may come back."""
+"""Loops that send probes: to external endpoints at intervals, and to endpoints that are suspected or whose ejection ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
 EXTERNAL_SECONDS = 5.0
-"""Seconds between two probes of a server that sends no heartbeat."""
+"""Seconds between two probes of an external server, which sends no heartbeat."""
 MAX_CONCURRENT = 32
 
 
@@ -42,11 +42,11 @@ class EndpointProber:
         self._slots = asyncio.Semaphore(MAX_CONCURRENT)
 
     def wake(self) -> None:
-        """Wake the loop: a probe is due."""
+        """Wake the loop for suspected endpoints, because a probe is due."""
         self._suspected.wake()
 
     def relist(self) -> None:
-        """Wake the loop: some pool's list of external endpoints has changed."""
+        """Wake the loop for external endpoints, because the list in a pool's spec has changed."""
         self._relisted.wake()
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class EndpointProber:
             await self._relisted.pause(EXTERNAL_SECONDS)
 
     async def _sync_registry(self) -> None:
-        """Update the registry by the pools' specs."""
+        """Update the registry to the external endpoints in the pools' specs."""
         found = {p.pool_key: p for p in await self._pools()}
         pools = {key: p for key, p in found.items() if p.spec.engine.external and not p.metadata.deletion_timestamp}
         for gone in self._seen - pools.keys():
@@ -111,7 +111,7 @@ class EndpointProber:
         self._endpoints.add_external(key, endpoint, external.capacity)
 
     def _start_probe(self, tasks: asyncio.TaskGroup, probe: EndpointProbe, endpoint: Endpoint, *, whole: bool) -> None:
-        """Start a probe, unless one to this endpoint is still running."""
+        """Start a probe, unless a probe of this endpoint is still running."""
         if endpoint.id not in self._busy:
             self._busy.add(endpoint.id)
             tasks.create_task(self._probe(probe, endpoint, whole))
@@ -119,7 +119,7 @@ class EndpointProber:
     async def _probe(self, probe: EndpointProbe, endpoint: Endpoint, whole: bool) -> None:
         try:
             async with self._slots:
-                # The heartbeats of our own engines report what they serve.
+                # This check is not needed for our own engines: their heartbeats report what they serve.
                 found = ProbeResult() if endpoint.ca else await probe.check_models(endpoint)
                 if whole and found.why is None:
                     found = await probe.sample_one_token(endpoint)

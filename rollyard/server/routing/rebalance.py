@@ -1,7 +1,7 @@
-"""Moves live sessions to another endpoint: from one that is out, drains, or has too many sessions.
+"""Moves live sessions away from endpoints that are out, drain, or have too many sessions.
 
-A session is only asked to move. It then chooses again, and this records its new endpoint. So a session counts at an
-endpoint only once it is there.
+The rebalancer only requests a move. Then the session chooses its endpoint again, and the choice is recorded. So a
+session counts on its old endpoint until it has chosen a new one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUND_SECONDS, URGENT_ROUND_SECONDS = 5.0, 1.0
 
 
 class Rebalancer:
-    """Asks sessions to move: at intervals, and at once when an endpoint has changed."""
+    """Requests moves of sessions: at intervals, and immediately after a change of an endpoint."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class Rebalancer:
         ask_rollout: Callable[[RolloutKey, str, bool], bool],
         ask_external: Callable[[str, str, bool], bool],
     ) -> None:
-        """`ask_…` is called with a session, the endpoint to leave, and whether it is urgent because the endpoint is
-        out. It returns whether the session was asked."""
+        """`ask_…` requests a move. Its arguments are a session, the endpoint to leave, and whether the move is urgent,
+        because the endpoint is out. It returns whether the request was sent."""
         self._endpoints = endpoints
         self._choice = choice
         self._sessions = sessions
         self._ask_rollout, self._ask_external = ask_rollout, ask_external
         self._waker = Waker()
         self._stuck: set[str] = set()
-        """Endpoints that are out and whose sessions wait, because no other endpoint is ready."""
+        """Endpoints that are out, and whose sessions wait because no other endpoint is ready."""
 
     def wake(self) -> None:
         self._waker.wake()
@@ -73,14 +73,14 @@ class Rebalancer:
                 log.info("asked %d of the sessions on endpoint %s to move to another one", asked, endpoint)
 
     def to_move(self) -> dict[str, int]:
-        """Endpoint id -> number of live sessions that should move to another endpoint, of all pools."""
+        """Endpoint id -> number of live sessions that should leave the endpoint, for the endpoints of all pools."""
         moves: dict[str, int] = {}
         for pool in {state.pool for state in self._endpoints.all()}:
             moves |= to_move(self._choice.shares(pool))
         return moves
 
     def stranded(self) -> dict[str, bool]:
-        """Endpoint that is out and has live sessions -> whether another endpoint of its pool takes work."""
+        """Endpoint id -> whether another endpoint of the pool takes work, for endpoints that are out and have sessions."""
         out = [s for s in self._endpoints.all() if s.is_out and self._sessions.count(s.endpoint.id)]
         return {s.endpoint.id: any(other.is_accepting for other in self._endpoints.of_pool(s.pool)) for s in out}
 

@@ -1,4 +1,7 @@
-"""Live sessions on each endpoint: of rollouts (from their leases) and of external agents. All decisions use this count."""
+"""Live sessions on each endpoint: sessions of leased rollouts, and sessions of external agents.
+
+All decisions that need a number of sessions use this index.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,17 @@ Session = RolloutKey | str
 
 
 class SessionIndex:
-    """Index of live sessions. Only `Leases` and `ExternalPlacement` pin sessions here, each its own."""
+    """Index of live sessions. `Leases` pins the sessions of rollouts, `ExternalPlacement` those of external agents."""
 
     def __init__(self) -> None:
         self._endpoints: dict[Session, frozenset[str]] = {}
         self._sessions: dict[str, dict[Session, None]] = {}
-        """Endpoint id -> its sessions, in the order in which they came there."""
+        """Endpoint id -> sessions on this endpoint, the newest last."""
         self.sessions_changed = Signal[str]()
         """Signal: the number of sessions on this endpoint changed."""
 
     def pin(self, session: Session, endpoints: frozenset[str]) -> None:
-        """Set the endpoints that the session is on, one for each role; none if it has ended."""
+        """Set the endpoints that the session uses, one for each role. Pass none for a session that has ended."""
         before = self._endpoints.pop(session, frozenset())
         if endpoints:
             self._endpoints[session] = endpoints
@@ -38,12 +41,12 @@ class SessionIndex:
         return self._endpoints.get(session, frozenset())
 
     def on(self, endpoint: str) -> list[Session]:
-        """Return the sessions on an endpoint; the one that came there last is first."""
+        """Return the sessions on an endpoint, the newest first."""
         return list(reversed(self._sessions.get(endpoint, {})))
 
     def count(self, endpoint: str) -> int:
         return len(self._sessions.get(endpoint, ()))
 
     def counts(self) -> dict[str, int]:
-        """Endpoint id -> number of its sessions."""
+        """Endpoint id -> number of sessions on this endpoint."""
         return {endpoint: len(there) for endpoint, there in self._sessions.items()}

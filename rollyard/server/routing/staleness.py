@@ -1,7 +1,8 @@
-"""The weights versions from which a rollout may be sampled, and the check whether its versions are too old. Pure.
+"""The weights versions from which a rollout may be sampled, and the check whether its version is too old. Pure.
 
-A rollout requests a minimum version, the same version as the rest of its group, or a version that is not too far behind
-the pool's. Only the role `policy` counts: a judge may change its weights at any time.
+A rollout can request a minimum version, one version for its whole group, or a version that is not too far behind the
+pool's current version. Only the endpoint of the role `policy` counts. Other roles, such as a judge, may change weights
+at any time.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from rollyard.server.store.base import GroupVersions, RolloutRecord, VersionBoun
 from rollyard.wire.endpoint import Endpoint
 
 POLICY_ROLE = "policy"
-"""Role from which an agent samples."""
+"""Role of the model from which an agent samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedVersions:
-    """The weights of a policy's pool, and the versions that its endpoints serve now."""
+    """The weights of the policy's InferencePool, and the versions that the pool's endpoints serve now."""
 
     weights: WeightsStatus = field(default_factory=WeightsStatus)
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Endpoint id -> its verified version."""
+    """Endpoint id -> version that the endpoint serves."""
     ready: frozenset[str] = frozenset()
     """Versions that new rollouts can get."""
     recently_served: frozenset[str] | None = frozenset()
-    """Versions that new rollouts could get a short while ago; None while this is unknown."""
+    """Versions that new rollouts could get a short time ago; None while these versions are unknown."""
 
     @property
     def minimum_versions(self) -> frozenset[str]:
-        """Return the minimum versions that some endpoint satisfies."""
+        """Minimum versions that new rollouts can request now, because a ready endpoint satisfies them."""
         weights = self.weights
         return frozenset(r.version for r in weights.history if any(weights.at_least(v, r.version) for v in self.ready))
 
@@ -42,10 +43,10 @@ class ServedVersions:
         return known[-1] if known else min(self.ready, default=None)
 
     def is_gone(self, version: str) -> bool:
-        """Whether no endpoint serves this version, none served it a short while ago, and no running update brings it."""
+        """Whether this version is not current, not served now or a short time ago, and not the target of an update."""
         current, operation = self.weights.current, self.weights.operation
         if current is None or self.recently_served is None:
-            return False  # the server, or the pool, has just begun: reports are still to come
+            return False  # the server or the pool has just started, and reports may still be missing
         if operation is not None and operation.is_running and operation.target.version == version:
             return False
         return version != current.version and version not in self.ready | self.recently_served
@@ -53,7 +54,7 @@ class ServedVersions:
 
 @dataclass(frozen=True, slots=True)
 class StalenessVerdict:
-    """Decision that an attempt must be given up, or that the rollout must end."""
+    """Decision that the rollout must begin again, or that it must end."""
 
     reason: str
     message: str
@@ -68,19 +69,19 @@ def allowed_versions(record: RolloutRecord, group: GroupVersions, served: Served
     if (least := record.min_weights_version) is not None:
         may = frozenset(v for v in may if served.weights.at_least(v, least))
     if record.weights is not None and record.weights.same:
-        # The first rollout of a group takes the newest version: during an update the old one is about to go.
+        # The first rollout of a group takes the newest version, because an update may soon remove the older one.
         fixed = group.fixed or (served.newest if served.newest in may else min(may, default=None))
         may &= {fixed}
     return may
 
 
 def allow_at_least(least: str | None, weights: WeightsStatus) -> Callable[[Endpoint], bool] | None:
-    """Filter for endpoints that serve this version or a later one; None for any. `weights`: those of the endpoints' pool."""
+    """Filter for endpoints that serve this version or a later one; None for any. `weights`: weights of their pool."""
     return None if least is None else lambda endpoint: weights.at_least(endpoint.weights_version, least)
 
 
 def allow_under_way(record: RolloutRecord, role: str, weights: WeightsStatus) -> Callable[[Endpoint], bool] | None:
-    """Filter for endpoints to which a running rollout may move: those with weights it could begin with; None for any."""
+    """Filter for endpoints whose weights a running rollout may use after a move; None for any."""
     if role != POLICY_ROLE:
         return None
     if record.weights is not None and record.weights.same:
@@ -89,9 +90,9 @@ def allow_under_way(record: RolloutRecord, role: str, weights: WeightsStatus) ->
 
 
 def check(record: VersionBound, group: GroupVersions, served: ServedVersions) -> StalenessVerdict | None:
-    """Verdict on a rollout's weights; None if they still match its request."""
+    """Verdict on a rollout's weights; None if the weights still match the request."""
     if record.stage is Stage.EVAL:
-        return None  # its tokens are all sampled already
+        return None  # all its tokens are already sampled
     if record.leased:
         return _check_too_old(record, served) or _check_changed(record, served)
     fixed = group.fixed
@@ -113,7 +114,7 @@ def _check_too_old(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVerdict | None:
-    """Verdict if the rollout's endpoint has changed weights during the attempt."""
+    """Verdict for a rollout whose group must have one version, if its endpoint has changed weights during the attempt."""
     start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY_ROLE, ""), "")
     if not record.weights.same or not start or now in ("", start):
         return None
@@ -123,7 +124,10 @@ def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str | None:
-    """Reason why no endpoint serves weights that the rollout accepts; None if one does. `pool`: the InferencePool."""
+    """Return why no endpoint serves the minimum version of a queued rollout; None if an endpoint does.
+
+    `pool`: name of the InferencePool.
+    """
     least = record.min_weights_version
     if (
         record.status is not Status.QUEUED
@@ -136,7 +140,7 @@ def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str
 
 
 def why_none(pool: str, least: str, served: ServedVersions) -> str:
-    """Reason why no endpoint serves version `least` or a later one. `pool`: the InferencePool."""
+    """Return why no endpoint serves version `least` or a later version. `pool`: name of the InferencePool."""
     current = served.weights.current
     now = f"it serves {current.version}" if current is not None else "its version is not known yet"
     if served.weights.record(least) is None:

@@ -1,1 +1,1 @@
-"""The only durable state: objects with watch, rollouts, and trajectories as blobs beside them."""
+"""The server's durable state: objects with watch, rollouts, batches, and trajectories as blobs."""

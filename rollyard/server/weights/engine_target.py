@@ -19,7 +19,7 @@ class EndpointWeights:
     id: str
     report: WeightsReport = field(default_factory=WeightsReport)
     is_heard: bool = False
-    """Whether this server got a report recently. A silent endpoint has no report."""
+    """Whether this server got a report recently."""
     known_for: float = math.inf
     """Seconds for which this server has listened; for a silent endpoint, since its last report, if there was one."""
     healthy: bool = False
