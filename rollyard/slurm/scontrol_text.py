@@ -1,4 +1,4 @@
-"""Parser of `scontrol -o show` for partitions and nodes. Pure."""
+"""Parser of the output of `scontrol -o show` about partitions and nodes. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rollyard.kinds.values.quantity import walltime_seconds
 from rollyard.slurm.base import Node, Partition, Site
 
 ANY = {"ALL", "(null)", "N/A", "UNLIMITED", "INFINITE", ""}
-"""Texts that mean no limit."""
+"""Values with which scontrol shows that there is no limit."""
 MIB = 1 << 20
 
 
 def read_site(config: str, partitions: str, nodes: str) -> Site:
-    """Parse `scontrol show config`, and one line for every partition and node."""
+    """Parse `scontrol show config`, and the outputs for partitions and nodes, which have one line for each of them."""
     version = re.search(r"SLURM_VERSION\s*=\s*(\S+)", config)
     known: dict[str, Node] = {}
     members: dict[str, set[str]] = {}
@@ -44,7 +44,7 @@ def _node(line: str) -> Node:
 
 
 def gpus_of_gres(gres: str) -> int:
-    """Number of GPUs in `gpu:4,gpu:a100:2(S:0-1),shard:8`."""
+    """Return the number of GPUs in a list such as `gpu:4,gpu:a100:2(S:0-1),shard:8`, which has 6."""
     plain = re.sub(r"\([^)]*\)", "", gres)
     return sum(int(found[1]) for word in plain.split(",") if (found := re.fullmatch(r"gpu(?::[^:,]+)*?:(\d+)", word)))
 

@@ -1,8 +1,8 @@
-"""Check whether this site can run a template's jobs, before any job is submitted. Pure.
+"""Checks whether a site can run a template's jobs, before any job is submitted. Pure.
 
-A job that can never start is an error. Nodes and partitions that are down count with their resources, because they come
-back. If a job has to wait for them, there is a warning. There is also a warning if a job exceeds a partition's limit,
-because a QOS may lift this limit.
+It is an error if the jobs can never start. Nodes and partitions that are down count like others, because they will come
+back. It is only a warning if all suitable nodes or partitions are down, so that jobs must wait. It is also only a
+warning if a job exceeds a partition's limit, because a QOS may lift this limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_NAMES = 12
 
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:
-    """Return errors by field, each with a remedy. There are none if the site publishes no partitions."""
+    """Return the errors, each with its field and a remedy. Nothing is checked if the site reports no partitions."""
     if not site.partitions or template.within is not None:
         return []
     unknown = [name for name in _template_fields(template) if name not in site.partitions]
@@ -37,13 +37,13 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
         return [_cause("partition", f"this site has no default partition; write one of {_some_names(site.partitions)}")]
     if wrong := [*_unknown_nodes(template, site), *_unknown_features(template, site)]:
         return wrong
-    # A job may start in any of these partitions, so the template is wrong only if all of them refuse it.
+    # A job may start in any of these partitions. So there is an error only if every partition refuses the job.
     found = [_refusals(template, partition, site) for partition in partitions]
     return min(found, key=len) if all(found) else []
 
 
 def find_doubts(template: AllocationTemplate, site: Site) -> list[str]:
-    """Return why jobs of a correct template may be refused, or will have to wait, in the present state."""
+    """Return warnings for a template without errors: why jobs may be refused or must wait at present."""
     partitions = _partitions(template, site) if template.within is None else []
     up = [p for p in partitions if p.up]
     if partitions and not up:
@@ -64,7 +64,7 @@ def _template_fields(template: AllocationTemplate) -> list[str]:
 
 
 def _partitions(template: AllocationTemplate, site: Site) -> list[Partition]:
-    """Return the requested partitions that exist, or the default one."""
+    """Return the requested partitions that exist. If the template names none, return the default partition."""
     requested = _template_fields(template)
     if requested:
         return [site.partitions[name] for name in requested if name in site.partitions]
@@ -81,7 +81,7 @@ def _unknown_nodes(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
 
 
 def _unknown_features(template: AllocationTemplate, site: Site) -> Iterator[Cause]:
-    """Yield features that no node has. Slurm refuses an expression that contains such a name anywhere."""
+    """Yield an error for features that no node has. Slurm refuses every expression that contains such a feature."""
     known = {feature for node in site.nodes.values() for feature in node.features}
     requested = re.findall(r"(?<![\w.*:-])[A-Za-z_][\w.:-]*", template.constraint or "")
     names = [name for name in requested if name not in known]
@@ -104,7 +104,10 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
-    """Yield limits that a QOS may lift (by its flags PartitionTimeLimit and PartitionMaxNodes, which are not known here)."""
+    """Yield limits of a partition that the template exceeds.
+
+    A QOS may lift them by its flags PartitionTimeLimit and PartitionMaxNodes, but the site's description has no QOS.
+    """
     name = partition.name
     if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
         limit = walltime_text(partition.max_seconds)
@@ -114,7 +117,10 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
-    """Return errors if too few nodes are large enough: first for each resource alone, then for all together."""
+    """Return errors if too few nodes are large enough.
+
+    Each resource is checked alone first. If every resource passes, all of them are checked together.
+    """
     if not any(name in site.nodes for name in partition.nodes):
         return []  # the partition's nodes are unknown
     foreign = [n for text in template.nodelist for n in expand(text) if n not in partition.nodes]
@@ -139,7 +145,7 @@ def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> li
 def _requested_sizes(
     template: AllocationTemplate, nodes: Sequence[Node]
 ) -> list[tuple[str, str, int, list[int], Callable[[int], str]]]:
-    """(field, resource, amount, amount on each node, formatter of amounts)"""
+    """Return (field, name of the resource, requested amount, amount on each node, formatter of amounts)."""
     memory = "memoryPerCpu" if template.memory_per_cpu is not None else "memory"
     gpus = "gpusPerNode" if template.gpus_per_node else "gres"
     return [
@@ -156,7 +162,10 @@ def _requested_sizes(
 
 
 def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
-    """Return a partition's known nodes, less the excluded ones. For a job of one node its `nodelist` limits them."""
+    """Return the nodes on which a job may start: a partition's known nodes without the excluded ones.
+
+    For a job of one node they are the nodes of its `nodelist`, if there is one.
+    """
     excluded = {name for text in template.exclude for name in expand(text)}
     named = {name for text in template.nodelist for name in expand(text)} if template.nodes == 1 else set()
     names = (named or partition.nodes) - excluded

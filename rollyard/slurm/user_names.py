@@ -1,4 +1,4 @@
-"""User names as Slurm shows them: some as numbers, some as names."""
+"""Users in one form. Slurm shows some users by number and others by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import pwd
 
 
 def known_user(user: str) -> str:
-    """Return `uid 0 (root)` for a uid or a name. A user that this machine does not know, and an empty text, stay unchanged."""
+    """Return a user, given by uid or name, in the form `uid 0 (root)`.
+
+    For a user that this machine does not know, return `uid 1234` or `user NAME`. For an empty text return an empty text.
+    """
     if not user:
         return ""
     try:

@@ -1,1 +1,1 @@
-"""Messages and files that cross between processes: server, node agents, engines."""
+"""Messages and files that server, node agents and engines exchange."""

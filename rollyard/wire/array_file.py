@@ -1,6 +1,7 @@
-"""A safetensors file in memory: named arrays of one dimension, and metadata.
+"""Reading and writing of safetensors files in memory. A file has named arrays of one dimension, and metadata.
 
-The file is eight bytes of length, a header of JSON, then the numbers in little-endian order.
+The file begins with the length of the header in eight bytes. The header, which is JSON, and the numbers of the arrays
+follow. All of them are little-endian.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 MAX_HEADER_BYTES = 100_000_000
-"""Greatest size of the header in the safetensors library."""
+"""Greatest size of a header that the safetensors library accepts."""
 _TYPES = {"U8": "u1", "I16": "<i2", "I32": "<i4", "I64": "<i8", "F32": "<f4", "F64": "<f8"}
 _NAMES = {np.dtype(code): name for name, code in _TYPES.items()}
 
 
 def write_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
-    """Return the file. The widest numbers come first, so that all are aligned. Raises ValueError above MAX_HEADER_BYTES."""
+    """Return the file. Raises ValueError if its header is longer than MAX_HEADER_BYTES.
+
+    The arrays with the widest numbers come first, so that every array is aligned.
+    """
     ordered = sorted(arrays.items(), key=lambda item: -item[1].itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     position = 0
@@ -40,9 +44,9 @@ def write_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> by
 def read_arrays(
     data: bytes | bytearray | memoryview, names: Iterable[str]
 ) -> tuple[dict[str, Array], Mapping[str, str]]:
-    """Return these arrays without a copy, and the metadata. Other arrays are ignored.
+    """Return the metadata and the arrays with these names. The arrays share the memory of `data`.
 
-    Raises ValueError, KeyError, TypeError and OverflowError for a file that is damaged, or that lacks an array.
+    Raises ValueError, KeyError, TypeError or OverflowError if the file is damaged or lacks one of the arrays.
     """
     size = int.from_bytes(data[:8], "little")
     if size > min(MAX_HEADER_BYTES, len(data)):

@@ -1,7 +1,7 @@
-"""Base of all messages, the identity of their senders, and the versions that work together.
+"""Base class of all messages, the identity of a sender, and the number of the protocol.
 
 Messages only grow: new fields have defaults, and receivers ignore unknown fields and unknown message types. So an old
-node agent or engine finishes its work under a new server. A new field does not change PROTOCOL.
+node agent or engine can finish its work under a new server. A new field does not change PROTOCOL.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 PROTOCOL = 2
-"""Number that grows only with a change that an older process would misunderstand. A server refuses a newer number."""
+"""Version of the protocol. It grows only with a change that an older process would misunderstand."""
 MIN_PROTOCOL = 2
-"""Oldest protocol that a server works with."""
+"""Oldest version that a server accepts; PROTOCOL is the newest."""
 
 
 class WireMessage(BaseModel):
@@ -21,12 +21,15 @@ class WireMessage(BaseModel):
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Self:
-        """Parse a message. Unknown fields are ignored, at every depth. Raises ValueError."""
+        """Parse a message. Unknown fields are ignored, in nested objects too. Raises ValueError."""
         return cls.model_validate(data, extra="ignore")
 
 
 class Identity(WireMessage):
-    """Sender of a message: one process in one run of an allocation's job. Only the first process that registers counts."""
+    """Sender of a message: one process in one run of an allocation's job.
+
+    The first process that registers is accepted. Further processes of the same allocation are refused.
+    """
 
     allocation: str
     namespace: str
@@ -34,17 +37,18 @@ class Identity(WireMessage):
     job_id: str
     restart_count: int = 0
     instance: str
-    """Random id of the process."""
+    """Random id that the process makes at its start."""
     node: str
     pid: int = 0
     protocol: int = PROTOCOL
 
 
 def protocol_refusal(hello: Any) -> str | None:
-    """Return why a process with this first message cannot work under this server; None if it can, or sends no number.
+    """Return why this server refuses a process, from the first message of the process.
 
-    Only the number is read, because the rest of the message may have another form. The text has at most 120 bytes,
-    because a WebSocket's close frame has room for no more.
+    Return None if the server accepts the protocol, or if the message has no protocol. Other fields are not read, because
+    another release may send them in another form. The text has at most 120 bytes, because a close frame of a WebSocket
+    carries at most 123.
     """
     identity = hello.get("identity") if isinstance(hello, dict) else None
     number = identity.get("protocol") if isinstance(identity, dict) else None

@@ -1,9 +1,10 @@
-"""Results as arrays: one safetensors file that is read without parsing a number.
+"""Columns files: results as arrays in one safetensors file, in which no number has to be parsed.
 
-Arrays are ragged: the tokens of all segments follow each other, and offsets give the beginning of each segment and the
-end of the last one. Segments and turns follow each other in the same way, with offsets for each sample. The rest is
-JSON: a text for each sample, segment and turn, read only on demand, and `about`, which belongs to the whole file. The
-metadata names the form and its version. A later version adds arrays; a reader ignores those that it does not know.
+The tokens of all segments follow each other in one array. An array of offsets has the index at which each segment
+begins, and as its last number the index at which the last segment ends. The segments and turns of all samples are stored
+in the same way. All other fields are JSON: one text for each sample, segment and turn, which is parsed on demand, and the
+text `about` for the whole file. The metadata has the name of the form and its version. A later version adds arrays, and
+a reader ignores arrays that it does not know.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ _TURN_JSON: Any = {"segment", "prompt_length", "response_length"}
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """Samples, their segments and turns. The arrays have the names of the tensors in the file, and may be read-only.
+    """Samples with their segments and turns. Each array has the name of its tensor in the file, and may be read-only.
 
-    A sample is one trajectory, or one outcome of a node agent. With n samples an array of offsets has n + 1 numbers:
-    the segments of sample i are `sample_segment_offsets[i]` to `sample_segment_offsets[i + 1]`.
+    A sample is one trajectory, or one outcome of a node agent. For n samples an array of offsets has n + 1 numbers. The
+    segments of sample i have the indices from `sample_segment_offsets[i]` to before `sample_segment_offsets[i + 1]`.
     """
 
     token_ids: Array
-    """Ids of all tokens; int32, or int64 if an id needs it."""
+    """Ids of all tokens; int32, or int64 if an id is too large for int32."""
     loss_mask: Array
     """1 for a sampled token, else 0; uint8."""
     logprobs: Array
-    """0 for a token that was not sampled; float32 if this loses nothing, else float64."""
+    """Logprob of each token, 0 for a token that was not sampled; float32 if every value is exact in it, else float64."""
     weights_version: Array
-    """Index into `versions`, or -1 for a token that was not sampled; int16, or int32 if there are too many versions."""
+    """Index into `versions`, -1 for a token that was not sampled; int16, or int32 for more than 32,767 versions."""
     segment_offsets: Array
-    """Index of the first token of each segment."""
+    """Index of the first token of each segment, and at the end the number of tokens."""
     segment_prompt_length: Array
     segment_json: Array
     segment_json_offsets: Array
     turn_segment: Array
-    """Segment of each turn, counted within the turn's sample."""
+    """Segment of each turn, as an index among the segments of the turn's sample."""
     turn_prompt_length: Array
     turn_response_length: Array
     turn_json: Array
@@ -64,32 +65,32 @@ class Columns:
     sample_json: Array
     sample_json_offsets: Array
     versions: tuple[str, ...] = ()
-    """Names of the weights versions."""
+    """Names of the weights versions to which `weights_version` refers."""
     about: Mapping[str, Any] = field(default_factory=dict)
-    """JSON that belongs to all samples together, such as the groups of an answer."""
+    """JSON about the whole file, such as the groups of its samples."""
 
     def __len__(self) -> int:
         return len(self.sample_json_offsets) - 1
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """Fields of each sample other than its segments and turns: id, status, reward, metrics, task and so on."""
+        """All fields of each sample except `segments` and `turns`: id, status, reward, metrics, task and so on."""
         return [from_json(text) for text in _texts(self.sample_json, self.sample_json_offsets)]
 
     @cached_property
     def rewards(self) -> NDArray[np.float64]:
-        """Reward of each sample; NaN if it has none."""
+        """Reward of each sample; NaN for a sample without a reward."""
         return np.array([sample["reward"] for sample in self.samples], np.float64)
 
     def trajectories(self) -> list[Trajectory]:
-        """The trajectories, with Python's own numbers. Raises ValueError if a sample is not a trajectory."""
+        """Return the samples as trajectories, with lists of Python numbers. Raises ValueError for samples of another kind."""
         return self.read(Trajectory)
 
     def read(self, model: type[R], extra: Literal["ignore"] | None = None) -> list[R]:
-        """The samples as models. With `extra="ignore"` fields of a newer release are ignored. Raises ValueError."""
+        """Return the samples as objects of `model`. `extra="ignore"`: ignore fields of a newer release. Raises ValueError."""
 
         def segment(found: dict[str, Any]) -> Segment:
-            tokens = {name: found.pop(name) for name in _TOKEN_FIELDS}  # `decode` has checked them
+            tokens = {name: found.pop(name) for name in _TOKEN_FIELDS}  # already checked by `decode`
             empty: dict[str, list[Any]] = {name: [] for name in _TOKEN_FIELDS}
             return evolve(Segment.model_validate(found | empty, extra=extra), **tokens)
 
@@ -101,19 +102,19 @@ class Columns:
             empty: dict[str, list[Any]] = {name: [] for name in parts}
             return evolve(model.model_validate(found | empty, extra=extra), **parts)
 
-        # each part is validated without the parts below it, which are valid: otherwise Python would check each token
-        # again
+        # A sample is validated without its segments and turns, and a segment without its tokens. These are valid already,
+        # and pydantic would check every token again.
         return [sample(found) for found in self._documents(segment, turn)]
 
     def documents(self) -> list[dict[str, Any]]:
-        """The samples as in JSON."""
+        """Return the samples as JSON objects."""
         return self._documents(lambda segment: segment, lambda turn: turn)
 
     def _documents(
         self, segment: Callable[[dict[str, Any]], Any], turn: Callable[[dict[str, Any]], Any]
     ) -> list[dict[str, Any]]:
         texts = list(_texts(self.segment_json, self.segment_json_offsets))
-        names = (*self.versions, None)  # the index -1 is null
+        names = (*self.versions, None)  # the index -1 gives None
 
         def one(i: int) -> dict[str, Any]:
             tokens = slice(self.segment_offsets[i], self.segment_offsets[i + 1])
@@ -155,12 +156,12 @@ class Columns:
         ]
 
     def with_samples(self, samples: Sequence[Mapping[str, Any]]) -> Columns:
-        """The same segments and turns, with these fields of the samples and without `about`."""
+        """Return a copy with other fields of the samples and without `about`. Segments and turns stay the same."""
         texts, offsets = _packed(json.dumps(sample).encode() for sample in samples)
         return replace(self, sample_json=texts, sample_json_offsets=offsets, about={})
 
     def to_bytes(self) -> bytes:
-        """The safetensors file."""
+        """Return the safetensors file."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         about = json.dumps(dict(self.about))
         metadata = {"form": FORM, "version": str(VERSION), "versions": json.dumps(self.versions), "about": about}
@@ -207,7 +208,7 @@ def columns_of(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any]
 
 
 def join(parts: Sequence[Columns], about: Mapping[str, Any] | None = None) -> Columns:
-    """Join the samples of several files, one after the other. The `about` of the parts is dropped."""
+    """Return one file with the samples of all parts, in order. The `about` of each part is dropped."""
     versions = {version: i for i, version in enumerate(dict.fromkeys(chain.from_iterable(p.versions for p in parts)))}
     found: dict[str, Array] = {}
     for name in _ARRAYS:
@@ -227,7 +228,7 @@ _SMALLEST: dict[str, DTypeLike] = {
     **{"token_ids": np.int32, "loss_mask": np.uint8, "logprobs": np.float32},
     **{name: np.uint8 for name in _ARRAYS if name.endswith("_json")},
 }
-"""Type of each array that has no number."""
+"""Type of an array if it is empty; int64 for other arrays."""
 
 
 def encode(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | None = None) -> bytes:
@@ -236,12 +237,15 @@ def encode(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | N
 
 
 def is_columns(data: bytes) -> bool:
-    """Whether this is a safetensors file and not JSON. Its first eight bytes are a length with zeros, which JSON never has."""
+    """Return whether this is a safetensors file and not JSON.
+
+    The first eight bytes of a safetensors file are a length, whose last byte is zero. JSON contains no zero byte.
+    """
     return len(data) > 8 and data[7] == 0
 
 
 def decode(data: bytes | bytearray | memoryview) -> Columns:
-    """Read a file without a copy of its arrays. Arrays of a bytearray can be written. Raises ValueError."""
+    """Read a file. The arrays share the memory of `data`; they are writable if `data` is a bytearray. Raises ValueError."""
     try:
         arrays, metadata = read_arrays(data, _ARRAYS)
         if metadata.get("form") != FORM or int(metadata["version"]) > VERSION:
@@ -255,12 +259,15 @@ def decode(data: bytes | bytearray | memoryview) -> Columns:
 
 
 def framed(data: bytes) -> bytes:
-    """Return a file for a stream of files: eight bytes of length, little-endian, precede it. Length 0 keeps a stream alive."""
+    """Return a file in the form for a stream of files: its length in eight bytes (little-endian), and the file.
+
+    In a stream a length of 0 has no file; it only keeps the connection alive.
+    """
     return len(data).to_bytes(FRAME_LENGTH_BYTES, "little") + data
 
 
 def _check(columns: Columns) -> None:
-    """Check everything that a reader relies on; otherwise damage would appear as wrong tokens. Raises ValueError."""
+    """Check lengths, offsets and types, so that a damaged file does not give wrong tokens. Raises ValueError."""
     tokens, segments, turns = (
         len(found) for found in (columns.token_ids, columns.segment_prompt_length, columns.turn_segment)
     )
@@ -307,13 +314,13 @@ def _integers(values: Sequence[int], smallest: DTypeLike) -> Array:
 
 def _mask(values: Sequence[int]) -> Array:
     try:
-        return np.frombuffer(bytes(values), np.uint8)  # a third of the time that numpy takes for a list
-    except ValueError:  # a number beyond a byte
+        return np.frombuffer(bytes(values), np.uint8)  # this takes a third of the time of np.array
+    except ValueError:  # a number does not fit into a byte
         return np.array(values, np.int64)
 
 
 def _logprobs(values: Sequence[float | None], mask: Array) -> Array:
-    wide = np.array(values, np.float64)  # null becomes NaN
+    wide = np.array(values, np.float64)  # None becomes NaN
     wide[mask == 0] = 0.0
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
@@ -321,8 +328,10 @@ def _logprobs(values: Sequence[float | None], mask: Array) -> Array:
 
 
 def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | None, int]) -> Array:
-    """Return the indices of versions; new versions are added. Most segments have one version, which needs no look-up
-    per token."""
+    """Return the index of each token's version, and add new versions to `versions`.
+
+    Most segments have only one version. Their indices are computed without a look-up for each token.
+    """
     own = set(values)
     for version in sorted(v for v in own if v is not None):
         versions.setdefault(version, len(versions) - 1)
@@ -333,7 +342,7 @@ def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | Non
 
 
 def _named(indices: Array, names: Sequence[str | None]) -> list[str | None]:
-    """Return the names of the indices, run by run: neighbouring tokens mostly have the same version."""
+    """Return the name for each index. Runs of equal indices are looked up once, because most neighbours are equal."""
     found: list[str | None] = []
     edges = np.flatnonzero(indices[1:] != indices[:-1]) + 1
     for start, end in pairwise([0, *edges.tolist(), len(indices)]):
@@ -344,11 +353,11 @@ def _named(indices: Array, names: Sequence[str | None]) -> list[str | None]:
 def _renumbered(indices: Array, numbers: Sequence[int]) -> Array:
     if list(numbers) == list(range(len(numbers))):
         return indices
-    return _integers([*numbers, -1], np.int16)[indices]  # the index -1 stays -1
+    return _integers([*numbers, -1], np.int16)[indices]  # the index -1 gives the last number, -1
 
 
 def _joined(arrays: Iterable[Array], smallest: DTypeLike) -> Array:
-    """Join arrays into one of the widest type."""
+    """Join arrays into one array of the widest type; an array of type `smallest` if there are none."""
     found = list(arrays)
     return found[0] if len(found) == 1 else np.concatenate([np.empty(0, smallest), *found])
 

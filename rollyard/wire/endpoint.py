@@ -1,4 +1,4 @@
-"""Model servers with the addresses at which clients reach them."""
+"""Address and properties of a model server."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from rollyard.kinds.engine_spec import Patience
 from rollyard.wire.base import WireMessage
 
 VERSION_HEADER = "X-Rollyard-Weights-Version"
-"""Header of an answer that is sent in one piece: the weights version of its last token."""
+"""Header of an answer that is not streamed. Its value is the weights version of the answer's last token."""
 SEED_STRIDE = 0x9E3779B97F4A7C15
-"""Stride of splitmix64 (Steele, Lea, Flood 2014). `seed + n * SEED_STRIDE` continues a request after n draws."""
+"""Stride of splitmix64 (Steele, Lea, Flood 2014). The seed `seed + n * SEED_STRIDE` continues a request after n draws."""
 
 
 class Endpoint(WireMessage):
-    """Address and properties of a model server, for node agents."""
+    """Model server, as a node agent gets it from the server."""
 
     id: str
     url: str
-    """Base URL, to which routes such as `/v1/completions` are added."""
+    """Base URL. A path such as `/v1/completions` is appended to it."""
     token: str | None = None
     model: str
     weights_version: str
     tokenizer: str
     """Folder of the tokenizer and chat template."""
     ca: bool = True
-    """True: its certificate comes from Rollyard's own CA."""
+    """True: the certificate of the model server is signed by Rollyard's own CA."""
     patience: Patience = Patience()
-    """Times to wait for this model server before another endpoint is used."""
+    """Time limits for this model server. After one of them another endpoint is used."""
     dialect: Literal["openai", "sglang"] = "openai"
-    """Route that accepts and returns token ids: `/v1/completions`, or SGLang's own `/generate`."""
+    """API with token ids. openai: `/v1/completions`. sglang: SGLang's own `/generate`."""
     logprobs: Literal["raw", "processed"] = "raw"
-    """Kind of logprobs that the model server returns."""
+    """Distribution whose logprobs the model server returns, as in `Sampling.logprobs`."""
 
     @field_validator("patience", mode="before")
     @classmethod
     def _ignore_unknown_times(cls, patience: Any) -> Any:
-        """Drop unknown fields of `patience`: a newer server may send them. In specs they are errors."""
+        """Drop unknown fields of `patience`, because a newer server may send them. In a spec an unknown field is an error."""
         return Patience.model_validate(patience, extra="ignore")

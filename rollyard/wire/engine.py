@@ -1,4 +1,4 @@
-"""Messages between the server and the process that supervises an engine."""
+"""Messages between the server and an engine's supervisor, which is the process that starts and watches the engine."""
 
 from __future__ import annotations
 
@@ -11,49 +11,49 @@ from rollyard.wire.base import Identity, WireMessage
 
 
 class EngineHello(WireMessage):
-    """Body of POST /v1/engine/register, also after each reconnect. The answer is `EngineWelcome`."""
+    """Body of POST /v1/engine/register, which is sent at the start and after each reconnect. Answer: `EngineWelcome`."""
 
     identity: Identity
     url: str
     csr: str | None = None
-    """Certificate request in PEM; null while the present certificate is valid."""
+    """Certificate signing request in PEM; null if the engine has a valid certificate."""
 
 
 class WeightsTarget(WireMessage):
-    """Weights that an engine should serve until it gets another target."""
+    """Weights that an engine must serve. A newer target replaces an older one."""
 
     version: str
-    """Version name that the trainer chose."""
+    """Name of the version, chosen by the trainer."""
     mode: Literal["Drain", "Pause", "Abort"] = "Drain"
-    """Treatment of running requests. Drain: they end first. Pause: they continue with the new weights. Abort: they end with
-    the tokens that they have."""
+    """Treatment of running requests. Drain: the engine waits until they have ended. Pause: they continue with the new
+    weights. Abort: they end with the tokens sampled so far."""
     path: str | None = None
-    """Folder of the weights; a path on the engine's node. Null if `adapter` is set."""
+    """Folder of the weights, as a path on the engine's node. Null if `adapter` is set."""
     adapter: str | None = None
-    """Folder of a LoRA adapter for the pool's own weights."""
+    """Folder of a LoRA adapter for the weights of the pool's spec. Null if `path` is set."""
     checksum: str | None = None
-    """Expected checksum of the folder; the engine refuses other content. Null: any content."""
+    """Expected checksum of the folder. The engine refuses a folder with another checksum. Null: any content is accepted."""
     attempt: int = 1
-    """Number of the attempt. After a failure a higher number means another try."""
+    """Number of the attempt. After a failure the engine tries again only if it gets a higher number."""
     transfer: bool = False
-    """True: a trainer moves the weights into the running engine. Engines that cannot receive a transfer load `path`."""
+    """True: the trainer sends the weights into the running engine. An engine that cannot receive them loads `path`."""
 
 
 class EngineWelcome(WireMessage):
     certificate: str | None = None
-    """Certificate of the engine's reverse proxy with its chain, in PEM."""
+    """Certificate for the engine's reverse proxy and the CA's certificate, in PEM. Null if no `csr` was sent."""
     heartbeat_seconds: float
     token: str
-    """Token that node agents send to the engine's reverse proxy."""
+    """Token that callers must send to the engine's reverse proxy."""
     weights: WeightsTarget | None = None
-    """Weights to serve from the start; null for the model of the pool's spec."""
+    """Weights to serve from the start. Null: the weights of the pool's spec."""
 
 
 class EngineLoad(WireMessage):
-    """Totals since the engine's start; null if unknown. `server/routing/endpoint_rates.py` makes rates from them."""
+    """Totals since the engine's start; null if unknown. `server/routing/endpoint_rates.py` computes rates from two reports."""
 
     life: int = 0
-    """Number of the engine's start within its allocation. The totals begin at zero with each start."""
+    """Number of the engine's start within its allocation. After each start the totals begin at zero again."""
     at: float
     """Time at which the totals were read, in seconds of the sender's monotonic clock."""
     generated_tokens: int | None = None
@@ -64,44 +64,45 @@ class EngineLoad(WireMessage):
     prefix_hits: int | None = None
     """Prompt tokens found in the prefix cache."""
     preemptions: int | None = None
-    """Requests interrupted because the key-value cache was full."""
+    """Number of times that a request was interrupted because the key-value cache was full."""
     first_tokens: int | None = None
-    """Requests that have received their first token."""
+    """Number of requests that have received their first token."""
     first_token_seconds: float | None = None
-    """Sum of the times from arrival to the first token."""
+    """Sum, over these requests, of the seconds from arrival to the first token."""
 
 
 WeightsPhase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]
 
 
 class WeightsReport(WireMessage):
-    """Weights of one engine, as it reports them. The facts have this form everywhere, from the engine to the pool's status."""
+    """Weights of one engine, in the form that is used from the engine's report to the pool's status."""
 
     version: str = ""
-    """Verified version that the engine serves; empty until the verification."""
+    """Version that the engine serves; empty until a probe has verified it."""
     checksum: str = ""
-    """Checksum of the folder from which the weights came."""
+    """Checksum of the folder of the served weights."""
     phase: WeightsPhase = ""
-    """Progress towards the last target; empty when it is reached. Transferring: the engine waits for the trainer."""
+    """Progress towards the newest target; empty if the target is reached. Transferring: the engine waits for the trainer."""
     error: str = ""
-    """Reason of the failure."""
+    """Reason of the failure, if `phase` is Failed."""
     attempt: int | None = None
-    """`attempt` of the failed target; null from an engine that does not send it."""
+    """`attempt` of the failed target; null from an older engine, which does not send this field."""
     note: str | None = None
-    """Reason why the engine loaded the folder in spite of a transfer, else empty. Null from an engine without transfers."""
+    """Reason why the engine loaded the folder although the target was a transfer; else empty. Null from an older engine that
+    knows no transfers."""
 
     @property
     def settled(self) -> bool:
-        """Whether the engine is not on its way to another version. After a failure it still has the version before."""
+        """Whether no change of weights is in progress. After a failed change the engine keeps its previous version."""
         return self.phase in ("", "Failed")
 
 
 UNHEALTHY = "Unhealthy"
-"""Reason of an engine that was ready and no longer answers its supervisor."""
+"""Value of `reason` for an engine that was ready before and no longer answers its supervisor."""
 
 
 class EngineHeartbeat(WireMessage):
-    """Body of POST /v1/engine/heartbeat. The answer is `EngineOrders`."""
+    """Body of POST /v1/engine/heartbeat. Answer: `EngineOrders`."""
 
     identity: Identity
     url: str
@@ -109,12 +110,12 @@ class EngineHeartbeat(WireMessage):
     reason: str = ""
     """Reason why the engine is not ready, as `Word` or `Word: message`."""
     weights: WeightsReport = WeightsReport()
-    """Weights of the engine. On the wire these fields are beside the others, as `weights_version` and so on."""
+    """Weights of the engine. On the wire the fields are flat, with the prefix `weights_`: `weights_version` and so on."""
     running: int = 0
     waiting: int | None = None
-    """Requests that wait in the engine; null if unknown."""
+    """Number of requests that wait in the engine; null if unknown."""
     kv_usage: float | None = None
-    """Filled share of the engine's key-value cache, 0 to 1; null if unknown."""
+    """Used share of the engine's key-value cache, 0 to 1; null if unknown."""
     load: EngineLoad | None = None
     """Totals of the engine's work; null if unknown."""
 
@@ -141,6 +142,6 @@ class EngineHeartbeat(WireMessage):
 
 class EngineOrders(WireMessage):
     known: bool = True
-    """False: the server does not know the engine, which must register again."""
+    """False: the engine must register again, because the server does not know it."""
     drain: bool = False
     weights: WeightsTarget | None = None

@@ -1,4 +1,4 @@
-"""Files of the server: the input of a job, and the present address of the server."""
+"""Files that the server writes: the input of each job, and the server's present address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollyard.wire.base import WireMessage
 
 
 class AllocationFile(WireMessage):
-    """`allocation.json` in an allocation's folder (0700): all input of a batch job. The file `token` (0600) is beside it."""
+    """`allocation.json` in the allocation's folder (0700): the input of the job. The folder also has the job's token (0600)."""
 
     allocation: str
     namespace: str
@@ -17,20 +17,20 @@ class AllocationFile(WireMessage):
     pool_kind: Literal["InferencePool", "RolloutPool"]
     pool: str
     endpoint_file: str
-    """Path of the server's `endpoint.json`, which is read again before each reconnect."""
+    """Path of the server's `endpoint.json`. The job reads this file again before each reconnect."""
     ca_file: str
-    """PEM of the server's own CA."""
+    """Path of the certificate of the server's own CA, in PEM."""
     scratch: str
-    """Node-local folder."""
+    """Folder on the node's own disk."""
     inference: InferencePoolSpec | None = None
-    """The pool's spec, for an allocation of an InferencePool."""
+    """Spec of the pool; null for an allocation of a RolloutPool."""
 
 
 class EndpointFile(WireMessage):
-    """`endpoint.json` in the server's data folder (0600), replaced atomically."""
+    """`endpoint.json` (0600) in the server's data folder. The file is replaced atomically."""
 
     url: str
     epoch: int
-    """Number that grows with each start of a server on this folder. An older server never overwrites a newer one's file."""
+    """Number that grows with each start of a server on this folder. A server does not overwrite a file with a higher number."""
     job: str | None = None
-    """Slurm job of the server, if it runs in one."""
+    """Id of the Slurm job in which the server runs; null if there is none."""

@@ -1,4 +1,4 @@
-"""Messages between the server and node agents: over one WebSocket, and large ones over plain HTTP."""
+"""Messages between the server and node agents. Small ones go over one WebSocket, results and others over HTTP."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from rollyard.wire.endpoint import Endpoint
 
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
 NODE_AGENT_ERROR = "NodeAgentError"
-"""Reason of a hand-back after an error in the node agent's code, which the rollout may have caused."""
+"""`HandBack.reason` after an error in the node agent's own code. The rollout may have caused this error."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
-"""Reason of a hand-back of a lease with fields that the node agent is too old to know."""
+"""`HandBack.reason` of a lease that the node agent cannot parse, because it is older than the server."""
 CLOSE_HELLO_EXPECTED = 4408
-"""Close code of the WebSocket: the first message was no hello, or it came too late."""
+"""Close code of the WebSocket: the server got no `Hello` in time, or another message first."""
 CLOSE_FENCED = 4409
-"""Close code of the WebSocket: this process must exit, because another one has taken its place or its job has ended."""
+"""Close code of the WebSocket: the node agent must exit, because another process has its place or its job has ended."""
 CLOSE_INCOMPATIBLE = 4426
-"""Close code of the WebSocket: one side is too old for the other; the reason says which."""
+"""Close code of the WebSocket: node agent or server is too old. The text of the close frame names the older side."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
 
 
 class LeaseKey(NamedTuple):
-    """`LeaseRef` without the stage, which changes during the lease."""
+    """Key of a lease: a `LeaseRef` without the stage, because the stage changes during the lease."""
 
     namespace: str
     id: str
@@ -36,7 +36,7 @@ class LeaseKey(NamedTuple):
 
 
 class LeaseRef(WireMessage):
-    """Name of one lease. It is void once the rollout has a lease with a higher fence."""
+    """Reference to one lease. The lease is void if its rollout has a lease with a higher fence."""
 
     namespace: str
     id: str
@@ -53,7 +53,7 @@ class LeaseRef(WireMessage):
 
 
 class Lease(LeaseRef):
-    """Rollout for a node agent, with everything needed to run it."""
+    """Lease of a rollout, with everything that a node agent needs to run the rollout."""
 
     attempt: int
     sample_index: int
@@ -62,11 +62,14 @@ class Lease(LeaseRef):
     sampling: Sampling
     budgets: Budgets
     endpoints: dict[str, Endpoint] = {}
-    """Role -> model server."""
+    """Role of the agent -> model server for this role."""
 
     @field_serializer("agent", "sampling", "budgets")
     def _dump_without_defaults(self, given: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
-        """Users' fields are parsed strictly, so an older node agent gets a new field only if a user has set it."""
+        """Leave out fields with default values. An older node agent refuses a lease with fields that it does not know.
+
+        So it refuses only a lease whose user has set a new field.
+        """
         return given.model_dump(mode="json", exclude_defaults=True)
 
 
@@ -77,19 +80,20 @@ class Hello(WireMessage):
     type: Literal["hello"] = "hello"
     identity: Identity
     held: list[LeaseRef] = []
-    """All leases held, including those with unacknowledged results. Leases that are not listed were never received."""
+    """All leases that the node agent has, including those whose results are not acknowledged. A live lease that is missing
+    here never arrived."""
     widths: dict[str, int] = {}
-    """Stage -> stage workers; empty at the first hello."""
+    """Stage -> number of stage workers; empty in the first hello."""
     places: int = 0
-    """Sandboxes that fit into the allocation, from its first `Welcome`. 0 before that, and if it is unknown."""
+    """`Welcome.places` of the first welcome; 0 in the first hello, or if the number is unknown."""
     kinds: list[str] = []
-    """Task kinds for which this node agent has handlers. Empty if it sends them in `CapacityRequest` only."""
+    """Task kinds for which this node agent has handlers. Empty from a node agent that sends them only in `CapacityRequest`."""
     failed_kinds: dict[str, str] = {}
-    """Task kind -> reason why its handler cannot be loaded here."""
+    """Task kind -> reason why this node agent cannot load the handler of the kind."""
 
 
 class CapacityRequest(WireMessage):
-    """Number of further leases that the node agent can accept now. It replaces the earlier number."""
+    """Number of further leases that the node agent can accept now. It replaces the numbers of the previous message."""
 
     type: Literal["capacity_request"] = "capacity_request"
     init: int = 0
@@ -97,22 +101,28 @@ class CapacityRequest(WireMessage):
     kinds: list[str] = []
     """Task kinds for which this node agent has handlers."""
     grants: int | None = None
-    """Number of Grants received on this connection. The server ignores the message while another Grant is on its way."""
+    """Number of Grants that the node agent has received on this connection.
+
+    The server ignores the message if it has sent more Grants, because the message does not count their leases.
+    """
 
 
 class Heartbeat(WireMessage):
-    """Renewal of all named leases. A lease that is not named may still be on its way in a Grant, so it is not ended at once."""
+    """Renewal of all leases in `held`.
+
+    A lease that is not in `held` is not ended immediately, because its Grant may not have arrived yet.
+    """
 
     type: Literal["heartbeat"] = "heartbeat"
     held: list[LeaseRef]
     widths: dict[str, int] = {}
-    """Stage -> stage workers."""
+    """Stage -> number of stage workers."""
     sent_at: float = 0.0
-    """The sender's monotonic clock. `Renewed` returns it."""
+    """Time by the node agent's monotonic clock. `Renewed` returns this value."""
 
 
 class HandBack(WireMessage):
-    """Return of an unfinished rollout without a fault: preemption, drain or end of the walltime. It costs no attempt."""
+    """Return of an unfinished rollout, for example at a preemption, a drain or the end of the walltime."""
 
     type: Literal["hand_back"] = "hand_back"
     lease: LeaseRef
@@ -129,22 +139,25 @@ class Welcome(WireMessage):
     protocol: int = PROTOCOL
     epoch: int
     lease_seconds: float
-    """Seconds without a renewal after which a node agent stops the work of a lease."""
+    """Seconds after its last renewal when a lease ends. The node agent then stops the work of this lease."""
     sandbox: SandboxTemplate
     stages: Stages
     places: int = 0
-    """Sandboxes of this kind that fit into the allocation. As with `sandbox` and `stages`, the first welcome counts."""
+    """Number of such sandboxes that fit into the allocation.
+
+    A node agent takes `sandbox`, `stages` and `places` from its first welcome, and ignores them in later ones.
+    """
     columns: int = 0
-    """Newest version of `wire/columns.py` that the server reads; 0 if it reads results only as JSON."""
+    """Newest version of columns files (`wire/columns.py`) that the server reads. 0: the server reads only results in JSON."""
     lost: list[LeaseRef] = []
-    """Leases of `hello` that are void. Their work must stop."""
+    """Leases in `Hello.held` that are void. The node agent must stop the work of these leases."""
 
 
 class UnreadableLease(WireMessage):
-    """Lease that arrived but cannot be parsed."""
+    """Lease that arrived in a Grant and cannot be parsed."""
 
     lease: LeaseRef | None
-    """Name of the lease; None if not even this can be parsed."""
+    """Reference to the lease; None if the reference cannot be parsed either."""
     why: str
 
 
@@ -152,11 +165,11 @@ class Grant(WireMessage):
     type: Literal["grant"] = "grant"
     leases: list[Lease]
     unread: list[UnreadableLease] = Field(default=[], exclude=True)
-    """Leases that could not be parsed. It is never sent."""
+    """Leases that the receiver could not parse. This field is never sent."""
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Self:
-        """Parse each lease by itself, so that a lease with newer fields does not spoil the others."""
+        """Parse each lease separately, so that a lease with unknown fields does not affect the others."""
         found = data.get("leases")
         if not isinstance(found, list):
             return super().from_wire(data)
@@ -182,16 +195,17 @@ class Cancel(WireMessage):
 
 
 class RechooseEndpoint(WireMessage):
-    """Request to ask again for the endpoint of this role before the next turn, because there may be a better one.
+    """Hint that a better endpoint may exist for a role of a lease. The node agent then asks before the next turn.
 
-    It is a hint: the server chooses and records an endpoint when the node agent asks (`NewEndpoint` without `failed`).
+    The message names no endpoint. The server chooses one when the node agent sends a `NewEndpoint` without `failed`.
     """
 
     type: Literal["rechoose_endpoint"] = "rechoose_endpoint"
     lease: LeaseRef
     role: str
     now: bool = False
-    """True: the endpoint does not answer, so ask at once. A waiting request continues at the new one with its ids so far."""
+    """True: the endpoint does not answer, so the node agent must ask immediately. Requests that wait for the endpoint
+    continue at the new endpoint with the ids sampled so far."""
 
 
 class Drain(WireMessage):
@@ -199,32 +213,35 @@ class Drain(WireMessage):
 
 
 class Resize(WireMessage):
-    """Desired widths of the stages. Heartbeats report the actual widths."""
+    """Desired number of stage workers in each stage. Heartbeats report the actual numbers."""
 
     type: Literal["resize"] = "resize"
     widths: dict[str, int]
-    """Stage -> stage workers. A stage that is not named keeps its width."""
+    """Stage -> number of stage workers. A stage that is missing keeps its number."""
     places: int
-    """Sandboxes that fit into the allocation."""
+    """Number of sandboxes that fit into the allocation."""
 
 
-# over plain HTTP, so that heartbeats never queue behind them
+# node agent -> server, over HTTP: on the WebSocket a heartbeat would have to wait behind a large message
 
 
 class NewEndpoint(WireMessage):
-    """Body of POST /v1/node/endpoint after a failure or a `RechooseEndpoint`. The answer is an `Endpoint`."""
+    """Body of POST /v1/node/endpoint, after a failure or a `RechooseEndpoint`. Answer: `Endpoint`."""
 
     lease: LeaseRef
     role: str
     failed: str
-    """Id of the failed endpoint. Empty if none failed; then the answer may be the endpoint in use."""
+    """Id of the endpoint that failed. Empty if none failed; in this case the answer may be the endpoint in use."""
     why: str = ""
     again: bool = False
-    """True: the request is repeated after the same failure, and counts as no new complaint."""
+    """True: this request repeats an earlier one about the same failure. The failure is not counted a second time."""
 
 
 class ResultHeader(WireMessage):
-    """First line of an uploaded result. The compressed body follows: columns, or from an older node agent JSON."""
+    """First line of an uploaded result. The compressed result follows.
+
+    The result is a columns file (`wire/columns.py`); an older node agent sends JSON.
+    """
 
     lease: LeaseRef
     status: str
@@ -234,13 +251,13 @@ class ResultHeader(WireMessage):
     endpoint: str | None = None
     turns: int = 0
     tokens: int = 0
-    """Sampled tokens of all turns."""
+    """Number of sampled tokens in all turns."""
     sampled: int | None = None
-    """Sampled tokens in its segments; null from a node agent that does not send it."""
+    """Number of sampled tokens in the result's segments; null from an older node agent, which does not send this field."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
     weights_versions: list[str] = []
-    """Versions of the weights that sampled its tokens; empty from a node agent that does not send them."""
+    """Weights versions that sampled the result's tokens; empty from an older node agent, which does not send this field."""
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack
@@ -276,12 +293,12 @@ def _ref(lease: Any) -> LeaseRef | None:
 
 
 def from_node(text: str) -> FromNode | None:
-    """Return a node agent's message, or None for an unknown type. Raises ValueError on malformed data."""
+    """Parse a message of a node agent. Return None for an unknown type. Raises ValueError for malformed data."""
     message: FromNode | None = _decode(text, _FROM_NODE)
     return message
 
 
 def to_node(text: str) -> ToNode | None:
-    """Return a message of the server, or None for an unknown type. Raises ValueError on malformed data."""
+    """Parse a message of the server. Return None for an unknown type. Raises ValueError for malformed data."""
     message: ToNode | None = _decode(text, _TO_NODE)
     return message

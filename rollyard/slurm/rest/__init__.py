@@ -1,1 +1,1 @@
-"""The slurmrestd driver: for machines without Slurm's commands, or for faster submits."""
+"""Driver that uses slurmrestd. It needs none of Slurm's commands, and it submits faster than they do."""

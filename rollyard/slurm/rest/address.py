@@ -1,4 +1,4 @@
-"""Address of slurmrestd and our credentials: a URL, and a token that may be renewed while the server runs."""
+"""Address of slurmrestd, and the credentials of the user who owns our jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKEN_VARIABLE = "SLURM_JWT"
 
 @dataclass(frozen=True, slots=True)
 class SlurmrestdAddress:
-    """`url` is the base of all requests. With a `socket` the URL's host does not matter."""
+    """`url`: base of all requests. `socket`: path of a Unix socket; if it is set, the host in `url` is not used."""
 
     url: str
     socket: str | None = None
@@ -56,7 +56,7 @@ class SlurmrestdAddress:
 
 @dataclass(frozen=True, slots=True)
 class SlurmCredentials:
-    """Credentials of the user who owns our jobs. `token_file` is read for each request, so a token can be renewed."""
+    """Credentials of the user who owns our jobs. `token_file` is read for each request, so its token can be renewed."""
 
     token: str | None = None
     token_file: Path | None = None
@@ -67,9 +67,9 @@ class SlurmCredentials:
         return cls(env.get(TOKEN_VARIABLE) or None, Path(file) if file else None)
 
     def read(self) -> str | None:
-        """Return the current token; None if there is none, as on a socket that identifies its callers.
+        """Return the current token; None without one. A Unix socket needs no token, because it identifies its callers.
 
-        Raises SlurmUnreachable for a file that cannot be read, and for an expired token.
+        Raises SlurmUnreachable if the file cannot be read or the token has expired.
         """
         token = self.token
         if self.token_file is not None:
@@ -77,7 +77,7 @@ class SlurmCredentials:
                 words = self.token_file.read_text().split()
             except (OSError, UnicodeDecodeError) as error:
                 raise SlurmUnreachable(f"no token for slurmrestd: {self.token_file}: {error}") from None
-            # as `scontrol token` prints it: NAME=token
+            # the file may contain the output of `scontrol token`: SLURM_JWT=token
             token = words[-1].removeprefix(f"{TOKEN_VARIABLE}=") if words else ""
         expiry = claims(token).get("exp") if token else None
         if isinstance(expiry, int | float) and expiry <= time.time():
@@ -86,7 +86,7 @@ class SlurmCredentials:
         return token
 
     def renewal_advice(self) -> str:
-        """Advice on how to renew an expired token."""
+        """Return advice on how to renew an expired token."""
         if self.token_file is not None:
             return f"write a new one to {self.token_file} (scontrol token lifespan=SECONDS prints one); Rollyard reads it again"
         return (
@@ -96,14 +96,14 @@ class SlurmCredentials:
 
     @staticmethod
     def user(token: str | None) -> str:
-        """Return our user name for Slurm: the token's, else that of this process."""
+        """Return the name in the token; without one, the user name of this process."""
         found = claims(token) if token else {}
         name = found.get("sun") or found.get("username")
         return name if isinstance(name, str) else getpass.getuser()
 
 
 def claims(token: str) -> dict[str, object]:
-    """Return the claims of a JWT; empty for other text. Slurm checks its signature."""
+    """Return the claims of a JWT; empty for other text. The signature is not checked here, because Slurm checks it."""
     try:
         payload = token.split(".")[1]
         found = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))

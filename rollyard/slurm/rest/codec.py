@@ -1,6 +1,7 @@
-"""The parts of slurmrestd's bodies that all versions share: records of jobs, tasks of arrays, errors. Pure.
+"""Reading and writing of slurmrestd's bodies, as far as all versions are alike. Pure.
 
-A malformed body raises KeyError, TypeError or ValueError; the driver turns these into SlurmUnreachable.
+A malformed body raises KeyError, TypeError, ValueError or AttributeError. The driver turns these errors into
+SlurmUnreachable.
 """
 
 from __future__ import annotations
@@ -23,52 +24,52 @@ Body = Mapping[str, Any]
 
 
 class NotJson(ValueError):
-    """The answer is not JSON, so slurmrestd has not sent it."""
+    """Raised if an answer is not a JSON object. Such an answer does not come from slurmrestd."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueAnswer:
-    """Parsed answer about jobs."""
+    """Parsed answer to a query of the queue."""
 
     errors: list[tuple[int, str]]
-    """Errors in the answer. If there are any, the other fields are empty."""
+    """Slurm's number and text of each error. If there are errors, the other fields are empty."""
     changed_at: int | None = None
-    """Unix seconds of the last change; 0 if nothing changed since the requested time, None if unknown."""
+    """Unix seconds of the queue's last change. 0: no change since the requested time. None: unknown."""
     jobs: Mapping[str, Job] = field(default_factory=dict)
-    """Our jobs, by id; empty if nothing changed."""
+    """Id -> job, for our jobs only; empty if `changed_at` is 0."""
 
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """One version of the bodies."""
+    """Reader and writer of one version of the bodies."""
 
     version: str
     """Version in the URL's path, such as v0.0.38."""
     fields: frozenset[str] | None = None
-    """Fields of a submitted job that the server knows, if it ignores unknown fields; None if it refuses them itself."""
+    """Fields of a job that this slurmrestd accepts in a submit; None if slurmrestd itself refuses unknown fields."""
 
     column = 0
-    """Column in the table of options."""
+    """This version's column in `job_fields.TABLE`."""
 
-    # single values, as this version writes them
+    # single values, whose form depends on the version
 
     @abstractmethod
     def number(self, value: Any) -> int | None:
-        """Return a number; None if it is not set, or unlimited."""
+        """Return a number; None if the number is not set or is infinite."""
 
     @abstractmethod
     def state(self, value: Any) -> JobState: ...
 
     @abstractmethod
     def exit_code(self, value: Any, state: JobState) -> int | None:
-        """Return the exit code as a shell shows it; None if it is missing."""
+        """Return the exit code as a shell shows it (128 + n for signal n); None if there is no exit code."""
 
     @abstractmethod
     def environment(self, variables: Mapping[str, str]) -> object: ...
 
     @abstractmethod
     def release(self, body: Body) -> str:
-        """Return Slurm's own version."""
+        """Return the version of Slurm."""
 
     @abstractmethod
     def node_state(self, record: Body) -> str: ...
@@ -81,17 +82,19 @@ class Codec(ABC):
 
     @abstractmethod
     def changed_at(self, body: Body) -> int | None:
-        """Return the time of the queue's last change in Unix seconds; 0 if it did not change since the requested time,
-        None if unknown."""
+        """Return the time of the queue's last change, in Unix seconds.
+
+        0: no change since the requested time. None: unknown.
+        """
 
     @abstractmethod
     def signal_flags(self) -> Mapping[str, str]:
-        """Query that sends a signal to the script itself, if this version has one."""
+        """Return the query that directs a signal to the script; empty if this version has no such query."""
 
     # whole bodies
 
     def job(self, script: BatchScript, variables: Mapping[str, str]) -> Body:
-        """Return the body that submits a script. Raises SubmitRefused for an option that this version cannot express."""
+        """Return the body of a submit. Raises SubmitRefused for an option of sbatch that this version does not have."""
         fields = job_fields(directives(script.text), self.column, self.version, self.fields)
         own = {"current_working_directory": script.directory, "environment": self.environment(variables)}
         return {"script": script.text, "job": {"standard_input": "/dev/null", **fields, **own}}
@@ -102,7 +105,7 @@ class Codec(ABC):
         return QueueAnswer(wrong, changed_at, {} if wrong or changed_at == 0 else self.jobs(body, user))
 
     def jobs(self, body: Body, user: str) -> dict[str, Job]:
-        """Return our jobs by id, with tasks of arrays one by one."""
+        """Return id -> job for our jobs. Each task of an array is a job of its own."""
         ours = (r for r in body["jobs"] if r["user_name"] == user and (r["name"] or "").startswith(JOB_PREFIX))
         return {id: self._queued(id, record) for record in ours for id in self._ids(record)}
 
@@ -110,7 +113,7 @@ class Codec(ABC):
         array, tasks = self.number(record["array_job_id"]), record["array_task_string"]
         if not array:
             yield str(record["job_id"])
-        elif tasks:  # one record for all waiting tasks
+        elif tasks:  # this record stands for all waiting tasks of the array
             yield from (f"{array}_{task}" for task in array_tasks(tasks))
         else:
             yield f"{array}_{self.number(record['array_task_id'])}"
@@ -132,7 +135,7 @@ class Codec(ABC):
         )
 
     def accounting_records(self, body: Body) -> dict[str, Job]:
-        """Return the records of jobs in slurmdbd, by id. If a job ran several times, its last run counts."""
+        """Return id -> job for the records of slurmdbd. If a job ran several times, return its last run."""
         found = (self._accounting_record(record) for record in body["jobs"])
         return {job.id: job for job in sorted(found, key=lambda job: job.submit_time or 0.0)}
 
@@ -181,7 +184,7 @@ class Codec(ABC):
 
 
 def parse_json(raw: bytes) -> Body:
-    """Parse a body. Raises NotJson."""
+    """Parse a body. Raises NotJson if the body is not a JSON object."""
     try:
         found = json.loads(raw)
     except ValueError:
@@ -192,7 +195,7 @@ def parse_json(raw: bytes) -> Body:
 
 
 def array_tasks(text: str) -> Iterator[int]:
-    """Yield the numbers in `0-3,7,10-20:5%2`. Raises ValueError for a list that slurmrestd cut off."""
+    """Yield the task numbers in a list such as `0-3,7,10-20:5%2`. Raises ValueError if slurmrestd cut the list off."""
     for part in text.partition("%")[0].split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
         if found is None:
@@ -202,13 +205,13 @@ def array_tasks(text: str) -> Iterator[int]:
 
 
 def complaints(body: Body) -> list[tuple[int, str]]:
-    """Return the errors in a body, with Slurm's numbers. A body with status 200 may have errors too."""
+    """Return Slurm's number and text of each error in a body. A body with HTTP status 200 may have errors too."""
     found = []
     for entry in body.get("errors") or ():
         words = dict.fromkeys(str(entry[key]) for key in ("error", "description") if entry.get(key))
-        number = entry.get("error_number") or entry.get("error_code") or 0  # error_code: from 22.05
+        number = entry.get("error_number") or entry.get("error_code") or 0  # Slurm 22.05 writes error_code
         found.append((int(number), ": ".join(words)))
-    for entry in body.get("status") or ():  # one for each job that was to be cancelled
+    for entry in body.get("status") or ():  # one entry for each job of a cancel
         error = entry["error"]
         if error["code"]:
             found.append((int(error["code"]), str(error["string"])))
@@ -216,7 +219,7 @@ def complaints(body: Body) -> list[tuple[int, str]]:
 
 
 def names(text: str | None) -> frozenset[str] | None:
-    """Return the names in a list separated by commas; None for all."""
+    """Split a list at its commas; return None for an empty list, which means no restriction."""
     return frozenset(text.split(",")) if text else None
 
 

@@ -1,4 +1,4 @@
-"""Codec v0.0.38, for Slurm 22.05 to 23.11: plain numbers, words, and null for missing values. Pure."""
+"""Codec for v0.0.38, which Slurm 22.05 to 23.11 has. Values are plain numbers, words, or null if missing. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class OldCodec(Codec):
         if value["status"] == "SIGNALED":
             return 128 + int(value["signal"]["signal_id"])
         code = int(value["return_code"] or 0)
-        # 22.05 gives 0 and SUCCESS for a job that ended with 7.
+        # Slurm 22.05 reports 0 and SUCCESS even for a job that failed with exit code 7.
         return None if code == 0 and state is JobState.FAILED else code
 
     def environment(self, variables: Mapping[str, str]) -> object:

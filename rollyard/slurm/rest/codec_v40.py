@@ -1,4 +1,7 @@
-"""Codec v0.0.40 and later, for Slurm 23.11 to 26.05: numbers as `{set, infinite, number}`, and lists of words. Pure."""
+"""Codec for v0.0.40 and later versions, which Slurm 23.11 to 26.05 has. Pure.
+
+A number is an object `{set, infinite, number}`. States and flags are lists of words.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ FLAGS = (
     "SIGNALING",
     "POWER_UP_NODE",
 )
-"""Flags that squeue shows instead of a job's state. The first flag that is set counts."""
+"""Flags that squeue shows in place of a job's state. If several flags are set, the first one in this list is used."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""One HTTP request and its answer, on a connection of its own.
+"""Sends one HTTP request on a new connection and reads the answer.
 
-It does not use aiohttp's client. The slurmrestd of Slurm 26.05 sends two answers to a refused request; because of the
-second one aiohttp discards also the first, and Slurm's words with it. Here the first answer counts, and the rest is
-never read.
+This module replaces aiohttp's client. slurmrestd of Slurm 26.05 sends two answers to a refused request. Because of the
+second answer, aiohttp discards the first answer too, which has Slurm's error. This module reads only the first answer.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ PORTS = {"http": 80, "https": 443}
 async def request(
     address: SlurmrestdAddress, method: str, path: str, headers: Mapping[str, str], body: bytes | None
 ) -> tuple[int, bytes]:
-    """Send a request and return the answer's status and body, without a time limit.
+    """Send a request; return the status and body of the answer. There is no time limit here.
 
-    Raises OSError, EOFError, and ValueError for malformed HTTP.
+    Raises OSError, EOFError if the answer is cut off, ValueError for malformed HTTP, and asyncio.LimitOverrunError for a
+    line that is too long.
     """
     async with _connected(address) as (reader, writer):
         parts = urlsplit(address.url)
@@ -35,7 +35,7 @@ async def request(
         writer.write("".join(f"{line}\r\n" for line in [*lines, ""]).encode() + (body or b""))
         await writer.drain()
         status, found = await _head(reader)
-        while status < 200:  # an interim answer
+        while status < 200:  # 1xx: an interim answer precedes the answer
             status, found = await _head(reader)
         return status, await _body(reader, found)
 
@@ -46,7 +46,7 @@ async def _connected(address: SlurmrestdAddress) -> AsyncIterator[Streams]:
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()  # no orderly close, because a frozen server would not answer it
+        writer.transport.abort()  # not `close`, which would wait for a frozen server
 
 
 async def _connect(address: SlurmrestdAddress) -> Streams:
@@ -58,7 +58,7 @@ async def _connect(address: SlurmrestdAddress) -> Streams:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str]]:
-    """Return the status, and the header's fields by their names in lower case."""
+    """Read status and header. Return the status and the header's fields, with names in lower case."""
     version, _, rest = (await _line(reader)).partition(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(f"{version[:40]!r} is not HTTP")
@@ -70,7 +70,7 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, Mapping[str, str]]:
 
 
 async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
-    if "chunked" in headers.get("transfer-encoding", ""):  # from a proxy that may stand before slurmrestd
+    if "chunked" in headers.get("transfer-encoding", ""):  # a reverse proxy in front of slurmrestd may send chunks
         parts = []
         while size := int((await _line(reader)).partition(";")[0], 16):
             parts.append(await reader.readexactly(size))

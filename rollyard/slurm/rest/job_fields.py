@@ -1,8 +1,8 @@
-"""sbatch's options as fields of slurmrestd, which does not read a script's `#SBATCH` lines.
+"""Translation of sbatch's options to fields of a job in slurmrestd, which does not read a script's `#SBATCH` lines.
 
-There are two columns, for v0.0.38 and for v0.0.40 and later. v0.0.38 passes the words to sbatch's own parser; later
-versions have types of their own. To add an option, add a row; this module's test submits each option with sbatch and
-with slurmrestd, and compares Slurm's records.
+`TABLE` has one column for v0.0.38 and one for v0.0.40 and later. v0.0.38 passes each value to sbatch's own parser; later
+versions have typed fields. To support another option, add a row. This module's test submits each option with sbatch and
+with slurmrestd, and compares the jobs that Slurm records.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from rollyard.kinds.values.quantity import walltime_seconds
 
 Fields = dict[str, object]
 Write = Callable[[str], Fields]
-"""Function from an option's value to fields of a job. Raises ValueError with the accepted forms."""
+"""Function that turns an option's value into fields of a job. Raises ValueError with the accepted forms."""
 
 GENERATED = {"export", "chdir"}
-"""Options that are sent in other ways: with the environment, and with the working folder."""
+"""Options without a row, because the fields `environment` and `current_working_directory` replace them."""
 
 
 def job_fields(directives: Mapping[str, str], column: int, version: str, known: frozenset[str] | None) -> Fields:
-    """Return the job's fields for a script's directives. `known`: fields that the server has, or None for all.
+    """Return the fields of a job from the directives of its script.
 
-    Raises SubmitRefused for a directive without a field.
+    `known`: fields that this slurmrestd accepts; None: not checked here. Raises SubmitRefused for a directive that cannot
+    be translated.
     """
     fields: Fields = {}
     for option, value in directives.items():
@@ -42,7 +43,7 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
 
 
 def job_variables(directives: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that sbatch itself sets in a job's environment. `srun` in the script reads them there."""
+    """Return the variables that sbatch would set in a job's environment. An `srun` in the script reads them."""
     return {variable: directives[option] for option, variable in VARIABLES.items() if option in directives}
 
 
@@ -55,14 +56,17 @@ def _fields_of(option: str, value: str, column: int, version: str) -> Fields | N
 
 
 def _joined(first: object, second: object) -> object:
-    """Merge two options that set the same field: `gres` and `gpus-per-node`, or two flags."""
+    """Join the values of two options for the same field, such as `gres` and `gpus-per-node`, or two flags."""
     if isinstance(first, list) and isinstance(second, list):
         return first + second
     return f"{first},{second}"
 
 
 def _count_tasks(fields: Fields) -> None:
-    """Count the tasks as sbatch does. Otherwise Slurm would assume one task for the whole job, and the CPUs of one task."""
+    """Set the number of tasks as sbatch does.
+
+    Without this field Slurm would assume one task for the whole job, and would allocate CPUs for one task only.
+    """
     fewest, _, most = str(fields.get("nodes", "")).partition("-")
     if "tasks" not in fields and fewest and ("tasks_per_node" in fields or not most):
         fields["tasks"] = int(fewest) * int(str(fields.get("tasks_per_node", 1)))
@@ -80,7 +84,7 @@ def whole(key: str) -> Write:
 
 
 def number(key: str, read: Callable[[str], int]) -> Write:
-    """An optional number as later versions write it. Zero is a number, and UNLIMITED is infinite."""
+    """Write an optional number in the form of v0.0.40 and later. Zero is a number too; UNLIMITED is infinite."""
 
     def write(value: str) -> Fields:
         if value.upper() in ("UNLIMITED", "INFINITE"):
@@ -91,7 +95,7 @@ def number(key: str, read: Callable[[str], int]) -> Write:
 
 
 def flag(**fields: object) -> Write:
-    """Fields of an option without a value."""
+    """Write these fields for an option that has no value."""
 
     def write(value: str) -> Fields:
         if value:
@@ -102,7 +106,7 @@ def flag(**fields: object) -> Write:
 
 
 def words(key: str, known: Mapping[str, object]) -> Write:
-    """One word of a fixed set."""
+    """Write one word of a fixed set."""
 
     def write(value: str) -> Fields:
         if value not in known:
@@ -113,7 +117,7 @@ def words(key: str, known: Mapping[str, object]) -> Write:
 
 
 def as_list(key: str) -> Write:
-    """A list, which Slurm joins into one text again."""
+    """Write the whole value as a list of one text. Slurm joins the list to one text again."""
     return lambda value: {key: [value]}
 
 
@@ -122,18 +126,18 @@ def upper(key: str) -> Write:
 
 
 def gres(key: str, before: str = "gres/") -> Write:
-    """GRES such as `gpu:2,shard:1`, each with the prefix that this option omits."""
+    """Write a list such as `gpu:2,shard:1`. The prefix `before`, which this option of sbatch omits, is added to each entry."""
     return lambda value: {key: ",".join(before + one for one in value.split(","))}
 
 
 def gpus_per_task(value: str) -> Fields:
-    """GPUs per task; sbatch also binds each task to its own GPUs."""
+    """Write the GPUs per task. As with sbatch, each task is also bound to its own GPUs."""
     count = value.rpartition(":")[2]
     return {"tres_per_task": f"gres/gpu:{value}", "tres_bind": f"gres/gpu:per_task:{count}"}
 
 
 def warning_signal(value: str) -> Fields:
-    """Parse a warning signal: `[R|B:]NAME[@SECONDS]`, or with both letters."""
+    """Parse `[LETTERS:]NAME[@SECONDS]`. LETTERS is R, B or both."""
     found = re.fullmatch(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d+))?", value)
     if found is None:
         raise ValueError("write [B:]SIGNAL[@SECONDS], such as B:USR1@120")
@@ -145,7 +149,7 @@ def warning_signal(value: str) -> Fields:
 
 
 def old_warning_signal(value: str) -> Fields:
-    """Parse a warning signal for v0.0.38, which accepts no letters."""
+    """Write a warning signal for v0.0.38, which does not accept the letters R and B."""
     if ":" in value:
         raise ValueError("slurmrestd sends it only to the job's steps, not to its script; use --cluster cli for that")
     return {"signal": value}
@@ -164,12 +168,12 @@ def _int(value: str) -> int:
 
 
 def _minutes(value: str) -> int:
-    """Time limit in whole minutes, rounded up as Slurm does."""
+    """Return a time limit in minutes, rounded up as Slurm does."""
     return -(-walltime_seconds(value) // 60)
 
 
 def _megabytes(value: str) -> int:
-    """Size in MB, from a text such as `128G`; a number without a unit is in MB."""
+    """Return a size such as `128G` in MiB, rounded up. A number without a unit is in MiB."""
     found = re.fullmatch(r"(\d+)([KMGT]?)B?", value.upper())
     if found is None:
         raise ValueError("write a size such as 512M, 8G or 1T")
@@ -279,7 +283,7 @@ TABLE: Mapping[str, tuple[Write | None, Write | None]] = {
     "acctg-freq": set_both("account_gather_frequency"),
     "cpu-freq": set_both("cpu_frequency"),
 }
-"""Option of sbatch -> (field in v0.0.38, fields in v0.0.40 and later); None if that version has no field for it."""
+"""Option of sbatch -> writer for v0.0.38, writer for v0.0.40 and later. None: the version cannot express the option."""
 
 VARIABLES = {
     "ntasks-per-node": "SLURM_NTASKS_PER_NODE",
@@ -295,4 +299,4 @@ VARIABLES = {
     "distribution": "SLURM_DISTRIBUTION",
     "threads-per-core": "SLURM_THREADS_PER_CORE",
 }
-"""Variables of those options that Slurm's daemons do not set in a job by themselves."""
+"""Option of sbatch -> environment variable, for variables that sbatch sets and Slurm's daemons do not set."""

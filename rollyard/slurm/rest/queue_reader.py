@@ -1,6 +1,8 @@
-"""Parser of queues. A child parses large ones, because parsing holds Python's lock and would stop the server.
+"""Parser of slurmrestd's answers about jobs.
 
-The child ends when its stdin ends, however the server ended. It is started on demand, and again after a failure.
+A child process parses large answers, because parsing holds Python's interpreter lock and would block the server. The
+child is started on demand, and again after a failure. It ends when its stdin ends, so it also ends after a crash of the
+server.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.rest.codec import Codec, QueueAnswer, parse_json
 
 SMALL_BYTES = 256 << 10
-"""Size up to which an answer is parsed here. This takes some milliseconds, like a call to the child."""
+"""Greatest size of an answer that the server parses itself. This takes some milliseconds, like a call to the child."""
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8
-"""Number of bytes for the length before each message, big-endian."""
+"""Number of bytes of the length (big-endian) before each message."""
 FAULTS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors that a malformed body raises."""
 COMMAND = (sys.executable, "-m", "rollyard.slurm.rest.queue_reader_child")
 
 
 class QueueReader:
-    """Parser with at most one child."""
+    """Parses queues, with at most one child."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds
@@ -32,7 +34,7 @@ class QueueReader:
         self._child: asyncio.subprocess.Process | None = None
 
     async def queue(self, codec: Codec, raw: bytes, user: str) -> QueueAnswer:
-        """Parse a queue. Raises NotJson, one of FAULTS, or SlurmUnreachable with the child's end."""
+        """Parse a queue. Raises NotJson, one of FAULTS, or SlurmUnreachable if the child failed."""
         if len(raw) <= SMALL_BYTES:
             return codec.queue(parse_json(raw), user)
         async with self._turn:
@@ -48,14 +50,14 @@ class QueueReader:
                     f"the process that reads slurmrestd's jobs has ended: {type(error).__name__}"
                 ) from None
             except asyncio.CancelledError:
-                await self.close()  # the rest of a broken exchange would be read as the next answer
+                await self.close()  # a new child: the old one may still send its answer to this call
                 raise
         if isinstance(found, Exception):
             raise found
         return found
 
     async def close(self) -> None:
-        """End the child; a running exchange fails."""
+        """Kill the child. A call that waits for its answer fails."""
         child, self._child = self._child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -63,7 +65,7 @@ class QueueReader:
             await child.wait()
             assert child.stdin is not None
             with contextlib.suppress(OSError):
-                await child.stdin.wait_closed()  # without this asyncio logs an error for unsent bytes
+                await child.stdin.wait_closed()  # without this wait asyncio logs an error if bytes are unsent
 
     async def _exchange(self, *messages: bytes) -> QueueAnswer | Exception:
         """Send the messages and return the child's result."""
@@ -74,7 +76,7 @@ class QueueReader:
         assert child.stdout is not None
         for message in messages:
             child.stdin.write(len(message).to_bytes(LENGTH_BYTES, "big"))
-            for start in range(0, len(message), PIECE_BYTES):  # a copy of the whole message would block the loop
+            for start in range(0, len(message), PIECE_BYTES):  # in pieces: a copy of the whole would block the loop
                 child.stdin.write(memoryview(message)[start : start + PIECE_BYTES])
                 await child.stdin.drain()
         length = int.from_bytes(await child.stdout.readexactly(LENGTH_BYTES), "big")
@@ -84,5 +86,5 @@ class QueueReader:
     @staticmethod
     async def _start() -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
-        # In a process group of its own, because ^C is meant for the server.
+        # The child has its own process group, so that ^C ends only the server.
         return await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, process_group=0)

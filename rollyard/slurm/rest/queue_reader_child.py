@@ -1,4 +1,7 @@
-"""The child that reads large queues. It gets the codec, our user's name and a body, and returns a `QueueAnswer` or an error."""
+"""Child process that parses large queues.
+
+A request is two messages: first the codec with our user's name, then the body. The answer is a `QueueAnswer` or an error.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def main() -> None:
 
 
 def receive() -> bytes | None:
-    """Read one message; return None at the end of the input."""
+    """Read one message; return None if the input ends first."""
     length = sys.stdin.buffer.read(LENGTH_BYTES)
     message = sys.stdin.buffer.read(int.from_bytes(length, "big"))
     return message if len(length) == LENGTH_BYTES and len(message) == int.from_bytes(length, "big") else None

@@ -1,6 +1,6 @@
-"""The slurmrestd driver. It uses a version of the bodies that both sides support.
+"""Driver that uses slurmrestd, with a version of the bodies that slurmrestd and Rollyard both support.
 
-slurmrestd sends every user's jobs with all their fields, so on a large cluster Slurm's commands answer faster.
+slurmrestd always sends all fields of all users' jobs. So on a large cluster Slurm's commands answer faster.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from rollyard.slurm.rest.version_choice import RestVersions, negotiate
 
 T = TypeVar("T")
 OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
-"""Prefixes of variables that jobs do not get: they would override a job's own variables, or contain tokens."""
+"""Prefixes of variables that jobs do not get. Such a variable may override a job's own one, or contain a token."""
 NOT_FOUND = {2017, 2021}
-"""Slurm's error numbers for a job that does not exist, and for a job that has ended."""
+"""Slurm's error numbers: the job does not exist; the job has ended."""
 NOTHING_FOUND = 9003
+"""slurmrestd's error number for an empty result."""
 
 
 class RestDriver:
-    """Driver for the user that slurmrestd sees: the user of the token, or of the process at our end of its socket."""
+    """Driver for the jobs of one user: the user of the token, else the user of this process."""
 
     name = "slurmrestd"
 
@@ -44,7 +45,7 @@ class RestDriver:
         *,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """`env`: environment of the jobs; default: that of this process."""
+        """`env`: environment of the jobs. Default: the environment of this process."""
         source = os.environ if env is None else env
         self._env = {k: v for k, v in source.items() if not k.startswith(OMITTED_VARIABLES)}
         self._umask = umask()
@@ -52,7 +53,7 @@ class RestDriver:
         self._reader = QueueReader(limit_seconds)
         self._versions: RestVersions | None = None
         self._last: tuple[int, Mapping[str, Job]] | None = None
-        """slurmctld's time of its last change, and our jobs at that time."""
+        """Time of the queue's last change (by slurmctld's clock), and our jobs at that time."""
 
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
@@ -68,7 +69,7 @@ class RestDriver:
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
-        if last is None:  # only a query for changes can be answered by "no change"
+        if last is None:  # this query did not ask for changes only
             raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
         return Snapshot(taken_at, last[1])
 
@@ -77,7 +78,7 @@ class RestDriver:
         job = codec.job(script, self._variables(script))
         body = await self._call("POST", f"/slurm/{codec.version}/job/submit", body=job)
         with _as_unreachable("its answer to a submit"):
-            # Errors alone prove nothing: an existing job may come with errors, for example "Job is in held state".
+            # If the answer has an id, the job exists, even if the answer has errors too, such as "Job is in held state".
             id, wrong = int(body.get("job_id") or 0), complaints(body)
         if not id:
             raise (
@@ -121,7 +122,10 @@ class RestDriver:
         await self._reader.close()
 
     async def _negotiate(self) -> RestVersions:
-        """Negotiate the versions once, and again if an answer is missing, because the server may be another one by then."""
+        """Return the versions to use; negotiate them if they are not known.
+
+        After a call that failed they are negotiated again, because slurmrestd may have been replaced by another release.
+        """
         if self._versions is None:
             body = await self._call("GET", "/openapi/v3")
             with _as_unreachable("its description of itself"):
@@ -129,7 +133,7 @@ class RestDriver:
         return self._versions
 
     async def _ask(self, path: str, query: Mapping[str, str] | None = None) -> Body:
-        """Send a query and return its answer. Raises SlurmUnreachable for an answer that contains an error."""
+        """Send a query and return the answer. Raises SlurmUnreachable if the answer contains an error."""
         body = await self._call("GET", path, query)
         with _as_unreachable("its answer"):
             wrong = complaints(body)
@@ -158,33 +162,36 @@ class RestDriver:
             raise
 
     def _why_silent(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
-        """Return the error for a slurmrestd that answers while slurmctld does not. The answer itself rarely has the reason."""
+        """Return the error for an answer of slurmrestd that shows no decision of slurmctld.
+
+        Such an answer rarely has the reason. So the error mentions the token, which may be the reason.
+        """
         return SlurmUnreachable(
             f"slurmrestd: {_errors_text(wrong) or 'it sent neither a job nor an error'}{self._link.token_hint()}"
         )
 
     def _variables(self, script: BatchScript) -> Mapping[str, str]:
-        """Return the environment of the job, as sbatch would make it. Raises SubmitRefused."""
+        """Return the environment that sbatch would make for the job. Raises SubmitRefused for an unknown `--export`."""
         options = directives(script.text)
         own = {"SLURM_SUBMIT_DIR": script.directory, "SLURM_UMASK": self._umask, **job_variables(options)}
         match options.get("export", "ALL").upper():
             case "ALL":
                 return self._env | own
-            case "NONE":  # for sbatch this means the user's own environment, as made by a login on the node
+            case "NONE":  # as with sbatch, the node makes the environment of a login
                 return {"SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1", **own}
             case word:
                 raise SubmitRefused(f"--export={word}: write ALL or NONE, and put variables into `env`")
 
 
 def umask() -> str:
-    """Return this process's umask. The system call that reads it would set it for all threads."""
+    """Return this process's umask. It is read from /proc, because `os.umask` cannot read without a change."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return found[1] if found else "0022"
 
 
 @contextlib.contextmanager
 def _as_unreachable(what: str) -> Iterator[None]:
-    """Turn the errors of a malformed body into SlurmUnreachable."""
+    """Turn the errors that a malformed body raises into SlurmUnreachable."""
     try:
         yield
     except FAULTS as error:
@@ -196,12 +203,12 @@ async def _parse(raw: bytes) -> Body:
 
 
 def _is_slurmctld_error(wrong: Sequence[tuple[int, str]]) -> bool:
-    """Whether slurmctld itself refused. Errors of a standby controller do not count."""
+    """Return whether slurmctld itself refused the request. A refusal by a standby controller does not count."""
     return any(2000 <= number < 3000 and "standby" not in words for number, words in wrong)
 
 
 def _is_unread_request(wrong: Sequence[tuple[int, str]]) -> bool:
-    """Whether slurmrestd could not parse the request, and so did not forward it."""
+    """Return whether slurmrestd could not parse the request. slurmctld never gets such a request."""
     return any(9000 <= number < 9400 for number, _ in wrong)
 
 

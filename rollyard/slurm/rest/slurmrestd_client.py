@@ -1,4 +1,4 @@
-"""Client of slurmrestd with our credentials: JSON in, JSON out. Any failure to get JSON in time is SlurmUnreachable."""
+"""Client of slurmrestd that sends JSON with our credentials. Raises SlurmUnreachable if no JSON comes back in time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SlurmrestdClient:
         """User of the last request's token; empty if the request had none."""
 
     async def user(self) -> str:
-        """Return the user who owns our jobs."""
+        """Return the name of the user who owns our jobs."""
         return self._identity.user(await asyncio.to_thread(self._identity.read))
 
     async def call(
@@ -35,9 +35,10 @@ class SlurmrestdClient:
         body: Body | None,
         read: Callable[[bytes], Awaitable[T]],
     ) -> T:
-        """Send a request and parse the body of its answer, whatever the status. `read` raises NotJson for other text.
+        """Send a request; return the body of the answer, parsed by `read`.
 
-        Raises SlurmUnreachable.
+        `read` raises NotJson if the body is not JSON. Raises SlurmUnreachable if there is no answer in time, if the token
+        is rejected (401, 403) or if the body is not JSON. Other statuses are accepted, because the body has the error.
         """
         headers = await self._headers()
         target = f"{path}?{urlencode(query)}" if query else path
@@ -63,7 +64,7 @@ class SlurmrestdClient:
         return {} if token is None else {"X-SLURM-USER-NAME": self._presented, "X-SLURM-USER-TOKEN": token}
 
     def token_hint(self) -> str:
-        """Return a text to add to an error that our token may have caused, because slurmrestd does not report this."""
+        """Return a hint for errors that our token may have caused. slurmrestd does not report that slurmctld refused it."""
         if not self._presented:
             return ""
         return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"

@@ -1,4 +1,4 @@
-"""Choice of the body versions for a server, by the description that the server gives of itself. Pure."""
+"""Chooses the version of the bodies from the OpenAPI description that slurmrestd serves. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.codec_v40 import NewCodec
 
 OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
-"""Supported versions: Slurm 22.05 has v0.0.38, 26.05 has v0.0.45. v0.0.39 has a third form, and never occurs alone."""
+"""Supported versions: v0.0.38 (from Slurm 22.05), and v0.0.40 to v0.0.45 (Slurm 26.05), the newest tested version.
+
+v0.0.39 has another form and is not supported. Each slurmrestd that serves v0.0.39 also serves a supported version.
+"""
 
 
 @dataclass(frozen=True)
 class RestVersions:
     codec: Codec
     accounting: str | None
-    """Version of slurmdbd's part; None if the site keeps no accounting, or if slurmrestd does not serve it."""
+    """Version in the path of queries to slurmdbd; None if slurmrestd does not serve them."""
 
 
 def negotiate(openapi: Body) -> RestVersions:
-    """Choose by the server's own description. Raises SlurmUnreachable if it serves no version that we support."""
+    """Choose the versions. Raises SlurmUnreachable if slurmrestd serves no supported version."""
     paths = list(openapi["paths"])
     served = _served(paths, r"/slurm/v0\.0\.(\d+)/jobs/?")
     version = _best(served)
@@ -47,7 +50,7 @@ def _served(paths: Iterable[str], pattern: str) -> set[int]:
 
 
 def _best(served: Iterable[int]) -> int | None:
-    """Return the newest tested version, else the first version after it."""
+    """Return the newest tested version that is served. Without one, return the oldest served version after LAST_TRIED."""
     spoken = {v for v in served if v == OLDEST or v >= FIRST_OF_NOW}
     tried = {v for v in spoken if v <= LAST_TRIED}
     return max(tried) if tried else min(spoken, default=None)
