@@ -28,7 +28,7 @@ class KindModel(BaseModel):
 
 
 class StatusModel(KindModel):
-    """Part of a status. Unknown fields from another release are dropped: they are observed again, or are not needed."""
+    """Part of a status. Unknown fields, which another release wrote, are dropped. That release observes them again."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -95,7 +95,7 @@ class Reason(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Reason:
-        """Return the reason of which `text` is the `str`. A text in another form gets the word `Unknown`."""
+        """Return the reason whose `str` is `text`. A text in another form becomes the message of a reason `Unknown`."""
         found = _REASON.fullmatch(text)
         return cls(found[1], found[2] or "") if found else cls("Unknown", text)
 
@@ -145,7 +145,7 @@ class KindObject(KindModel):
 
 
 class ObjectKey(BaseModel):
-    """Name of one object. A reconcile request has nothing else."""
+    """Key of one object. A reconcile request consists of this key only."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -158,7 +158,7 @@ class ObjectKey(BaseModel):
 
 
 class ConditionUpdate(NamedTuple):
-    """New state of a condition, without its times."""
+    """New state of a condition, without times."""
 
     type: str
     status: bool | None
@@ -170,7 +170,7 @@ class ConditionUpdate(NamedTuple):
 def set_conditions(
     conditions: list[Condition], updates: Iterable[ConditionUpdate], *, generation: int, now: datetime
 ) -> list[Condition]:
-    """Add conditions to a copy of the list. A transition time changes only if the status does."""
+    """Return the list with the updates. A `last_transition_time` changes only together with its `status`."""
     found = {c.type: c for c in conditions}
     for type, status, reason, message in updates:
         word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"

@@ -1,6 +1,6 @@
-"""Batches for trainers: the informative groups for one training step, or a stream of them. snake_case, like rollouts.
+"""Batches for trainers: informative groups for one training step, or a stream of such groups. Fields are snake_case.
 
-A batch draws tasks, runs `n` rollouts of each (a group), and delivers the groups that its filter lets pass.
+A batch draws tasks, runs `n` rollouts of each task (a group), and delivers the groups that are informative.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DatasetRef(WireModel):
 
     name: BatchName
     seed: int = Field(default=0, ge=-(2**63), lt=2**63)
-    """Seed of the order in which tasks are drawn. Each epoch has another order."""
+    """Seed of the order in which tasks are drawn. The order differs in each epoch."""
 
 
 class SourceRef(WireModel):
@@ -60,19 +60,20 @@ class SourceRef(WireModel):
 
 
 class BatchFilter(WireModel):
-    """Rule by which a group is informative. Only rollouts with a reward count."""
+    """Rule that decides whether a group is informative. Rollouts without a reward are ignored."""
 
     kind: Literal["nonuniform", "none"] = "nonuniform"
-    """nonuniform: at least two rewards differ. none: the other rules alone decide."""
+    """nonuniform: at least two rewards must differ. none: only the other fields decide."""
     min_mean: float | None = Field(default=None, allow_inf_nan=False)
     """Least mean reward."""
     max_mean: float | None = Field(default=None, allow_inf_nan=False)
     """Greatest mean reward."""
     min_usable: int | None = Field(default=None, ge=1, le=1024)
-    """Fewest rollouts with a reward. A group with fewer is faulty: it is neither informative nor uninformative, and its
-    task is drawn again. Default: 2, or 1 if `n` is 1."""
+    """Least number of rollouts with a reward. A group with fewer is faulty: it counts neither as informative nor as
+    uninformative, and the group's task is drawn again. Default: 2, or 1 if `n` is 1."""
     reward_range: tuple[float, float] | None = None
-    """Least and greatest possible reward. With it, a group ends as soon as its mean can no longer be within the bounds."""
+    """Least and greatest possible reward. If it is given, a group ends as soon as no further rewards can bring the group's
+    mean between `min_mean` and `max_mean`."""
 
     @property
     def lets_all_pass(self) -> bool:
@@ -94,14 +95,15 @@ class BatchRequest(WireModel):
     """Body of POST /v1/batches."""
 
     id: BatchName | None = None
-    """Id chosen by the caller. A repeated id with the same body attaches to the existing batch; with another body the
-    answer is a 409."""
+    """Id chosen by the caller. A request with the id and the body of an existing batch attaches to that batch. With the
+    same id and another body the answer is a 409."""
     pool: str = Field(pattern=NAME_PATTERN)
     """RolloutPool that runs the rollouts."""
     n: int = Field(default=8, ge=1, le=1024)
     """Number of rollouts of each task."""
     target: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Number of informative groups to deliver. Null: a stream, which goes on until its source ends or it is cancelled."""
+    """Number of informative groups to deliver. Null: the batch is a stream, which ends with its source or when it is
+    cancelled."""
     tasks: list[Task] | None = Field(default=None, min_length=1, max_length=MAX_TASKS)
     """Tasks to draw, in this order. Exactly one of `tasks`, `dataset` and `source` must be given."""
     dataset: DatasetRef | None = None
@@ -109,27 +111,29 @@ class BatchRequest(WireModel):
     source: SourceRef | None = None
     """Plug-in from which tasks are drawn."""
     series: BatchName | None = None
-    """Batches of one series share the position in the source, unfinished groups and observed rates. Default: the name
-    of the dataset, else the batch's id."""
+    """Name of the series. Batches of one series share the position in the source, unfinished groups and observed rates.
+    Default: the name of the dataset, else the batch's id."""
     epochs: int | None = Field(default=None, ge=1)
     """Number of times that the series goes through its tasks. Default: 1 for tasks in the request, no limit for a dataset."""
     filter: BatchFilter = BatchFilter()
-    """Rule by which a group is informative. Informative groups are delivered."""
+    """Rule that decides whether a group is informative. Informative groups are delivered."""
     in_flight: int | None = Field(default=None, ge=1, le=100_000)
-    """Most groups in flight at once. Default: as many as the pool's RUN stage and the target need."""
+    """Greatest number of groups in flight at the same time. Default: the number that the pool's RUN stage and the target
+    need."""
     carry_over: Literal["keep", "cancel"] = "keep"
-    """keep: unfinished groups, with their finished rollouts, come first in the next batch of the series."""
+    """keep: the next batch of the series begins with this batch's unfinished groups and their finished rollouts. cancel:
+    unfinished groups are cancelled."""
     deadline_seconds: float | None = Field(default=None, gt=0)
-    """Time after which the batch ends Expired. Unfinished groups are carried over."""
+    """Seconds after which the batch ends Expired. `carry_over` decides what happens to unfinished groups."""
     step_groups: int | None = Field(default=None, ge=1)
     """Stream: number of groups that one training step uses. Needed for `max_staleness`."""
     max_staleness: int = Field(default=1, ge=0, le=1000)
-    """Stream: training steps by which drawing may be ahead of acknowledged training. 0: a step is drawn only after the
-    step before it was acknowledged."""
+    """Stream: greatest number of training steps by which drawing may be ahead of the acknowledged steps. 0: groups for a
+    step are drawn only after the previous step was acknowledged."""
     pass_over: bool = True
     """Whether tasks that were uninformative several times in a row are drawn less often."""
     longest_first: bool = True
-    """Whether, of tasks that are drawn together, those whose earlier rollouts took longest start first."""
+    """Whether tasks whose earlier rollouts took longest start first, among the tasks that are drawn together."""
     agent: AgentSpec = AgentSpec()
     sampling: Sampling = Sampling()
     budgets: Budgets = Budgets()
@@ -140,9 +144,10 @@ class BatchRequest(WireModel):
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
     """Oldest version of the policy's weights that may sample the batch's rollouts."""
     group_version: Literal["any", "same"] = "any"
-    """same: one version samples all rollouts of a group."""
+    """same: one version of the weights samples all rollouts of a group."""
     rollout_max_staleness: int | None = Field(default=None, ge=0)
-    """Most versions by which the pool may be ahead of the version with which a rollout started. Beyond this it restarts."""
+    """Greatest number of versions by which the pool may be ahead of the version with which a rollout started. A rollout
+    beyond this limit restarts."""
 
     @field_validator("source")
     @classmethod
@@ -166,18 +171,18 @@ class BatchRequest(WireModel):
 
     @property
     def min_usable(self) -> int:
-        """Fewest rollouts with a reward in a group that is not faulty."""
+        """Least number of rollouts with a reward in a group that is not faulty."""
         return self.filter.min_usable or min(2, self.n)
 
     @property
     def own_series(self) -> bool:
-        """Whether no later batch can take over the unfinished groups of this one."""
+        """Whether the series has only this batch, so that no later batch can take over unfinished groups."""
         return self.series is None and self.dataset is None
 
     @property
     def bounded_by_acknowledgement(self) -> bool:
-        """Whether this is a stream that waits for its trainer. Without `step_groups`, tasks in the request are run as a
-        whole."""
+        """Whether the batch is a stream that waits for acknowledgements. A stream of tasks in the request waits only if
+        `step_groups` is set."""
         return self.target is None and (self.step_groups is not None or self.tasks is None)
 
     def rollouts(self, group: str, task: Task) -> RolloutRequest:
@@ -203,16 +208,18 @@ class Acknowledgement(WireModel):
     """Body of POST /v1/batches/ID/acknowledge."""
 
     upto: int = Field(ge=0)
-    """Last delivery that the trainer has used. It has used all deliveries before it, too."""
+    """Number of the last delivery up to which the trainer has used every delivery."""
 
 
 class FilteredGroups(WireModel):
     """Groups that were not informative, by cause."""
 
     all_low: int = 0
-    """All rewards equal and not above 0 (or at the lower end of `reward_range`), or the mean below `min_mean`."""
+    """Groups whose rewards are all equal and at most 0 (or at the lower end of `reward_range`), or whose mean is below
+    `min_mean`."""
     all_high: int = 0
-    """All rewards equal and above 0 (or at the upper end of `reward_range`), or the mean above `max_mean`."""
+    """Groups whose rewards are all equal and above 0 (or at the upper end of `reward_range`), or whose mean is above
+    `max_mean`."""
     other: int = 0
 
     @property
@@ -221,7 +228,8 @@ class FilteredGroups(WireModel):
 
 
 class DeliveryBias(WireModel):
-    """Mean of the delivered rollouts, divided by the mean of all rollouts in whole informative groups. 1.00: no bias."""
+    """Mean length of delivered rollouts, divided by the mean length of rollouts in all informative groups that have ended.
+    1.00: no bias."""
 
     tokens: float | None = None
     turns: float | None = None
@@ -241,7 +249,7 @@ class BatchView(WireModel):
     target: int | None
     n: int
     informative: int
-    """Groups that are known to be informative, including delivered ones."""
+    """Groups that are known to be informative, including delivered groups."""
     delivered: int
     acknowledged: int
     drawn: int
@@ -250,13 +258,13 @@ class BatchView(WireModel):
     faulty: int
     """Groups with too few rewards, because rollouts ended Failed, InfraFailed or Cancelled."""
     in_flight: int
-    """Groups of which a rollout has not ended."""
+    """Groups with at least one rollout that has not ended."""
     whole_waiting: int
     """Delivered groups that are not acknowledged."""
     carried_in: int
     """Groups taken over from earlier batches of the series."""
     passed_over: int
-    """Tasks that were not drawn because they were uninformative several times in a row."""
+    """Tasks that were not drawn, because their groups were uninformative several times in a row."""
     drained: bool
     """Whether the source has no more tasks for this batch."""
     delivered_tokens: int
@@ -267,11 +275,12 @@ class BatchView(WireModel):
     """Estimated share of informative groups. It decides how many more groups than the target are drawn."""
     seconds_to_target: float | None
     staleness_mean: float | None
-    """Mean number of training steps between the draw of a delivered group and the step that uses it; null before the first."""
+    """Mean number of training steps between the draw of a delivered group and the step that uses this group; null before
+    the first delivery."""
     bias: DeliveryBias
-    """Bias of this batch."""
+    """Bias in this batch."""
     series_bias: DeliveryBias
-    """Bias of all batches of the series so far."""
+    """Bias in all batches of the series so far."""
     waiting: str | None
     """Reason why there is no progress, as a sentence; null while there is progress."""
     created_at: float
@@ -287,7 +296,7 @@ class DatasetHistory(WireModel):
     """Earlier groups of a dataset's tasks."""
 
     tasks: int
-    """Number of tasks with a verdict."""
+    """Number of tasks with an earlier group that was informative or uninformative."""
     informative: int
     """Number of tasks whose last group was informative."""
     streaks: dict[int, int]
@@ -304,7 +313,7 @@ class DatasetView(WireModel):
     tasks: int
     """Number of tasks."""
     kinds: list[str]
-    """Kinds of its tasks."""
+    """Kinds of the dataset's tasks."""
     created_at: float
     history: DatasetHistory | None = None
     """History of the dataset's tasks. It is null in lists."""
@@ -314,13 +323,13 @@ class Group(WireModel):
     """Delivered group: the n rollouts of one task, by sample index."""
 
     delivery: int
-    """Position among the batch's delivered groups, from 1. Pass the last one as `after` to get the next."""
+    """Position among the batch's delivered groups, from 1. Pass the last position as `after` to get the next groups."""
     id: str
     task_index: int
     """Index of the task in its source."""
     drawn_at: float
     rollouts: list[Trajectory]
-    """All n rollouts. Those that ended Failed, InfraFailed or Cancelled have `reward: null`."""
+    """All n rollouts. A rollout that ended Failed, InfraFailed or Cancelled has `reward: null`."""
 
     @property
     def rewards(self) -> list[float | None]:

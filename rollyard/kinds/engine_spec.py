@@ -31,15 +31,15 @@ class VllmEngine(KindModel):
     """Context length in tokens. Default: the model's own."""
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """raw: logprobs of the model's own distribution. processed: logprobs of the distribution that tokens are drawn from,
-    after temperature, penalties and truncation. Rollouts must ask for the same."""
+    after temperature, penalties and truncation. `sampling.logprobs` of a rollout must have the same value."""
     image: AbsolutePath | None = None
-    """Container image with vLLM: a .sif file or a folder, run by Apptainer. Default: no image; the node has vLLM."""
+    """Container image with vLLM: a .sif file or a folder. Apptainer runs it. Default: none; vLLM is installed on the node."""
     python: str = Field(default="python3", min_length=1)
-    """Python interpreter that has vLLM. If `image` is set, a path in the image."""
+    """Python interpreter that has vLLM. If `image` is set, this is a path in the image."""
     extra_args: list[str] = []
-    """Further arguments of vLLM's server. They override Rollyard's own."""
+    """Further arguments of vLLM's server. They override Rollyard's arguments."""
     env: dict[str, str] = {}
-    """Environment variables of the engine. They override Rollyard's own."""
+    """Environment variables of the engine. They override Rollyard's variables."""
 
     @field_validator("extra_args")
     @classmethod
@@ -50,7 +50,7 @@ class VllmEngine(KindModel):
 
     @property
     def takes_priority(self) -> bool:
-        """Whether its scheduler orders requests by their `priority`; otherwise vLLM refuses a request with one."""
+        """Whether vLLM's scheduler orders requests by `priority`. If not, vLLM refuses a request that has a priority."""
         words = [word for argument in self.extra_args for word in argument.split("=", 1)]
         return ("--scheduling-policy", "priority") in pairwise(words)
 
@@ -70,13 +70,13 @@ class ExternalEndpoint(KindModel):
     token_file: str | None = None
     """File with the server's bearer token; a path on the node of the Rollyard server."""
     capacity: float = Field(default=1, gt=0, le=100_000)
-    """Weight in load balancing between the pool's endpoints, such as its number of GPUs."""
+    """Weight in load balancing between the pool's endpoints, such as the server's number of GPUs."""
     logprobs_mode: Literal["raw", "processed"] = "raw"
     """Kind of logprobs that the server returns; see `engine.vllm.logprobsMode`."""
 
     @property
     def base(self) -> str:
-        """Base of the server's routes. It distinguishes endpoints."""
+        """Base URL without `/v1`. No two endpoints of a pool have the same."""
         return base_url(self.url)
 
 
@@ -85,10 +85,10 @@ def base_url(url: str) -> str:
 
 
 class ExternalEngine(KindModel):
-    """Model servers that others run. They have no allocations; they are probed and ejected like Rollyard's own."""
+    """Model servers that others run. They have no allocations. Rollyard probes and ejects them like its own servers."""
 
     endpoints: list[ExternalEndpoint] = []
-    """List of the servers. You can add and remove servers while the pool is in use."""
+    """Servers of the pool. You can add and remove servers while the pool is in use."""
 
     @model_validator(mode="after")
     def _each_once(self) -> ExternalEngine:
@@ -132,6 +132,6 @@ class Patience(KindModel):
     connect_seconds: float = Field(default=10, gt=0, le=3600)
     """Longest time until the connection is open."""
     first_token_seconds: float = Field(default=300, gt=0, le=86_400)
-    """Longest time until the first token of an answer. It includes waiting in the engine and reading the prompt."""
+    """Longest time until the first token of an answer. This includes waiting in the engine and processing the prompt."""
     idle_seconds: float = Field(default=60, gt=0, le=3600)
     """Longest time between two tokens of an answer."""

@@ -33,7 +33,7 @@ class Event(KindObject):
 
 
 class PoolEvent(NamedTuple):
-    """Event about a pool that is to be recorded."""
+    """Event to record for a pool."""
 
     reason: str
     message: str

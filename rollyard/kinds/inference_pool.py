@@ -27,7 +27,8 @@ class InferencePoolSpec(KindModel):
     autoscaling: InferenceAutoscaling | None = None
     """Bounds of a size that follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """Limit of the pool's GPU-hours in total. At the limit it gives back its allocations, and gets none until you raise it."""
+    """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. It gets new allocations only
+    after you raise the limit."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
@@ -63,7 +64,7 @@ def _nodes_of(allocation: AllocationTemplate, engine: VllmEngine) -> None:
 
 
 class EndpointStatus(EndpointMetrics):
-    """State of one endpoint. Its metrics here are up to 30 seconds old; `rollyard top` shows the present ones."""
+    """State of one endpoint. The metrics are up to 30 seconds old; `rollyard top` shows the present metrics."""
 
     id: str
     url: str
@@ -80,13 +81,14 @@ class EndpointStatus(EndpointMetrics):
     max_sessions: int | None = None
     """Greatest number of rollouts that the endpoint takes at present; null for no limit."""
     full: str = ""
-    """Reason of the limit."""
+    """Reason of the limit `maxSessions`."""
 
 
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
     weights: WeightsStatus = WeightsStatus()
-    """Weights that the pool serves. The API and the pool's controller write them; neither overwrites an unread change."""
+    """Weights that the pool serves. The API and the pool's controller write this field. A write is refused if the field has
+    changed since its writer read it."""
     load: EndpointMetrics = EndpointMetrics()
     """Metrics of all endpoints together, up to 30 seconds old."""
 

@@ -12,15 +12,15 @@ from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling, GpuLedger, Sca
 from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 
 MAX_NAME = 48
-"""Longest name of a pool. Its allocations have this name with a suffix."""
+"""Greatest length of a pool's name. The name of an allocation is the pool's name with a suffix."""
 
 GPU_HOURS_SPENT = "GpuHoursSpent"
 STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", GPU_HOURS_SPENT, "ReconcileFailed"})
-"""Reasons of Ready and Updated that last until somebody changes something. Other reasons may pass by themselves."""
+"""Reasons of the conditions Ready and Updated that last until a person changes something. Others may pass by themselves."""
 
 
 class PoolKey(NamedTuple):
-    """Name of a pool where its kind is known."""
+    """Namespace and name of a pool whose kind is known from the context."""
 
     namespace: str
     name: str
@@ -30,14 +30,15 @@ class Renewal(KindModel):
     """Replacement of allocations before their walltime ends, or after the pool was changed."""
 
     strategy: Literal["Overlap", "Replace"] = "Overlap"
-    """Overlap: the old one ends after its successor is ready. Replace: the successor starts after the old one's job has
-    ended."""
+    """Overlap: the old allocation ends after its successor is ready. Replace: the successor starts after the job of the old
+    allocation has ended."""
     before_expiry_seconds: int | None = Field(default=None, ge=0)
-    """Seconds from the successor's readiness to the end of the walltime. Default: 900, or the sum of the stages' budgets."""
+    """Planned seconds from the successor's readiness to the end of the old allocation's walltime, at most half of the
+    walltime. Default: 900; for a RolloutPool the sum of the stages' budgets plus 10."""
     max_surge: int = Field(default=1, ge=1, le=MAX_REPLICAS)
-    """Most successors that exist at once beside the allocations that they replace."""
+    """Greatest number of successors at the same time, beside the allocations that are being replaced."""
     drain_timeout_seconds: int = Field(default=600, ge=0)
-    """Seconds that an ending allocation may use to finish its work. Then it hands back the rest."""
+    """Seconds in which an ending allocation may finish its work. After this time it hands back unfinished work."""
 
 
 def check_one_node(allocation: AllocationTemplate, who: str) -> None:
@@ -64,7 +65,7 @@ def check_gpus_counted(max_gpu_hours: float | None, allocation: AllocationTempla
 
 class Replicas(StatusModel):
     """Numbers of allocations: `desired` (target), `requested` (submitted), `observed` (seen in Slurm), `ready` (healthy) and
-    `updated` (ready and made from the present spec). The last two are never above `desired`."""
+    `updated` (ready and made from the present spec). `ready` and `updated` are never above `desired`."""
 
     desired: int = 0
     requested: int = 0
@@ -80,23 +81,24 @@ class PoolStatus(StatusModel):
     next_index: int = 0
     """Index of the next allocation."""
     startup_seconds: float | None = None
-    """Seconds from submit to ready, as measured lately. Successors are submitted this much earlier."""
+    """Recently measured seconds from submit to ready. A successor is submitted this long before it must be ready."""
     startup_measured_at: datetime | None = None
-    """Time at which the last allocation of this measurement became ready."""
+    """Time at which the last measured allocation became ready."""
     template_hash: str = ""
-    """Hash of the spec that allocations are made from now."""
+    """Hash of the spec from which new allocations are made."""
     failures: int = 0
-    """Allocations of this hash that failed in a row; the back-off grows with them. 0 again once one was ready for 10 s."""
+    """Number of allocations of this hash that failed in a row. The back-off grows with this number. It returns to 0 when an
+    allocation has been ready for 10 s."""
     last_failure_time: datetime | None = None
     interruptions: int = 0
-    """Allocations in a row that were ended from outside: by a node, an administrator or a user."""
+    """Number of allocations in a row that were ended from outside: by a node, an administrator or a user."""
     last_interruption_time: datetime | None = None
     scaling: ScalingRecord = ScalingRecord()
     gpu_hours: float = 0
     """GPU-hours used so far. Running allocations count up to the last full ten minutes."""
     gpu_ledger: GpuLedger = GpuLedger()
     decisions: list[ScalingDecision] = []
-    """Last scaling decisions, newest last."""
+    """Recent scaling decisions; the newest is at the end."""
 
 
 class PoolObject(KindObject):

@@ -13,7 +13,7 @@ class Submission(KindModel):
     api_version: str = API_VERSION
     kind: Literal["Submission"] = "Submission"
     script: str
-    """Batch script of the next allocation, with UID in place of its uid. Empty if the pool never submits anything."""
+    """Batch script of the next allocation, with `UID` in place of the allocation's uid. Empty if the pool submits no jobs."""
     jobs: int
     """Number of allocations that the present plan submits, including replacements."""
     summary: str

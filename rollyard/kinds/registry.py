@@ -27,8 +27,8 @@ def find_kind(word: str) -> type[KindObject] | None:
 
 
 def parse_object(data: dict[str, Any]) -> KindObject:
-    """Parse an object from a server into its model. A newer server may send fields that this release does not know.
+    """Parse an object from a server into its model. Unknown fields, which a newer server may send, are ignored.
 
-    Raises pydantic.ValidationError, KeyError for an unknown kind.
+    Raises pydantic.ValidationError, or KeyError for an unknown kind.
     """
     return KINDS[data["kind"]].model_validate(data, extra="ignore")

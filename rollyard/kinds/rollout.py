@@ -1,7 +1,7 @@
-"""Rollouts for trainers: request, record, trajectory. The fields are snake_case, because trainers are Python.
+"""Rollouts for trainers: request, record, trajectory. The fields are snake_case, because trainers are Python programs.
 
-A rollout is one accepted request for one trajectory of one task. It may take several attempts, and ends in exactly one
-terminal record.
+A rollout is one accepted request for one trajectory of one task. It may take several attempts. Each rollout ends in
+exactly one terminal record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 
 MAX_MESSAGE_CHARS = 4000
 IN_QUEUE, PARKED = "InQueue", "Parked"
-"""Words of `RolloutView.waiting`. InQueue: it waits only for its turn; its position changes often. Parked: it waits in RUN."""
+"""Words of `RolloutView.waiting`. InQueue: the rollout waits only for its turn, and its position changes often. Parked:
+the rollout waits in RUN."""
 
 
 class RolloutKey(NamedTuple):
@@ -40,7 +41,7 @@ class Stage(StrEnum):
 
 
 STAGES_LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
-"""Order of grants, and of stages that get workers: the end of the last stage frees what a rollout holds."""
+"""Order in which stages get leases and workers. The last stage comes first, because its end frees what a rollout holds."""
 
 
 class Status(StrEnum):
@@ -60,7 +61,7 @@ class Status(StrEnum):
 
     @property
     def scored(self) -> bool:
-        """Whether the rollout has a reward. With every other terminal status `reward` is null."""
+        """Whether a rollout with this status has a reward. With every other status `reward` is null."""
         return self in (Status.COMPLETED, Status.TRUNCATED)
 
 
@@ -80,7 +81,7 @@ RESERVED_SAMPLING_FIELDS = frozenset(
         *("detokenize", "output_kind", "output_mode", "sampling_params"),
     ]
 )
-"""Parameters of engines that would break the exactness of a turn's tokens."""
+"""Engine parameters that `Sampling.extra` cannot hold. Rollyard sets them, so that the tokens of a turn are exact."""
 
 
 class Sampling(WireModel):
@@ -95,13 +96,13 @@ class Sampling(WireModel):
     top_k: int | None = Field(default=None, ge=1)
     """Number of most likely tokens to choose from; null for all tokens."""
     seed: int | None = None
-    """Seed; turn k of sample i uses a seed derived from it. Null: no fixed seed."""
+    """Seed from which the seed of each turn of each sample is derived. Null: no fixed seed."""
     max_tokens: int = Field(default=1024, ge=1)
-    """Most sampled tokens of one turn."""
+    """Greatest number of sampled tokens of one turn."""
     min_tokens: int | None = Field(default=None, ge=0)
-    """Fewest sampled tokens of one turn before the model may end it."""
+    """Number of tokens of one turn before which the model cannot end the turn."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Smallest probability of a token, as a share of that of the most likely token."""
+    """Least probability of a token to choose, as a share of the most likely token's probability."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Presence penalty: subtracted from the logit of each token that the turn already contains."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -115,12 +116,12 @@ class Sampling(WireModel):
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
     """Words that the model may not write."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Texts that end a turn. The turn keeps its tokens up to the text."""
+    """Texts that end a turn. The turn keeps its tokens up to such a text."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Ids of further tokens that end a turn, beside the model's own."""
     logprobs: Literal["raw", "processed"] = "raw"
-    """raw: logprobs of the model's own distribution. processed: of the distribution that tokens are drawn from, after
-    temperature, penalties and truncation. An engine returns one of the two: `engine.vllm.logprobsMode` of the pool."""
+    """raw: logprobs of the model's own distribution. processed: logprobs of the distribution that tokens are drawn from,
+    after temperature, penalties and truncation. The pool's `engine.vllm.logprobsMode` must have the same value."""
     extra: dict[str, JsonValue] = {}
     """Further parameters, passed to the engine unchanged."""
 
@@ -139,19 +140,19 @@ class AgentSpec(WireModel):
     """Agent of a rollout: the built-in loop, or a command (harness) with a loop of its own."""
 
     type: Literal["loop", "command"] = "loop"
-    """`command` runs a harness in the sandbox. A gateway there answers its model calls and records the trajectory."""
+    """command: a harness runs in the sandbox. A gateway answers the harness's model calls and records the trajectory."""
     command: str | None = Field(default=None, min_length=1, max_length=65536)
-    """Bash command, run in /workspace of the sandbox. OPENAI_BASE_URL, ANTHROPIC_BASE_URL and their keys point to the
-    gateway. ROLLYARD_PROMPT_FILE names a file with the task, ROLLYARD_SYSTEM_PROMPT_FILE one with the built-in loop's
-    system prompt."""
+    """Bash command, run in /workspace of the sandbox. OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
+    ANTHROPIC_API_KEY are set for the gateway. ROLLYARD_PROMPT_FILE names a file with the task. ROLLYARD_SYSTEM_PROMPT_FILE
+    names a file with the system prompt of the built-in loop."""
     env: dict[EnvName, str] = {}
     """Further environment variables of the command."""
     sampling: Literal["rollout", "harness"] = "rollout"
-    """Source of the sampling parameters: the rollout, or the harness for parameters that its calls set."""
+    """rollout: the rollout's sampling parameters apply to all calls. harness: parameters in a call override them."""
     max_turns: int = Field(default=20, ge=1, le=1000)
-    """Most model calls. At this number the rollout ends Truncated; further calls of a command are refused."""
+    """Greatest number of model calls. A rollout that needs more ends Truncated; further calls of a command are refused."""
     tool_timeout_seconds: float = Field(default=30.0, gt=0)
-    """Longest time of one tool call. After it, the tool result says that the call timed out."""
+    """Longest time of one tool call. A longer call is stopped, and its result reports the timeout."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
     """Format of the model's tool calls, such as hermes or llama3_json. Default: the format in the model's chat
     template."""
@@ -166,16 +167,16 @@ class AgentSpec(WireModel):
 
 
 class Budgets(WireModel):
-    """Limits of this rollout. Each can only be tighter than the pool's."""
+    """Limits of one rollout. A time budget above the pool's has no effect."""
 
     init_seconds: float | None = Field(default=None, gt=0)
-    """Budget of INIT in seconds. If it is exceeded, this counts as an infrastructure failure."""
+    """Budget of INIT in seconds. Exceeding the budget counts as an infrastructure failure."""
     run_seconds: float | None = Field(default=None, gt=0)
-    """Budget of RUN in seconds. If it is exceeded, the rollout ends Truncated, and its work is scored."""
+    """Budget of RUN in seconds. A rollout that exceeds the budget ends Truncated, and its work is scored."""
     eval_seconds: float | None = Field(default=None, gt=0)
     """Budget of EVAL in seconds."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Most tokens of the conversation. If they are exceeded, the rollout ends Truncated."""
+    """Greatest number of tokens of the conversation. A rollout that needs more ends Truncated."""
 
 
 class Task(WireModel):
@@ -194,7 +195,7 @@ class WeightsConstraint(WireModel):
     """Requirements of a started rollout on the weights."""
 
     same: bool = False
-    """True: the version from which the rest of the rollout's group is sampled."""
+    """True: only the version that samples the other rollouts of the group may sample this rollout."""
     max_staleness: int | None = None
 
 
@@ -202,8 +203,9 @@ class RolloutRequest(WireModel):
     """Body of a submit. n > 1 makes one group with sample_index 0..n-1."""
 
     id: RolloutId | None = None
-    """Id chosen by the caller. A repeated id with the same body attaches to the existing rollout; with another body the
-    answer is a 409. With n > 1 it names the group, and the rollouts are called `<id>.<sample_index>`."""
+    """Id chosen by the caller. A request with the id and the body of an existing rollout attaches to that rollout. With
+    the same id and another body the answer is a 409. With n > 1 the id names the group, and the rollouts are called
+    `<id>.<sample_index>`."""
     pool: str = Field(pattern=NAME_PATTERN)
     """RolloutPool that runs the rollout."""
     task: Task
@@ -219,14 +221,15 @@ class RolloutRequest(WireModel):
     mode: Literal["train", "eval"] = "train"
     """Free data of the caller, stored with the trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
-    """Oldest version of the policy's weights that may sample the rollout. It stays queued until an endpoint serves this
-    version or a newer one. You may name a version that does not exist yet."""
+    """Oldest version of the policy's weights that may sample the rollout. The rollout stays queued until an endpoint serves
+    this version or a newer one. You may name a version that does not exist yet."""
     group_version: Literal["any", "same"] = "any"
-    """same: one version samples all rollouts of the group, that of the first one to start. If that version is gone and
-    the group has no sampled token, the group restarts. Otherwise its unfinished rollouts end Cancelled; the group is
-    smaller."""
+    """same: the version with which the first rollout of the group starts samples all rollouts of the group. When no
+    endpoint serves this version any more, a group without sampled tokens restarts. In a group with sampled tokens the
+    unfinished rollouts end Cancelled."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Most versions by which the pool may be ahead of the version with which the rollout started. Beyond this it restarts."""
+    """Greatest number of versions by which the pool may be ahead of the version with which the rollout started. A rollout
+    beyond this limit restarts."""
 
     @model_validator(mode="after")
     def _consistent_versions(self) -> Self:
@@ -258,7 +261,7 @@ class RolloutError(WireModel):
     @field_validator("message")
     @classmethod
     def _storable(cls, message: str) -> str:
-        """Cut and clean the message. It may be long, or have halves of surrogate pairs, which JSON cannot have."""
+        """Cut the message, and escape halves of surrogate pairs, which JSON cannot contain."""
         return message[:MAX_MESSAGE_CHARS].encode(errors="backslashreplace").decode()
 
 
@@ -275,8 +278,8 @@ class Segment(WireModel):
     """One unbroken token sequence. The four arrays have the same length.
 
     `loss_mask[i]` is 1 if the policy sampled token i. For other tokens `logprobs[i]` and `weights_version[i]` are null.
-    `logprobs` are natural logarithms: of the model's own distribution or, if the request's `sampling.logprobs` is
-    `processed`, of the distribution from which the token was drawn.
+    `logprobs` are natural logarithms of probabilities. With `sampling.logprobs: raw` the distribution is the model's
+    own, with `processed` the distribution that the token was drawn from.
     """
 
     token_ids: list[int]
@@ -299,7 +302,7 @@ class Segment(WireModel):
 
 
 def sampled_tokens(segments: Sequence[Segment]) -> int:
-    """Number of sampled tokens: those to learn from."""
+    """Number of sampled tokens. Trainers learn from these tokens only."""
     return sum(sum(segment.loss_mask) for segment in segments)
 
 
@@ -318,7 +321,7 @@ class Turn(WireModel):
 
 
 class Outcome(WireModel):
-    """Outcome of one rollout, as the node agent uploads it. The server adds the rollout's identity and stores both."""
+    """Outcome of one rollout. The node agent uploads it; the server stores it with the rollout's identity."""
 
     status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
     reward: float | None = None
@@ -340,7 +343,8 @@ class Outcome(WireModel):
 
 
 class RunResult(WireModel):
-    """Result of RUN: the outcome so far, and the artifact that EVAL scores. Any node can score it, also repeatedly."""
+    """Result of RUN: the outcome so far, and the artifact that EVAL scores. Any node can score the artifact, any number of
+    times."""
 
     outcome: Outcome
     artifact: dict[str, str]
@@ -373,9 +377,9 @@ class RolloutView(WireModel):
     weights_version: str | None = None
     """Version of the policy's weights at the start of the present or last attempt."""
     outdated: int = 0
-    """Attempts that were restarted because their weights had become too old. They do not count as retries."""
+    """Restarts because the weights of an attempt had become too old. These restarts do not count as retries."""
     waiting: str | None = None
-    """Cause and start of the wait of a queued rollout, as `Word: sentence (since ...)`. The word is from a fixed set."""
+    """Reason why a queued rollout waits, and since when, as `Word: sentence (since ...)`. The word is from a fixed set."""
 
 
 class Trajectory(WireModel):

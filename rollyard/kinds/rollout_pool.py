@@ -17,16 +17,16 @@ from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, w
 SPARE_SECONDS = 5
 """Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
 DEFAULT_TTL_SECONDS = 30 * 86_400
-"""Time for which results are kept."""
+"""Seconds for which results are kept."""
 STARTUP_SECONDS = 30
 """Seconds of a walltime that are kept for the start of the node agent."""
 
 
 class Workers(KindModel):
     min: int = Field(default=1, ge=1, le=4096)
-    """Fewest stage workers, and the number at the start."""
+    """Least number of stage workers. A node agent starts with this number."""
     max: int = Field(default=4, ge=1, le=4096)
-    """Most stage workers. The allocation's cores and memory may allow fewer."""
+    """Greatest number of stage workers. The allocation's cores and memory may allow fewer."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Workers:
@@ -74,13 +74,13 @@ class SandboxTemplate(KindModel):
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Memory limit of one process in the sandbox. If the allocation sets memory, each sandbox counts for this amount."""
+    """Memory limit of one process in the sandbox. If the allocation sets memory, each sandbox uses this amount of it."""
     disk: Size = "1G"
-    """Most data that a sandbox may write."""
+    """Greatest amount of data that a sandbox may write."""
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
-    """Number of sandboxes that fit into one allocation: by its cores, and by its memory if an amount is requested."""
+    """Number of sandboxes that fit into an allocation's cores and, if the allocation sets memory, into its memory."""
     by_cores, by_memory = _sandbox_capacities(sandbox, allocation)
     return by_cores if by_memory is None else min(by_cores, by_memory)
 
@@ -126,19 +126,20 @@ class RolloutPoolSpec(KindModel):
     stages: Stages = Stages()
     """Stage workers and budgets of one allocation."""
     max_attempts: int = Field(default=3, ge=1, le=20)
-    """Attempts after which a rollout ends InfraFailed if the infrastructure fails each time."""
+    """Greatest number of attempts. If the infrastructure fails in each of them, the rollout ends InfraFailed."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: Autoscaling | None = None
     """Bounds of a size that follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """Limit of the pool's GPU-hours in total. At the limit it gives back its allocations, and gets none until you raise it."""
+    """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. It gets new allocations only
+    after you raise the limit."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
     """Slurm resources of one allocation."""
     ttl_seconds_after_finished: int = Field(default=DEFAULT_TTL_SECONDS, ge=0, le=10**10)
-    """Time after the end of a rollout for which its record and trajectory are kept. The default is 30 days."""
+    """Seconds for which the record and the trajectory of a rollout are kept after its end. The default is 30 days."""
     renewal: Renewal = Renewal()
     """Replacement of allocations before their walltime ends."""
 
@@ -176,7 +177,7 @@ class StageStatus(StatusModel):
 
     @property
     def text(self) -> str:
-        """`8/8 +20`: busy stage workers, all stage workers, and rollouts that wait for one."""
+        """`8/8 +20`: busy stage workers, all stage workers, and rollouts that wait for a stage worker."""
         return f"{self.busy}/{self.width}" + (f" +{self.waiting}" if self.waiting else "")
 
 

@@ -1,6 +1,6 @@
 """Sessions of external agents: request, view, trajectory.
 
-A session exists only in the server's memory; every view says so in its field `durable`.
+A session exists only in the server's memory, so `durable` is false in every view.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ class SessionRequest(WireModel):
     """Body of POST /v1/sessions."""
 
     id: RolloutId | None = None
-    """Id chosen by the caller. A repeated id with the same body attaches to the existing session; with another body the
-    answer is a 409."""
+    """Id chosen by the caller. A request with the id and the body of an existing session attaches to that session. With
+    the same id and another body the answer is a 409."""
     pool: str = Field(pattern=NAME_PATTERN)
     """InferencePool whose model answers the calls."""
     sampling: Sampling = Sampling()
     caller_sampling: bool = False
     """True: the parameters in a call override `sampling` for that call. False: `sampling` applies to all calls."""
     max_calls: int | None = Field(default=None, ge=1, le=10_000)
-    """Most model calls; further calls are refused. Null for no limit."""
+    """Greatest number of model calls; further calls are refused. Null for no limit."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
     """Format of the model's tool calls. Default: the format in the model's chat template."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
-    """Oldest version of the pool's weights that may sample. No session opens until an endpoint serves this version or a newer
-    one."""
+    """Oldest version of the pool's weights that may sample. A session opens only if an endpoint serves this version or a
+    newer one."""
     idle_seconds: float = Field(default=IDLE_SECONDS, ge=1, le=MAX_IDLE_SECONDS)
     """Seconds without a model call or a GET after which the session and its trajectory are deleted."""
 
@@ -51,7 +51,7 @@ class SessionView(WireModel):
     """Answered model calls."""
     in_flight: int
     waiting: str = ""
-    """Reason why the calls in flight have no model server; empty if they have one."""
+    """Reason why the calls in flight have no model server; empty if the calls have a model server."""
     tokens: int
     """Tokens in all segments, including prompts."""
     truncated: bool
@@ -69,7 +69,7 @@ class SessionOpened(SessionView):
     base_url: str
     """Base URL for clients of OpenAI's API."""
     anthropic_base_url: str
-    """Base URL for clients of Anthropic's API. They append `/v1` themselves."""
+    """Base URL for clients of Anthropic's API. Such clients append `/v1` themselves."""
     key: str
     """Token of this session only, for `Authorization: Bearer` or `x-api-key`."""
 

@@ -1,4 +1,4 @@
-"""Fields of the built-in task kinds. They are checked at the submit, so a bad task is refused at once."""
+"""Fields of the built-in task kinds. The server checks them at the submit and refuses a bad task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollyard.kinds.rollout import Task
 
 
 class MathTask(WireModel):
-    """Problem with one answer, which is compared as mathematics."""
+    """Problem with one answer. The answer is compared as mathematics, not as text."""
 
     problem: str = Field(min_length=1)
     answer: str = Field(min_length=1)
@@ -27,7 +27,7 @@ class CodeCase(WireModel):
     call: str
     """Python expression that uses the solution's definitions, such as f(3)."""
     expect: str = Field(max_length=16_000)
-    """Python literal that the value must equal. Sandboxes never get it."""
+    """Python literal that the value must equal. The literal never enters a sandbox."""
 
     @field_validator("expect")
     @classmethod
@@ -40,7 +40,7 @@ class CodeCase(WireModel):
 
 
 class CodeTask(WireModel):
-    """File that the agent writes; hidden cases score it in a fresh sandbox."""
+    """Task to write a file. Hidden cases score the file in a fresh sandbox."""
 
     problem: str = Field(min_length=1)
     solution: str = Field(pattern=r"^/")
@@ -60,7 +60,7 @@ BUILT_IN = frozenset(_MODELS)
 
 
 def check_task(task: Task) -> None:
-    """Check a task. Raises Invalid with each wrong field of a built-in kind. Handlers of other kinds check their own tasks."""
+    """Check a task of a built-in kind. Raises Invalid with each wrong field. Handlers of other kinds check their own tasks."""
     model = _MODELS.get(task.kind)
     if model is None:
         return

@@ -23,7 +23,7 @@ class InferencePoolTop(PoolTop):
     sessions: int
     """Live rollouts on the pool's endpoints."""
     weights_versions: list[str]
-    """Versions that the ready endpoints serve. There is more than one during a weights update."""
+    """Versions that the ready endpoints serve. During a weights update the list may have several."""
     load: EndpointMetrics
     """Metrics of all endpoints together."""
     endpoints: list[EndpointStatus]
@@ -32,7 +32,7 @@ class InferencePoolTop(PoolTop):
 class RolloutPoolTop(PoolTop):
     stages: dict[str, StageStatus]
     ended_per_minute: dict[str, float] | None = None
-    """Rollouts that ended in the last minute, by status. Null just after the start of the server."""
+    """Number of rollouts that ended in the last minute, by status. Null just after the start of the server."""
 
 
 class TopView(StatusModel):

@@ -1,4 +1,4 @@
-"""Weights of an InferencePool: the update request, and its durable state in the pool's status."""
+"""Weights of an InferencePool: the request for an update, and the durable state of the weights in the pool's status."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class WeightsUpdate(KindModel):
     """Body of `POST …/inferencepools/NAME/weights`: exactly one of `path`, `adapter`."""
 
     version: Version
-    """Version name that the trainer chose. One version always means the same weights."""
+    """Version name that the trainer chose. A version name always means the same weights."""
     path: AbsolutePath | None = None
     """Folder of the weights in Hugging Face layout; a path on the engines' nodes."""
     adapter: AbsolutePath | None = None
     """Folder of a LoRA adapter for the pool's own model; a path on the engines' nodes."""
     mode: Mode = "Drain"
-    """Treatment of running requests. Drain: they end first. Pause: they continue with the new weights. Abort: they end with
-    the tokens that they have."""
+    """Treatment of running requests. Drain: requests end before the update. Pause: requests continue with the new weights.
+    Abort: requests end with the tokens sampled so far."""
     checksum: str | None = Field(default=None, pattern=r"^[0-9a-f]{12}$")
     """Expected checksum of the folder; engines refuse other content. Default: the checksum that the first engine computes."""
     timeout_seconds: int = Field(default=900, ge=1, le=86400)
     """Seconds after which an endpoint that has not finished the update counts as failed."""
     transfer: bool = False
-    """True: the trainer moves the weights into the running engines itself. Other engines, and later ones, load `path`."""
+    """True: the trainer itself moves the weights into the running engines. All other engines load `path`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -62,11 +62,11 @@ class WeightsRecord(StatusModel):
     """Checksum that the first engine computed. Engines refuse other content under this version."""
     mode: Mode = "Drain"
     origin: Literal["Spec", "Update"] = "Update"
-    """Origin of the version. Spec: the model in the pool's spec; its checksum is its version."""
+    """Origin of the version. Spec: the model in the pool's spec; the version is the model's checksum."""
     number: int = 0
     """Number in the order of arrival. A version that comes again gets a new number."""
     attempt: int = 1
-    """Number of the attempt. An engine that failed under a lower number tries again."""
+    """Number of the attempt. An engine that failed in an attempt with a lower number tries again."""
     transfer: bool = False
     """True: a trainer moves the weights into the running engines."""
     since: datetime
@@ -83,15 +83,15 @@ class EndpointProgress(StatusModel):
     since: datetime
     """Start of the phase."""
     reason: str = ""
-    """Reason of a failure, or the reason why the endpoint loaded the folder instead of the transfer."""
+    """Reason of a failure, or the reason why the endpoint loaded the folder instead of receiving the transfer."""
     transferring: bool = False
     """True: the endpoint waits for the trainer's transfer, or receives it."""
     attempt: int | None = None
-    """Number of the endpoint's own attempt, if it tries again by itself."""
+    """Number of the endpoint's own attempt, if the endpoint tries again by itself."""
 
 
 class WeightsOperation(StatusModel):
-    """Weights update from its acceptance on. The last one stays visible after its end."""
+    """Accepted weights update. The last update stays visible after its end."""
 
     target: WeightsRecord
     timeout_seconds: int = 900
@@ -100,12 +100,12 @@ class WeightsOperation(StatusModel):
     finished_at: datetime | None = None
     message: str = ""
     supersedes: str | None = None
-    """Version of the unfinished operation that this one replaced."""
+    """Version of the unfinished operation that this operation replaced."""
     total: int = 0
     """Endpoints in this operation."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
-    """Endpoints by id. After the end of an operation: only those that are still needed."""
+    """Endpoints by id. After the end of the operation, only entries that are still needed."""
 
     @property
     def is_running(self) -> bool:
@@ -113,7 +113,7 @@ class WeightsOperation(StatusModel):
 
     @property
     def receivers(self) -> list[str]:
-        """Ids of the endpoints that wait for their trainer. Empty while another endpoint may still join them in this turn."""
+        """Ids of the ordered endpoints, once all of them wait for the trainer's transfer; empty before."""
         at_it = {id: p for id, p in self.endpoints.items() if p.phase == "Ordered" and not p.reason}
         return sorted(at_it) if all(p.transferring for p in at_it.values()) else []
 
@@ -122,7 +122,7 @@ class WeightsStatus(StatusModel):
     """Weights that a pool serves and has served. This state survives restarts."""
 
     model: str = ""
-    """Folder of the spec's model that this state belongs to. A change of the folder in the spec resets the state."""
+    """Folder of the spec's model to which this state belongs. A change of the folder in the spec resets the state."""
     current: WeightsRecord | None = None
     """Version that every endpoint must serve. Null until the first endpoint has reported the checksum of the spec's model."""
     operation: WeightsOperation | None = None
@@ -139,12 +139,12 @@ class WeightsStatus(StatusModel):
         return next((r for r in self.history if r.version == version), None)
 
     def at_least(self, version: str, minimum: str) -> bool:
-        """Whether a version is not older than another. The answer is False if one of them is not in the history."""
+        """Whether `version` is as new as `minimum`, or newer. False if either version is not in the history."""
         found, least = self.record(version), self.record(minimum)
         return found is not None and least is not None and found.number >= least.number
 
     def behind(self, version: str) -> int:
-        """Number of versions by which this one is older than the current one; 0 for an unknown or newer one."""
+        """Number of versions by which `version` is older than the current version; 0 if it is unknown or newer."""
         found = self.record(version)
         if self.current is None or found is None:
             return 0

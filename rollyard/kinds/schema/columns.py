@@ -1,4 +1,4 @@
-"""Columns of each kind, in one place: for `rollyard get` and for the API's Table. NAME first, AGE last."""
+"""Columns of each kind, for `rollyard get` and the API's Table. Except for events, NAME is first and AGE is last."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Column:
     cell: Callable[[Any, datetime], str]
     """Function of (object, now) that returns the cell's text."""
     wide: bool = False
-    """Shown with -o wide only."""
+    """Whether the column is shown only with -o wide."""
 
 
 def age(since: datetime | None, now: datetime) -> str:

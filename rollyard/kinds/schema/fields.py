@@ -16,7 +16,7 @@ _WORDS = {str: "string", int: "integer", float: "number", bool: "boolean"}
 
 @dataclass(frozen=True)
 class FieldShape:
-    """One field: `type_name` is its type such as `integer`, `[]string`, `map[string]string`, `Workers`."""
+    """One field. `type_name`: type in manifests, such as `integer`, `[]string`, `map[string]string` or `Workers`."""
 
     name: str
     type_name: str
@@ -44,7 +44,7 @@ def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseMode
 
 
 def find_field(model: type[BaseModel], path: Sequence[str]) -> FieldShape | None:
-    """Field at a path of names such as `spec.engine.external.endpoints.url`, through lists and mappings."""
+    """Field at a path such as `spec.engine.external.endpoints.url`; None if there is none. The path has no indexes or keys."""
     shape: FieldShape | None = None
     holder: type[BaseModel] | None = model
     for name in path:
@@ -56,7 +56,7 @@ def find_field(model: type[BaseModel], path: Sequence[str]) -> FieldShape | None
 
 
 def walk(model: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldShape]]:
-    """Every field below a model with its path, outer ones first."""
+    """Every field below a model, with its path. A field comes before the fields inside it."""
     for name, shape in fields_of(model).items():
         yield (*above, name), shape
         if shape.model is not None:

@@ -1,4 +1,4 @@
-"""Names, labels and annotations, with Kubernetes' bounds and error texts (apimachinery, `validation`)."""
+"""Checks of names, labels and annotations, with the limits and error texts of Kubernetes (apimachinery, `validation`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VALUE = rf"({_QUALIFIED})?"
 
 
 def name_problems(name: str) -> Iterator[str]:
-    """Mistakes in the name of an object or a namespace, an RFC 1123 label."""
+    """Mistakes in the name of an object or a namespace. Such a name must be an RFC 1123 label."""
     if len(name) > MAX_NAME:
         yield f"must be no more than {MAX_NAME} characters"
     if not re.fullmatch(_LABEL, name):
@@ -31,7 +31,7 @@ def label_problems(labels: Mapping[Any, Any]) -> Iterator[str]:
     for key, value in labels.items():
         yield from _key_problems(key)
         if not isinstance(value, str):
-            continue  # another check reports its wrong type
+            continue  # another check reports the wrong type
         if len(value) > MAX_NAME:
             yield f"{_quoted(value)}: must be no more than {MAX_NAME} characters"
         if not re.fullmatch(_VALUE, value):

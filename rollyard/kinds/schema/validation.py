@@ -1,6 +1,6 @@
-"""Strict parsing of objects: every error has its path and a remedy.
+"""Strict parsing of objects. Every error has a path and a remedy.
 
-The YAML loader and the API share it, so that a mistake has the same text in both.
+The YAML loader and the API both use this module, so both report a mistake with the same text.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rollyard.kinds.schema.fields import Path, dotted, fields_of, find_field, mo
 from rollyard.kinds.schema.object_names import annotation_problems, label_problems, name_problems
 
 FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "deletionGracePeriodSeconds"})
-"""Kubernetes's own fields, which its clients send; they are dropped without an error."""
+"""Metadata fields that kubectl and other clients of Kubernetes send. They are dropped without an error."""
 MAX_REPORTED = 20
 MAX_LISTED = 1000
-"""Number of mistakes above which only the count is reported. Texts for all of them would take seconds."""
+"""Number of mistakes above which only the count is reported. Texts for more mistakes would take seconds."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
-"""Fields that `_out_of_bounds` checks, with Kubernetes' error messages, when their values are strings."""
+"""Fields whose strings `_out_of_bounds` checks, with the error messages of Kubernetes."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -48,7 +48,7 @@ _BOUNDS = {"greater_than_equal": ("at least", "ge"), "less_than_equal": ("at mos
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake. `at_key`: the key is wrong, and not its value."""
+    """One mistake. `at_key`: True if the key is wrong, and not the value."""
 
     path: Path
     message: str
@@ -65,7 +65,7 @@ class Problem:
 def validate_object(data: Any) -> KindObject:
     """Parse a JSON object into its kind.
 
-    Raises Invalid with one cause for each mistake, whose `field` is a dotted camelCase path.
+    Raises Invalid with one cause for each mistake. The `field` of a cause is a dotted camelCase path.
     """
     obj, problems = parse(data)
     if obj is None:
@@ -75,7 +75,7 @@ def validate_object(data: Any) -> KindObject:
 
 
 def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
-    """Parse an object; return it, or every mistake that can be found."""
+    """Parse an object. Return the object, or None and every mistake that can be found."""
     if not isinstance(data, dict):
         return None, [
             Problem((), f"must be a mapping with apiVersion, kind, metadata and spec, not {_given_text(data)}")
@@ -87,7 +87,7 @@ def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
     obj, found = _read(kind, data)
     problems += found
     unknown = [p for p in problems if p.at_key]
-    if unknown:  # contradictions show only once every field is known: parse again with the probable names
+    if unknown:  # contradictions between fields show only if all fields are known: parse again with the probable names
         seen = {p.path for p in problems}
         problems += [p for p in _read(kind, _repair(kind, data, unknown))[1] if p.path not in seen]
     return (None if problems else obj), problems
@@ -128,7 +128,7 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
 
 
 def _metadata(metadata: Any) -> list[Problem]:
-    """Mistakes in metadata. ObjectMeta ignores unknown fields; here they are mistakes, except Kubernetes' own."""
+    """Mistakes in metadata. ObjectMeta ignores unknown fields; this function reports them, except those of Kubernetes."""
     if not isinstance(metadata, dict):
         return []
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]
@@ -138,7 +138,7 @@ def _metadata(metadata: Any) -> list[Problem]:
 
 
 def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
-    """Values in metadata beyond Kubernetes' limits, with its paths. Wrong types are left to the pydantic class."""
+    """Mistakes in metadata by the rules of Kubernetes, at its paths. The pydantic model reports wrong types."""
     for field in ("name", "namespace"):
         if isinstance(text := metadata.get(field), str):
             yield from (Problem(("metadata", field), f"{_given_text(text)}: {words}") for words in name_problems(text))
@@ -149,14 +149,14 @@ def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
 
 def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | None, list[Problem]]:
     try:
-        # As JSON, because only from JSON strict mode accepts a time written as text.
+        # Strict mode accepts a time that is written as text only if the input is JSON.
         return kind.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False), []
     except pydantic.ValidationError as error:
         return None, [p for p in problems_of(kind, error) if not (p.path in _BOUNDED and p.reason == Problem.reason)]
 
 
 def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list[Problem]:
-    """Mistakes that the pydantic class found, one by one, up to a limit."""
+    """Mistakes that pydantic found in an object of the class `model`, up to a limit."""
     count = error.error_count()
     if count > MAX_LISTED:
         return [Problem((), f"it has {count} mistakes, which are too many to list")]
@@ -280,7 +280,7 @@ def _names(model: type[BaseModel] | None) -> list[str]:
 
 
 def did_you_mean(word: Any, choices: Sequence[str]) -> str:
-    """Suggestion of the closest choice, as half a sentence; empty where no choice is close."""
+    """Suggestion of the closest choice, as half a sentence; empty if no choice is close."""
     closest = _closest_word(str(word), choices)
     return f"; did you mean `{closest}`?" if closest else ""
 

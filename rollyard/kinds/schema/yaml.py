@@ -1,7 +1,7 @@
 """YAML loader of manifests, without YAML's traps.
 
-`12:00:00` stays that string (plain PyYAML reads 43200), and so do `010`, `on` and `yes`. A key that occurs twice is an
-error. All mistakes of a text are reported together, each as `file:line:column: path: message`.
+`12:00:00`, `010`, `on` and `yes` stay strings; plain PyYAML reads `12:00:00` as 43200. A key that occurs twice is an
+error. All mistakes in a text are reported together, each as `file:line:column: path: message`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rollyard.kinds.schema.validation import Problem, parse
 from rollyard.kinds.values.paths import make_absolute
 
 MAX_NODES = 100_000
-"""Greatest number of nodes: a short text may multiply them by aliases."""
+"""Greatest number of nodes in a document. With aliases, even a short text may have a huge number of nodes."""
 _TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader with the types of YAML 1.2's core schema, less octal, hexadecimal, infinity and not-a-number."""
+    """Loader with the types of YAML 1.2's core schema, but without octal and hexadecimal numbers, infinity and NaN."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
 
@@ -99,11 +99,11 @@ class _Document:
         return None
 
     def _add_problem(self, path: Path, mark: yaml.Mark, message: str) -> None:
-        # Several mistakes may share a path; their positions distinguish them.
+        # Several mistakes may have the same path, so the position is stored with each mistake.
         self.problems.append(_LocatedProblem(path, message, mark=mark))
 
     def locate(self, problem: Problem) -> yaml.Mark:
-        """Position of a problem: the key for an unknown field or a whole mapping, the value otherwise."""
+        """Position of a problem: the key if the key is wrong or the value begins on another line, else the value."""
         if isinstance(problem, _LocatedProblem):
             return problem.mark
         path = problem.path
@@ -120,10 +120,10 @@ class _LocatedProblem(Problem):
 
 
 def load_manifests(text: str, source: str, base: str | None = None) -> list[KindObject]:
-    """Load the objects of a YAML (or JSON) text with one or more documents; a v1 `List` stands for its items.
+    """Load the objects of a YAML (or JSON) text with one or more documents. A v1 `List` is replaced by its items.
 
-    Relative paths are taken from the folder `base`, if it is given. `source` is the file name in reports of mistakes.
-    Raises Invalid: its text has a line for each mistake, its causes name the fields.
+    `base`: folder from which relative paths are resolved. `source`: file name for reports of mistakes. Raises Invalid,
+    with one line of text and one cause for each mistake.
     """
     objects: list[KindObject] = []
     lines: list[str] = []
@@ -145,7 +145,7 @@ def load_manifests(text: str, source: str, base: str | None = None) -> list[Kind
 
 
 def _documents(text: str, source: str, lines: list[str]) -> Iterator[_Document]:
-    """Yield each document that is not empty. If the text is no YAML, add its error to `lines` and stop."""
+    """Yield each document that is not empty. If the text is not YAML, add the error to `lines` and stop."""
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             document = _Document()

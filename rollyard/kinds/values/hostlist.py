@@ -15,7 +15,7 @@ _HINT = "write names of nodes, or ranges such as n[1-4,7]"
 
 
 def expand(text: str) -> list[str]:
-    """Return the names in order, each once. Raises ValueError with the accepted form if the list is malformed."""
+    """Return the names in order, without repetitions. Raises ValueError if the list is malformed or too long."""
     names: dict[str, None] = {}
     for item in re.split(r",(?![^\[]*\])", text):
         if not _ITEM.fullmatch(item):

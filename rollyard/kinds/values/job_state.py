@@ -27,7 +27,7 @@ class JobState(StrEnum):
 
     @classmethod
     def read(cls, word: str) -> JobState:
-        """Parse Slurm's word; additions are ignored (`CANCELLED by 1000`). An unknown state counts as not ended."""
+        """Parse Slurm's word; additions are ignored (`CANCELLED by 1000`). An unknown state counts as running."""
         first = word.split()[0].rstrip("+") if word.split() else ""
         return cls.__members__.get(_SYNONYMS.get(first, first), cls.RUNNING)
 
@@ -49,4 +49,4 @@ _SYNONYMS = {
     "LAUNCH_FAILED": "FAILED",
     "RECONFIG_FAIL": "FAILED",
 }
-"""Flag or rarer state that squeue shows -> the state."""
+"""Rare state or state flag that squeue shows -> state that it counts as."""

@@ -1,4 +1,6 @@
-"""Paths in a spec. They are absolute, because they are on the allocation's node. In a YAML file they may be relative to it."""
+"""Paths in a spec. They must be absolute, because they belong to the allocation's node. A YAML file may also have paths
+relative to that file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Values in a batch script's `#SBATCH` lines: they cannot begin a new line, or replace an option of Rollyard.
+"""Checks of values in a batch script's `#SBATCH` lines. A checked value cannot begin a new line, or replace an option that
+Rollyard sets.
 
 sbatch accepts shortened option names (`--arra` is `--array`), so shortened names are refused too.
 """
@@ -21,9 +22,9 @@ OWN_OPTIONS = {
     "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "tasks-per-node", "test-only",
     "uid", "usage", "version", "wait", "wrap",
 }  # fmt: skip
-"""Options that decide what a job is, where it runs and how it is found again. Only Rollyard may set them.
+"""Options that decide what a job is, where it runs and how Rollyard finds it again. Only Rollyard may set these options.
 
-These are for an allocation; the server's job has two more.
+The set is for the job of an allocation. For the server's job Rollyard sets two more options.
 """
 FIELDS = {
     "partition": "partition",
@@ -51,7 +52,7 @@ IDENTITY = {
     "ROLLYARD_ALLOCATION", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID",
     "SLURM_RESTART_COUNT", "SLURMD_NODENAME",
 }  # fmt: skip
-"""Variables by which a job identifies itself."""
+"""Environment variables that identify a job."""
 READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 """Variables that bash refuses to set."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -62,8 +63,8 @@ _UNIT = re.compile(r".*[KMGT]i?B?|0", re.IGNORECASE)
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
     """Check options.
 
-    Raises ValueError for an unknown option, for one that Rollyard sets, for one that has a field, and for a value of
-    several lines.
+    Raises ValueError for an unknown option, for an option that Rollyard sets or that has a field of its own, and for a
+    value with line breaks or other control characters.
     """
     for option, value in options.items():
         check_option(option, OWN_OPTIONS)
@@ -75,7 +76,7 @@ def check_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_option(option: str, ours: Iterable[str]) -> None:
-    """Check one option. Raises ValueError if it is unknown, or if Rollyard sets it."""
+    """Check one option. Raises ValueError for a malformed name, and for an option in `ours`, which Rollyard sets."""
     if not OPTION.fullmatch(option):
         raise ValueError(f"{option!r} is not an option of sbatch; write a long option without dashes, such as begin")
     if meant := _did_you_mean(option, ours):
@@ -105,7 +106,7 @@ def check_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_shell(text: str) -> str:
-    """Check the lines of a script. Raises ValueError if they contain text that sbatch refuses anywhere in a script."""
+    """Check lines of a script. Raises ValueError for NUL characters and Windows line ends, which sbatch refuses."""
     if "\0" in text or "\r\n" in text:
         raise ValueError("write it without NUL characters and with Unix line ends; sbatch accepts nothing else")
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 UNKNOWN = "None"
-"""Slurm's word while there is no reason."""
+"""Slurm's word for a job without a reason."""
 _MEANINGS = {
     UNKNOWN: "Slurm has not considered it yet",
     "BadConstraints": "no node can ever satisfy spec.allocation",
@@ -63,14 +63,14 @@ _LIMITED_BY = (
 
 
 def reason_word(reason: str) -> str:
-    """First word of a reason such as `ReqNodeNotAvail, UnavailableNodes:n[1-4]`, from a fixed set; `None` if it is empty."""
+    """Slurm's word in a reason such as `ReqNodeNotAvail, UnavailableNodes:n[1-4]`; the text `None` if the reason is empty."""
     first = reason.strip("() ").partition(",")[0]
     spaced = first.replace("_", " ")
     return _SENTENCES.get(spaced, spaced if spaced in _MEANINGS else first) or UNKNOWN
 
 
 def is_limit(reason: str) -> bool:
-    """Whether a limit holds the job, and not only the order of the queue."""
+    """Whether the job waits because of a limit."""
     return _LIMIT.fullmatch(reason_word(reason)) is not None
 
 
@@ -80,7 +80,7 @@ def is_transient(reason: str) -> bool:
 
 
 def reason_text(reason: str) -> str:
-    """Explanation for people, as half a sentence; empty if Slurm's word is clear."""
+    """Explanation for people, as half a sentence; empty if there is none for this word."""
     name = reason_word(reason)
     return _MEANINGS.get(name) or (_limit_text(name) if is_limit(name) else "")
 
