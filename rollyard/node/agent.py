@@ -1,4 +1,4 @@
-"""The node agent: a task for each lease, one connection to the server, and a clock of its own that ends expired leases."""
+"""The node agent. It runs a task for each lease, keeps one connection to the server, and stops leases that have expired."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class NodeAgent:
         self._drained = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set (then hand back every lease) or a drain is done. Raises Fenced, Incompatible."""
+        """Run until `stop` is set or a drain is done, then hand back all leases. Raises Fenced, Incompatible."""
         parts = [self._connection.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
         tasks = [asyncio.create_task(_as_dict(part)) for part in parts]
         try:
@@ -179,12 +179,12 @@ class NodeAgent:
             await self._connection.send(HandBack(lease=work.ref, reason=str(error)))
         except Exception as error:
             task = asyncio.current_task()
-            # the rollout was stopped on purpose, and errors that follow from this are not reported
+            # the rollout was stopped on purpose: an error that the stop causes is not reported
             if task is not None and task.cancelling():
                 log.info("rollout %s was stopped: %r", key.id, error)
                 return
-            # The outermost boundary of one rollout: a bug of ours must not end other rollouts, and must not keep the
-            # lease.
+            # The outermost boundary of one rollout: a bug of ours must not end other rollouts, and the lease must be
+            # handed back.
             log.exception("rollout %s caused an error in the code of the node agent", key.id)
             message = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
             await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=message))
@@ -226,8 +226,8 @@ class NodeAgent:
         self._stage_changed.wake()
 
     async def _beat(self) -> None:
-        """Send a heartbeat in time, and at once after a change. Each one also asks for as many leases as there is
-        capacity for."""
+        """Send a heartbeat at regular times and after each change. A request for leases, by the free capacity, follows
+        every heartbeat."""
         loop = asyncio.get_running_loop()
         while True:
             await self._stage_changed.pause(self._lease_seconds / 3)
@@ -253,12 +253,12 @@ class NodeAgent:
         )
 
     def _count_before_eval(self) -> int:
-        """Count the rollouts before EVAL. Each has a sandbox, or will need one soon."""
+        """Count the rollouts before EVAL. Each of them has a sandbox, or will need one soon."""
         return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
 
     async def _watch_clock(self) -> None:
-        """Stop leases that were not renewed, by this process's own clock. At about that time the server gives them to
-        others."""
+        """Stop leases whose renewal is overdue by this process's own clock. At about the same time, the server gives such
+        leases to other node agents."""
         loop = asyncio.get_running_loop()
         while True:
             left = self._renewed_at + self._lease_seconds - loop.time()

@@ -30,16 +30,17 @@ def error_outcome(error: RollyardError) -> Status:
 
 
 def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
-    """Build the outcome without a reward. It keeps the tokens sampled so far, for inspection."""
+    """Build an outcome without a reward. The outcome keeps the tokens sampled so far, for inspection."""
     base = so_far or Outcome(status=Status.FAILED, node=node)
     rollout_error = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
     return evolve(base, status=error_outcome(error), reward=None, error=rollout_error)
 
 
 def why_nothing_sampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:
-    """Return why RUN ended without one sampled token. `overdue`: the budget of `seconds` ran out.
+    """Return an error that explains why RUN ended without a sampled token.
 
-    `calls`: number of model calls; `tokens`: number of tokens that had arrived in turns that were cut off.
+    `overdue`: the budget of `seconds` ran out. `calls`: number of model calls. `tokens`: number of tokens that arrived in
+    turns that were cut off.
     """
     if not overdue:
         return NothingSampled("the agent ended without a sampled token")

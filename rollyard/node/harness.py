@@ -1,7 +1,7 @@
-"""An agent that is a command inside the sandbox. A gateway for this sandbox alone answers its model calls.
+"""An agent that is a command inside the sandbox. A gateway for this sandbox alone answers the command's model calls.
 
-The gateway's socket listens on the sandbox's loopback; the gateway outside accepts its connections. So the sandbox
-still has no network.
+The gateway runs outside the sandbox, but the gateway's socket listens on the sandbox's own loopback. So the sandbox
+needs no network.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ FOLDER = f"{HOME}/.rollyard"
 PROMPT_FILE, SYSTEM_FILE = f"{FOLDER}/prompt.txt", f"{FOLDER}/system-prompt.txt"
 SHUTDOWN_SECONDS = 1.0
 MAX_COMMAND_SECONDS = 20 * 86_400.0
-"""Upper limit for a command. RUN's budget normally ends it, but may be paused. poll() accepts at most 24 days."""
+"""Upper limit for a command. RUN's budget normally ends a command earlier, but the budget may be paused. poll() accepts
+at most 24 days."""
 LAST_OUTPUT_CHARS = 1000
 MAX_CONNECTIONS = 128
-"""Greatest number of connections of one sandbox. Each uses a file descriptor of the node agent."""
+"""Greatest number of connections of one sandbox. Each connection uses a file descriptor of the node agent."""
 
 
 class _LimitedConnection(asyncio.Protocol):
-    """Passes a new connection to the server, or closes it if there are too many."""
+    """Passes a new connection to the server, or closes the connection if the server has too many."""
 
     def __init__(self, server: web.Server) -> None:
         self._server = server
@@ -112,8 +113,8 @@ class Harness:
             listener.close()
 
     async def _find(self, request: web.Request, named: str | None) -> GatewaySession:
-        """Return the session. Every connection here comes from this sandbox. A name is optional; another session's is
-        refused."""
+        """Return the session. Every connection comes from this sandbox, so a request need not name the session. The name
+        of another session is refused."""
         if named not in (None, self._session.id):
             raise GatewayError(403, "permission_error", "this gateway serves only the session of its own sandbox")
         return self._session

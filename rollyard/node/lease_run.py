@@ -50,11 +50,12 @@ log = logging.getLogger(__name__)
 TERM_SECONDS = 0.2
 """Seconds to wait for this process's own TERM after a sandbox is lost.
 
-When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. Then the
-rollout is handed back, and the lost sandbox does not count as a failed attempt.
+When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. After this
+wait the signal has been read: the rollout is handed back, and the lost sandbox does not count as a failed attempt.
 """
 HARNESS_MEMORY_SHARE = 0.8
-"""Share of EVAL's budget that the agent's work may use. A solution that hangs must not look like an infrastructure fault."""
+"""Share of EVAL's time budget that the agent's work may use. A solution that hangs exceeds this share before the budget
+ends, so it does not count as an infrastructure fault."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class NodeContext:
     handlers: Handlers
     uploads: ResultUploads
     template: Callable[[str], Awaitable[ChatTemplate]]
-    """Function of a tokenizer's folder: the folder's chat template, which is loaded once."""
+    """Function that returns the chat template in a tokenizer's folder. Each template is loaded once."""
     policy: Callable[[Lease, ChatTemplate], LeaseSampler]
     sandbox: SandboxTemplate
     stages: Stages
@@ -87,7 +88,7 @@ class _AgentResult:
 
 
 class LeaseRun:
-    """Takes one lease through the stages. It always ends with an upload, unless it is cancelled."""
+    """Takes one lease through the stages. The end is an upload, unless the lease is cancelled, void or handed back."""
 
     def __init__(self, node: NodeContext, lease: Lease, stage_changed: Callable[[], None]) -> None:
         self._node = node
@@ -104,7 +105,7 @@ class LeaseRun:
         return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
 
     async def run(self) -> None:
-        """Run the lease to its end. Raises Fenced if the lease turns out to be void."""
+        """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint if it must be handed back."""
         outcome = await self._outcome()
         if outcome.status is Status.INFRA_FAILED:
             await asyncio.sleep(TERM_SECONDS)
@@ -156,8 +157,8 @@ class LeaseRun:
     # INIT and RUN
 
     async def _run(self, handler: TaskHandler) -> RunResult:
-        """Run INIT and RUN. The sandbox is closed before this returns, so no process of the agent is alive when hidden
-        tests appear."""
+        """Run INIT and RUN. The sandbox is closed before this method returns. So no process of the agent is alive when
+        hidden tests appear."""
         if ROLE not in self._lease.endpoints:
             raise TaskError(
                 f"the pool has no InferencePool for the role {ROLE!r}, which agents sample from; add it to spec.inference"
@@ -192,7 +193,8 @@ class LeaseRun:
     async def _agent(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
     ) -> tuple[_AgentResult, Artifact]:
-        """Run the agent. If the stage's budget runs out, the run is truncated, and its work so far is collected and scored."""
+        """Run the agent and collect the artifact. A run that exceeds the stage's budget is truncated, and then collected
+        too."""
         policy = self._node.policy(self._lease, template)
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
@@ -227,7 +229,8 @@ class LeaseRun:
     async def _command(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
     ) -> _AgentResult:
-        """Run the harness. If the budget runs out, it is stopped, and the tokens sampled by then are the trajectory."""
+        """Run the harness. If the budget runs out, the command is stopped. The trajectory consists of the tokens sampled
+        so far."""
         lease, agent = self._lease, self._lease.agent
         # an unknown parser is a fault of the request, so it is reported here and not in a model call
         parser_for(template, agent.tool_parser)
@@ -247,7 +250,7 @@ class LeaseRun:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 overdue = False
-        # first wait for the thread of a call that was cancelled
+        # this waits until the thread of a cancelled call has ended
         return await session.run_serialized(
             lambda: _AgentResult(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
         )
@@ -286,7 +289,7 @@ class LeaseRun:
 
     @contextlib.asynccontextmanager
     async def _stage_worker(self, stage: Stage) -> AsyncIterator[None]:
-        """Hold a stage worker of this stage. Time counts from the moment at which one is free."""
+        """Hold a stage worker of this stage. The stage's time begins when the worker is free."""
         self.stage = stage
         self._stage_changed()  # also before a worker is free, because stages grow for waiting rollouts
         async with self._node.pools[stage].worker():

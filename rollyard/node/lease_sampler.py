@@ -1,4 +1,4 @@
-"""The policy for one rollout: sampling for a lease, at endpoints that the server chooses and records."""
+"""Sampling for one lease, at endpoints that the server chooses and records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 ROLE = "policy"
 PARKED_SECONDS, POLL_SECONDS = 300.0, 2.0
-"""Longest time for which a rollout keeps its sandbox without an endpoint, and time between two requests for an endpoint."""
+"""Seconds for which a rollout without an endpoint keeps its sandbox, and seconds between two requests for an endpoint."""
 
 
 class LeaseSampler:
@@ -51,7 +51,7 @@ class LeaseSampler:
         self._rechoose_requested = False
 
     def rechoose(self, *, now: bool = False) -> None:
-        """Ask for a better endpoint before the next turn; `now`: also in the middle of a turn."""
+        """Request a better endpoint before the next turn; `now`: also in the middle of a turn."""
         self._rechoose_requested = True
         if now:
             self.failover.leave()
@@ -59,10 +59,10 @@ class LeaseSampler:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """Sample one turn, also if endpoints fail meanwhile.
+        """Sample one turn. If an endpoint fails meanwhile, another endpoint continues the turn.
 
         Raises ContextExceeded, EndpointLost, EndpointRefused, Fenced, and NoEndpoint after PARKED_SECONDS without an
-        endpoint: then the rollout is handed back.
+        endpoint. After NoEndpoint the rollout must be handed back.
         """
         self.request_sent_at += 1
         limit = sampling.max_tokens
@@ -81,7 +81,8 @@ class LeaseSampler:
         return await self.failover.sample(prompt_ids, sampling, limit, on_ids)
 
     async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
-        """Ask the server if an endpoint failed, or if a better one was announced. Raises Unavailable, Fenced."""
+        """Return the endpoint for the next request: the current one, unless it failed or the server announced a better
+        one. Raises Unavailable, Fenced."""
         if not failed and not self._rechoose_requested:
             return current
         if failed and not again:

@@ -1,6 +1,7 @@
-"""`rollyard node-agent`: from an allocation's folder to an exit status.
+"""The command `rollyard node-agent`, which runs in an allocation's job.
 
-Exit status: 0 after SIGTERM or a drain, 1 if it cannot work here or hangs, 3 if another copy has started first.
+Exit status: 0 after SIGTERM or a drain; 1 if the node agent cannot work on this node, or hangs; 3 if another process has
+taken its place.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from rollyard.node.agent import NodeAgent
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 4 * LEASE_SECONDS
-"""Seconds after which a blocked event loop ends the process. After LEASE_SECONDS its rollouts belong to others."""
+"""Seconds after which a blocked event loop ends the process. The process's leases have expired earlier, after
+LEASE_SECONDS."""
 
 
 def main(folder: Path) -> int:
@@ -51,7 +53,7 @@ async def _run(link: ServerLink) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
-        agent = NodeAgent(link, http, models)  # importing plug-ins may take a while
+        agent = NodeAgent(link, http, models)  # imports plug-ins, which may block the loop for long: not yet watched
         try:
             async with running(end_when_stuck(STUCK_SECONDS)):
                 await agent.run(stop)
@@ -61,10 +63,9 @@ async def _run(link: ServerLink) -> int:
 
 
 async def end_when_stuck(seconds: float) -> None:
-    """End this process with status 1 if its event loop is blocked for `seconds`, and print where. Its successor can
-    work.
+    """If the event loop is blocked for `seconds`, print where, and end this process with status 1.
 
-    A task handler that blocks would hold the loop for ever, and a job is not replaced while its process is alive.
+    A task handler that blocks would hold the loop for ever, and a job is replaced only after its process has ended.
     """
     while True:
         faulthandler.dump_traceback_later(seconds, exit=True)

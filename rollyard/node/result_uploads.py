@@ -1,4 +1,6 @@
-"""Uploads results to the server; keeps each until it is acknowledged, across reconnects and restarts of the server."""
+"""Uploads results to the server. A result is sent again until the server acknowledges it, also after a restart of the
+server.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,10 @@ class ResultUploads:
         self._link = link
         self._http = http
         self.as_columns = False
-        """Whether the server reads columns, by its `Welcome`."""
+        """Whether the server can read results as columns. The server's `Welcome` sets this."""
         self._encoding = ThreadPoolExecutor(1, "encode-results")
-        """One thread. Several threads take the interpreter from each other and from the loop: fewer uploads per second."""
+        """One thread. Several threads compete with each other and with the event loop for the interpreter, so that fewer
+        results are uploaded per second."""
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the
@@ -40,8 +43,8 @@ class ResultUploads:
         await self._put("/v1/node/run", ref, result)
 
     async def result(self, ref: LeaseRef, outcome: Outcome) -> None:
-        """Upload the outcome. When the server refuses it, a failure is uploaded instead, so that the rollout does not
-        wait for ever."""
+        """Upload the outcome. If the server refuses the outcome, a failure is uploaded instead, so that the rollout
+        ends."""
         try:
             await self._put("/v1/node/result", ref, outcome)
         except (Invalid, TooLarge) as error:
@@ -50,7 +53,7 @@ class ResultUploads:
             await self._put("/v1/node/result", ref, Outcome(status=Status.FAILED, node=outcome.node, error=refusal))
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
-        """Fetch the RUN result of another node agent, as soon as the server can be reached. Raises Fenced."""
+        """Fetch the RUN result that another node agent uploaded; retry until the server can be reached. Raises Fenced."""
         query = {"namespace": ref.namespace, "id": ref.id, "fence": str(ref.fence)}
         backoff = Backoff()
         while True:
@@ -99,7 +102,7 @@ def _upload(ref: LeaseRef, result: RunResult | Outcome, as_columns: bool) -> byt
 
 
 def _read_run(frame: bytes) -> RunResult:
-    """Read the result of another node agent, which may be older or newer."""
+    """Read a RUN result. Another release of the node agent may have written it."""
     data = zstandard.decompress(frame)
     if not is_columns(data):
         return RunResult.model_validate_json(data, extra="ignore")

@@ -1,4 +1,4 @@
-"""The agent loop: sample a turn and run its tool calls, until a turn makes no call or a limit is reached."""
+"""The agent loop: sample a turn and run the turn's tool calls, until a turn has no call or a limit is reached."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Policy(Protocol):
 
 @dataclass
 class AgentProgress:
-    """The agent's work so far. It stays valid if the loop is cut off in the middle."""
+    """The agent's work so far. The object stays valid if the loop is cancelled."""
 
     conversation: Conversation
     parser: ToolCallParser
     """Parser for the model's family."""
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.TRUNCATED
-    """Truncated until a turn ends the conversation by itself."""
+    """`TRUNCATED` until a turn has no tool call and so ends the conversation."""
 
 
 async def run_agent(
@@ -85,10 +85,10 @@ async def run_agent(
 
 
 async def _prompt_ids(conversation: Conversation) -> list[int]:
-    """Tokenise the prompt in a thread. A prompt of a million characters takes seconds, and the loop must renew other
-    leases.
+    """Tokenise the prompt in a thread. A prompt of a million characters takes seconds, and the event loop must renew
+    leases meanwhile.
 
-    A thread cannot be stopped. A cancelled caller waits for it, because the conversation is read next.
+    A thread cannot be stopped. A cancelled call waits for the end of the thread, because the conversation is read next.
     """
     making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids))
     try:
@@ -102,7 +102,7 @@ def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) 
     """Append the results of the turn's calls, and a message about an unreadable call; return the appended texts."""
     wrong = tool_schemas.malformed_call_result(parsed.error, run.parser.form) if parsed.error is not None else None
     if wrong is not None and results and run.parser.error_role == "user":
-        # Mistral's template refuses a user message after tool results, where only the model may speak
+        # Mistral's template refuses a user message directly after tool results; only the model's message may follow
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
     run.conversation.add_results(parsed.calls, results, parsed.content)
     if wrong is None:

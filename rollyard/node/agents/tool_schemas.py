@@ -1,6 +1,6 @@
-"""The tools that can be offered to an agent: their schemas, and the exact texts that a model reads as their results.
+"""The tools that can be offered to an agent: the schemas, and the exact texts of the results that a model reads.
 
-Policies are trained on these very strings, so a change here changes the environment.
+Policies are trained on these exact strings, so a change of a string changes the environment.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_RESULT_CHARS = 16_000
 
 
 def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
-    """Keep the beginning and the end of a long output, because errors are usually there."""
+    """Keep the beginning and the end of a long output, because these parts usually contain the errors."""
     if len(text) <= limit:
         return text
     half = limit // 2

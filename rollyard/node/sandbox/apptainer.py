@@ -1,10 +1,10 @@
-"""Sandboxes with Apptainer, the container runtime of clusters. SingularityCE should work with the same options; it is
+"""Sandboxes with Apptainer, the container runtime of clusters. SingularityCE should work with the same options, but is
 untested.
 
-It always runs `exec` on a folder, in a user namespace. An instance would outlive its launcher, a mounted `.sif` leaks a
-FUSE process when it is killed, and only a folder needs neither setuid nor /dev/fuse. Killing the launcher ends the
-sandbox. If this process dies, the launcher lives on (making a user namespace clears its parent-death signal). Then the
-sandbox agent sees the end of its socket and ends the sandbox.
+Apptainer always runs `exec` on a folder, in a user namespace. An instance would outlive its launcher. A sandbox from a
+mounted `.sif` leaks a FUSE process when it is killed. Only a folder needs neither setuid nor /dev/fuse. Killing the
+launcher ends the sandbox. If this process dies, the launcher lives on, because making a user namespace clears the
+launcher's parent-death signal. In this case the sandbox agent sees the end of its socket and ends the sandbox.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Apptainer:
     cache: Path
     name: str = "apptainer"
     own_config: bool = True
-    """True if it accepts our configuration, which limits the disk. An installation with setuid accepts only the site's."""
+    """True if the program accepts our configuration file, which limits the disk. An installation with setuid accepts only
+    the site's file."""
 
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
         config = ["-c", str(self._config(limits))] if self.own_config else []
@@ -41,7 +42,7 @@ class Apptainer:
         return [self.program, "build", "--sandbox", str(folder), str(image)]
 
     def _config(self, limits: Limits) -> Path:
-        """Write our configuration file: no binds from the host but our own, and a limit on everything that is written."""
+        """Write our configuration file. It limits all data that a sandbox writes, and allows no binds except ours."""
         megabytes = max(1, limits.disk_bytes >> 20)
         path = self.cache / f"apptainer-{megabytes}.conf"
         if not path.exists():

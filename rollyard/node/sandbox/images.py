@@ -37,7 +37,7 @@ class Images:
         """Folder below which relative names are looked up."""
 
     def root(self, image: str | None) -> Root:
-        """Return the root of an image. Blocks for seconds the first time.
+        """Return the root of an image. The first call for an image blocks for seconds.
 
         Raises ImageNotFound, for which no retry helps, or SandboxStartFailed.
         """
@@ -69,7 +69,7 @@ class Images:
         return build_once(self._cache / "images" / name, lambda folder: self._unpack(image, folder)) / "root"
 
     def _unpack(self, image: Path, folder: Path) -> None:
-        """Unpack as the account that sandboxes run as, so that this account can write every file without being root."""
+        """Unpack as the account of the sandboxes, so that this account can write every file without being root."""
         account = sandbox_account()
         os.chown(folder, account.uid, account.gid)
         argv = self._runtime.unpack(image, folder / "root")
@@ -91,7 +91,7 @@ class Images:
 
 
 def default_root(cache: Path) -> Root:
-    """Return the image that needs no download: this machine's /usr, read-only, in a small skeleton of our own."""
+    """Return the root of the default image: this machine's /usr, read-only, in a small skeleton of our own."""
     folder = build_once(cache / "skeleton-1", _make_skeleton)
     binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
     binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
@@ -128,7 +128,7 @@ def _make_mount_points(folder: Path) -> None:
 
 
 def _make_readable(folder: Path) -> None:
-    """Make the folder readable whatever its creator's umask was, because sandboxes may run as another user."""
+    """Make the folder readable for everybody, regardless of the umask, because sandboxes may run as another user."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() else 0o644)

@@ -1,8 +1,8 @@
-"""Sandboxes. `SandboxFactory` starts them, `Sandbox` uses them; they end when closed, or when this process dies.
+"""Sandboxes. `SandboxFactory` starts a `Sandbox`, which ends when it is closed or when this process dies.
 
-A sandbox leaves nothing in the host's file system: its root is in memory, and its socket has no name. It ends with the
-socket, because the sandbox agent sees the end of file however this process dies. The sandbox agent is process 1 there,
-and the task cannot reach it. So no clean-up is ever needed.
+A sandbox leaves nothing in the host's file system: its changes are in memory, and its socket has no name. In whatever
+way this process dies, the sandbox agent sees the end of the socket and ends the sandbox. The sandbox agent is process 1
+in the sandbox, and the task cannot reach it. So no clean-up is ever needed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from rollyard.sandbox_agent.frames import PROTOCOL, Header
 
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0
-"""Time that the sandbox agent gets after a call's timeout to stop the command. After it the sandbox counts as lost."""
+"""Seconds that the sandbox agent gets after a call's timeout to stop the command. If it does not reply in this time, the
+sandbox counts as lost."""
 FILE_SECONDS = 60.0
 PREPARE_SECONDS = 120.0
 END_SECONDS = 5.0
 
 
 class Sandbox:
-    """One isolated environment. Its calls raise SandboxLost if it is gone, but never because of an action of the task."""
+    """One isolated environment. Calls raise SandboxLost if the sandbox is gone. No action of the task can cause this."""
 
     def __init__(
         self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
@@ -46,7 +47,7 @@ class Sandbox:
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
-        """Socket through which the sandbox agent passes sockets that listen inside."""
+        """Socket through which the sandbox agent passes sockets that listen inside the sandbox."""
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -55,12 +56,12 @@ class Sandbox:
         return self._connection.alive
 
     async def prepare(self, tools: Sequence[str]) -> None:
-        """Start "bash" or "ipython" now (10 ms, half a second) and not at their first call."""
+        """Start the tools "bash" (10 ms) and "ipython" (half a second) before their first calls."""
         calls = (self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS) for tool in tools)
         for done in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(
                 done, BaseException
-            ):  # not by a task group, which would wrap SandboxLost in another exception
+            ):  # a task group is not used, because it would wrap SandboxLost in another exception
                 raise done
 
     async def bash(self, command: str, timeout: float) -> CommandResult:
@@ -80,7 +81,7 @@ class Sandbox:
         return CellResult(_text(output), reply["failed"], reply["timed_out"], reply["restarted"], reply["seconds"])
 
     async def edit(self, command: str, path: str, **arguments: Any) -> EditResult:
-        """Call the editor: view, create, str_replace or insert. Wrong arguments give a message, and raise no error."""
+        """Call the editor: view, create, str_replace or insert. Wrong arguments give a result with a message, no error."""
         header = {"op": "edit", "command": command, "path": path, "arguments": arguments}
         reply, output = await self._call(header, b"", FILE_SECONDS)
         return EditResult(_text(output), reply["ok"])
@@ -88,7 +89,7 @@ class Sandbox:
     async def read_file(self, path: str, limit_bytes: int) -> bytes:
         """Return a regular file's content. Relative paths start in /workspace.
 
-        Raises OSError because of the file that the task left, such as FileNotFoundError, or EFBIG above the limit.
+        Raises OSError if the file cannot be read: FileNotFoundError, EFBIG for a file above the limit, and others.
         """
         reply, body = await self._call({"op": "read", "path": path, "limit": limit_bytes}, b"", FILE_SECONDS)
         _raise_refusal(reply, path)
@@ -100,9 +101,9 @@ class Sandbox:
         _raise_refusal(reply, path)
 
     async def listen(self) -> socket.socket:
-        """Return a socket to accept on. It listens inside, on a free port of the sandbox's own 127.0.0.1.
+        """Return a socket that listens on a free port of the sandbox's own 127.0.0.1.
 
-        Every connection comes from this one sandbox. The caller closes the socket.
+        Every connection comes from this one sandbox. The caller must close the socket.
         """
         await self._call({"op": "listen"}, b"", FILE_SECONDS)
         # the sandbox agent sends the socket before its reply
@@ -136,11 +137,11 @@ class Sandbox:
 
 
 class SandboxFactory:
-    """Starts sandboxes with one runtime. When the factory is closed, it ends those that remain."""
+    """Starts sandboxes with one runtime. Closing the factory ends the sandboxes that are still open."""
 
     def __init__(self, runtime: Runtime, *, cache: Path | None = None, images: Path | None = None) -> None:
-        """`cache` keeps the folders that are built once on a node. Relative image names are looked up in `images`, else
-        in the cwd."""
+        """`cache`: folder for everything that is built once on a node. `images`: folder below which relative image names
+        are looked up; default: the working directory."""
         self._runtime = runtime
         self._cache = cache or node_cache()
         self._images = Images(runtime, self._cache, images or Path.cwd())
@@ -260,7 +261,7 @@ class _Launcher:
             self._complaints = None
 
     def last_output(self) -> str:
-        """Return ": " and the last line of the launcher or the sandbox agent on standard error; empty if there is none."""
+        """Return ": " and the last output of the launcher and the sandbox agent, at most 2000 bytes; empty without output."""
         if self._complaints is None:
             return self._words
         size = os.fstat(self._complaints).st_size
@@ -269,9 +270,9 @@ class _Launcher:
 
 
 def _send_gate(ours: socket.socket) -> socket.socket:
-    """Return our end of a new Unix socket. The sandbox agent gets the other end with the first byte of its standard input."""
+    """Return our end of a new Unix socket. The first byte of the sandbox agent's standard input carries the other end."""
     gate, its = socket.socketpair()
-    # if the sandbox agent died at once, the wait for its hello detects it
+    # if the sandbox agent has died already, the wait for its hello fails
     with its, suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(ours, [b"G"], [its.fileno()])
     gate.setblocking(False)

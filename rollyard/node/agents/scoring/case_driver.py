@@ -1,6 +1,7 @@
 """Runs the calls of a `code` task inside the EVAL sandbox, each in its own process.
 
-It runs with the image's own python3 (3.7 or later), so it imports no module of Rollyard. It gets no expected value.
+The program runs with the image's own python3 (3.7 or later), so it imports no module of Rollyard. The expected values
+are not passed to it.
 
     python3 -I case_driver.py JOB RESULTS
 
@@ -22,7 +23,7 @@ import types
 from typing import Any
 
 MAX_BYTES = 1 << 18
-"""Greatest length of a value in bytes. A literal of 16,000 characters needs fewer bytes, however it is escaped."""
+"""Greatest length of a value in bytes. The JSON of a literal with 16,000 characters is always shorter."""
 
 
 def main(job_file: str, results_file: str) -> None:
@@ -37,7 +38,7 @@ def main(job_file: str, results_file: str) -> None:
 
 
 def run_call(call: str, path: str, deadline: float) -> bytes:
-    """Return the call's value as a line of JSON, which is not parsed here; empty if there is none in time."""
+    """Return the call's value as a line of JSON, without parsing the line; empty if there is no value by `deadline`."""
     if time.monotonic() >= deadline:
         return b""
     out, into = os.pipe()
@@ -69,7 +70,7 @@ def run_in_child(call: str, path: str, into: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    module = types.ModuleType("solution")  # a real module: dataclasses and pickle look up the module of their classes
+    module = types.ModuleType("solution")  # a real module, because dataclasses and pickle look up the module of a class
     module.__file__ = path
     sys.modules["solution"] = module
     sys.path.insert(0, os.path.dirname(path))
@@ -82,7 +83,10 @@ def run_in_child(call: str, path: str, into: int) -> None:
 
 
 def read_line(fd: int, deadline: float) -> bytes:
-    """Read the first line; empty if it is incomplete. A daemon that the solution left may keep the pipe open for ever."""
+    """Return the first line; empty if it is incomplete at `deadline` or too long.
+
+    The end of the pipe is not awaited, because a daemon of the solution may keep the pipe open for ever.
+    """
     found = b""
     while len(found) < MAX_BYTES and b"\n" not in found:
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
@@ -95,10 +99,10 @@ def read_line(fd: int, deadline: float) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """Encode a value of Python literals as plain JSON. Any other value becomes its repr, which equals no literal."""
+    """Encode a value as plain JSON. A value that no Python literal has becomes `{"repr": ...}`, which equals no literal."""
     if value is None or isinstance(value, (str, float)):
         return value
-    if hasattr(type(value), "__index__"):  # numpy's integers are not int
+    if hasattr(type(value), "__index__"):  # numpy's integers are no instances of int
         return value if isinstance(value, bool) else operator.index(value)
     if isinstance(value, list):
         return [encode(one) for one in value]

@@ -2,7 +2,7 @@
 
 Both sides are plain JSON as `case_driver.encode` writes it. Null, true, numbers, strings and lists are written as they
 are; other values as `{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex":
-[re, im]}`. Text written by an agent is read by a JSON parser only, one line for each call.
+[re, im]}`. Only a JSON parser reads text that an agent wrote, one line for each call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FREE_ORDER = ("set", "dict")
 def count_passed(expects: bytes, results: bytes) -> dict[str, float]:
     """Count the result lines that match the expected values (a JSON list of Python literals).
 
-    Return `bad_results` if the number of lines differs or a line is too long: the driver never writes such results.
+    Return also `bad_results` if the number of lines differs or a line is too long. The driver never writes such results.
     """
     expected, found = json.loads(expects), results.split(b"\n")
     if len(found) != len(expected) + 1 or found[-1] or max(map(len, found)) > MAX_BYTES:
@@ -32,7 +32,10 @@ def count_passed(expects: bytes, results: bytes) -> dict[str, float]:
 
 
 def matches_literal(expect: str, found: bytes) -> bool:
-    """Return whether the line `found` is the value of the literal: types must match, floats may differ by rounding."""
+    """Return whether the line `found` is the value of the literal.
+
+    Types must match, except that an integer may equal a float. Floats may differ by rounding.
+    """
     try:
         return _equal(json.loads(json.dumps(encode(ast.literal_eval(expect)))), json.loads(found))
     except (ValueError, RecursionError, MemoryError, OverflowError):  # 10**400 is too large for a float
@@ -53,7 +56,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _in_canonical_order(tag: str, *values: Any) -> list[Any]:
-    """Sort the members by their text if their order has no meaning. Values written by an agent are never hashed."""
+    """Sort the members of sets and dicts by their JSON text. Values that an agent wrote are never hashed."""
     if tag not in FREE_ORDER:
         return list(values)
     return [sorted(value, key=json.dumps) if isinstance(value, list) else value for value in values]

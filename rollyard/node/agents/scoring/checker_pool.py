@@ -1,8 +1,8 @@
-"""A pool of child processes that judge text written by agents, in parallel, each with its own limits.
+"""A pool of child processes. They judge text written by agents, in parallel, and each child has its own limits.
 
-Such text can keep any parser or algebra system busy for ever, or fill the memory. So the node agent passes the bytes on
-without parsing them. A child parses them under limits of CPU time and memory that the kernel enforces. The limit is CPU
-time and not wall time, so that the check of a right answer does not run out of time on a busy machine.
+Such text can keep any parser or algebra system busy for ever, or fill the memory. So the node agent passes the text on
+without parsing it. A child parses the text under limits of CPU time and memory that the kernel enforces. Time is limited
+as CPU time and not as wall time, so that the check of a right answer does not run out of time on a busy machine.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from rollyard.core.errors import NodeFault
 
 START_SECONDS = 120.0
-"""Limit for a child's start: on a busy machine importing an algebra system takes seconds."""
+"""Limit for a child's start. The import of an algebra system takes seconds on a busy machine."""
 
 
 class CheckerKilled(Exception):
-    """The question killed its checker: once by the CPU limit, or twice in another way. `str()` gives the name of a metric."""
+    """The question killed one checker by the CPU limit, or two checkers in another way. `str()` is the name of a metric."""
 
 
 class _CheckerEnded(Exception):
@@ -32,7 +32,7 @@ class _CheckerEnded(Exception):
 
 
 class CheckerPool:
-    """Children that run one module. They are started on demand, at most two for each core."""
+    """Children that run one module. The pool starts them on demand: by default at most two for each core."""
 
     def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
         """`module` is a program around `checker_process.serve`. `harmless` is a question that any working child can answer."""
@@ -44,9 +44,9 @@ class CheckerPool:
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """Return a child's answer about `parts`.
 
-        Raises CheckerKilled, and NodeFault if no child starts or answers at all. A child may have been killed from
-        outside, so the question is asked a second time before CheckerKilled is raised. A cancelled call leaves no
-        working child behind.
+        Raises CheckerKilled if the question kills its checker, and NodeFault if no child starts or answers even the
+        harmless question. A child may also be killed from outside. So the question is asked a second time, unless the
+        CPU limit has killed the child. A cancelled call kills its child.
         """
         async with self._slots:
             for _ in range(2):
@@ -73,7 +73,7 @@ class CheckerPool:
         return verdict
 
     async def close(self) -> None:
-        """End the idle children. Otherwise asyncio warns about them when the loop closes."""
+        """End the idle children. If they still run when the loop closes, asyncio warns about them."""
         while self._idle:
             child = self._idle.pop()
             _kill(child)
@@ -105,7 +105,7 @@ class CheckerPool:
 
 async def _exchange(child: asyncio.subprocess.Process, parts: Sequence[bytes]) -> Any:
     assert child.stdin is not None
-    with contextlib.suppress(ConnectionError):  # the child has ended, so its output ends too
+    with contextlib.suppress(ConnectionError):  # the child has ended, so `_line` finds the end of its output
         child.stdin.write(struct.pack(f"!{1 + len(parts)}I", len(parts), *map(len, parts)) + b"".join(parts))
         await child.stdin.drain()
     return await _line(child)
@@ -124,5 +124,5 @@ def _kill(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
-    # Close its pipes too. Otherwise the garbage collector closes them after the loop, with a warning.
+    # Close the child's pipes too. If the garbage collector closes them after the end of the loop, it warns.
     child._transport.close()  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""The inside of a checker process. It reads questions from standard input, and writes one line for each verdict.
+"""The program of a checker process. It reads questions from standard input, and writes one line for each verdict.
 
-A question is the number of parts and their lengths (each 4 bytes, big-endian), then the parts. Each question is judged
-in a fork of this process. So a question that hangs, crashes or fills the memory harms only its own fork, and every fork
-begins with all modules imported. The kernel enforces the limits: CPU time by a signal, memory by allocations that fail.
-The process ends when its standard input ends.
+A question consists of the number of parts, the length of each part (all as 4 bytes, big-endian), and the parts. Each
+question is judged in a fork of this process. So a question that hangs, crashes or fills the memory harms only its own
+fork, and every fork begins with all modules imported. The kernel enforces the limits: CPU time by a signal, memory by
+failing allocations. The process ends when its standard input ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Check = Callable[..., Mapping[str, float]]
 def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
     """Answer questions with the return value of `check(*parts)`.
 
-    The answer is `{"too_large": 1.0}` when a question needs too much memory, and `{"died": signal}` when its fork dies.
+    The answer is `{"too_large": 1.0}` if a question needs too much memory, and `{"died": signal}` if its fork dies.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output printed by a library must not be read as a verdict
@@ -61,7 +61,7 @@ def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:
 
 
 def _set_limit(kind: int, most: int) -> None:
-    """Set a limit, at most the inherited hard limit: Slurm passes on the limits of the submitting user."""
+    """Set a limit, but not above the inherited hard limit. Slurm passes on the limits of the submitting user."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 

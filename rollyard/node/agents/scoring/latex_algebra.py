@@ -1,6 +1,6 @@
-"""Expressions in LaTeX that are not plain numbers: parsed by latex2sympy, compared by value.
+"""Compares LaTeX expressions that are not plain numbers by value. latex2sympy parses the expressions.
 
-Use it in a checker process only: an expression can take any amount of time and memory.
+Use this module only in a checker process, because an expression can take any amount of time and memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rollyard.node.agents.scoring.numerals import TOLERANCE
 DIGITS = 50
 CLOSE = sympy.Float("1e-30")
 POINTS, LEAST = 16, 3
-"""Number of points at which expressions with variables are compared, and how many of them must give real numbers."""
+"""Number of points at which expressions with variables are compared. If the values are real at `LEAST` points or more, only
+these points are used."""
 _ELEMENTARY = {f"{a}{f}{h}" for f in ("sin", "cos", "tan", "cot", "sec", "csc") for a in ("", "arc") for h in ("", "h")}
 _OTHERS = {
     "binom",
@@ -65,9 +66,9 @@ def read(text: str) -> Expr:
 def same_expression(reference_text: str, answer_text: str, *, rounded: bool = False) -> bool:
     """Return whether the answer equals the reference, in a form that the reference allows.
 
-    With variables any equivalent form is accepted. A number may use no more operations than the reference, and no
-    function that the reference does not use. `rounded`: the answer is a decimal. Raises UnreadableExpression when the
-    reference cannot be read, or is not an expression.
+    With variables an equivalent form is accepted, unless it has an operator such as \\sum or \\gcd that the reference does
+    not have. A number may have no more operations than the reference, and no function that the reference does not have.
+    `rounded`: the answer is a decimal. Raises UnreadableExpression if the reference cannot be read, or is no expression.
     """
     reference = read(reference_text)
     try:
@@ -88,7 +89,10 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
 
 
 def count_operations(expression: sympy.Basic) -> int:
-    """Count the operations left to do: sums, products of numbers, powers, roots, functions; not coefficients and quotients."""
+    """Count the operations that are not carried out: sums, powers, roots, functions and products.
+
+    A coefficient or a quotient is no operation: the product of a number and a factor that is no number does not count.
+    """
     inner = sum(map(count_operations, expression.args))
     if isinstance(expression, sympy.Add):
         return inner + len(expression.args) - 1

@@ -1,8 +1,8 @@
 """Judges an answer to a `math` task by the rule in docs/math.md. Runs as a checker process.
 
-If the reference is a number, the answer must be an evaluated number. If it is a list, tuple, interval, set or matrix,
-the answer must have the same form, with right members. If it is a word, the answer must be this word. Anything else is
-compared by algebra.
+If the reference is a number, the answer must be an evaluated number. If the reference is a list, tuple, interval, set or
+matrix, the answer must have the same form, with right members. If the reference is a word, the answer must be this word.
+Any other reference is compared by algebra.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Form:
-    """A text, or a form with its parts."""
+    """A scalar as text, or a form such as a list with its members."""
 
     kind: str
     """One of scalar, list, set, union, matrix, row, or the two brackets of a tuple or interval."""
@@ -96,7 +96,7 @@ def is_right(reference: str, answer: str) -> bool:
 
 
 def normalized(text: str) -> str:
-    """Remove everything that changes only the layout of the text."""
+    """Remove layout from the text, and write symbols with several spellings in one spelling."""
     for old, new in _SAME.items():
         text = text.replace(old, new)
     for pattern, new in _REWRITTEN:
@@ -106,7 +106,7 @@ def normalized(text: str) -> str:
 
 
 def parse_form(text: str) -> Form:
-    """Return the outermost form of a plain text."""
+    """Return the outermost form of a normalized text, with its members."""
     text = text.strip()
     if numeral(text) or numeral(_without_spaces(text)):  # 15,070 is not a list
         return Form("scalar", text)
@@ -194,7 +194,7 @@ def _same_value(reference: str, answer: str) -> bool:
 
 
 def _number(text: str, percent: bool) -> Numeral | None:
-    """Read a text as a number without its units. `percent`: the reference is a percentage, so a % sign changes nothing."""
+    """Read a text as a number, without units. `percent`: the reference is a percentage, so a % sign changes nothing."""
     bare = re.sub(r"\\?%$", "", text).strip()
     signed = bare != text
     if unit := _UNIT.fullmatch(bare):
@@ -208,7 +208,7 @@ def _number(text: str, percent: bool) -> Numeral | None:
 
 
 def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
-    """Compare by algebra. Texts that cannot be read as algebra count as different, because equal texts were accepted before."""
+    """Compare by algebra. A reference that cannot be read counts as different, because equal texts were accepted before."""
     if "%" in answer or ":" in reference + answer:
         return False
     if unit := _UNIT.fullmatch(answer):
@@ -240,7 +240,7 @@ def _interval(text: str) -> Form | None:
 
 
 def _as_word(text: str) -> str:
-    """Return a word or a choice in one normal spelling; empty for any other text."""
+    """Return a word, or a choice such as (A), in one normal spelling; empty for any other text."""
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip().strip("().").strip()
     return " ".join(bare.casefold().split()) if _WORD.fullmatch(bare) else ""
 
@@ -267,7 +267,10 @@ def _is_bracketed(text: str) -> bool:
 
 
 def _balanced(text: str, brackets: str = "{}") -> bool:
-    """Return whether every bracket is closed and the nesting is shallow enough to parse. Intervals mix brackets: [1, 2)."""
+    """Return whether every bracket is closed and the nesting is shallow enough to parse.
+
+    The two brackets of a pair may differ, as in the interval [1, 2).
+    """
     depth = 0
     for sign in text:
         depth += (sign in brackets[::2]) - (sign in brackets[1::2])
@@ -290,12 +293,12 @@ def _split(text: str, at: str) -> list[str]:
 
 
 def _without_spaces(text: str) -> str:
-    """Remove spaces except between digits: 1 5/2 is not 15/2."""
+    """Remove spaces, except spaces between digits: 1 5/2 is not 15/2."""
     return re.sub(r"(?<!\d) | (?!\d)", "", text)
 
 
 def _warm_up() -> None:
-    """Ask the algebra system its first questions, which take longest, so that they use up no answer's time limit."""
+    """Compare some expressions once. The first comparisons take longest and would use up the time limit of an answer."""
     for reference, answer in (
         ("x^2+2x+1", "(x+1)^2"),
         (r"\frac{\sqrt{3}}{2}", r"\sqrt{\frac{3}{4}}"),

@@ -29,13 +29,13 @@ _FRACTION = re.compile(
 class Numeral:
     value: Fraction
     decimal: bool
-    """True if it has a decimal point or a power of ten, and so may have been rounded."""
+    """True if the number has a decimal point or a power of ten, and so may have been rounded."""
     worked_out: bool
-    """True if it is in lowest terms, and the factor of a power of ten has one digit before its point."""
+    """True if a fraction is in lowest terms, and if the factor of a power of ten has one digit before its point."""
 
 
 def numeral(text: str) -> Numeral | None:
-    """Read all of `text` as a number; return None for any other text, such as 2+3. Spaces matter only in "1 1/2"."""
+    """Read all of `text` as a number; return None for any other text, such as 2+3. Only mixed numbers (1 1/2) have a space."""
     if found := _PLAIN.fullmatch(text):
         return Numeral(_with_sign(found["sign"], _decimal(found["number"])), "." in found["number"], True)
     if found := _SCIENTIFIC.fullmatch(text):
@@ -51,7 +51,10 @@ def numeral(text: str) -> Numeral | None:
 
 
 def same_number(reference: Numeral, answer: Numeral) -> bool:
-    """Return whether the answer has the value of the reference: exactly for an integer, up to rounding for a decimal."""
+    """Return whether the answer is worked out and has the value of the reference.
+
+    Decimals may differ by `TOLERANCE`, unless the reference is an integer. All other values must be equal exactly.
+    """
     if not answer.worked_out:
         return False
     if reference.value.denominator == 1 or not (reference.decimal or answer.decimal):

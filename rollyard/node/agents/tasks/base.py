@@ -23,16 +23,16 @@ class Score:
 
 
 class TaskHandler(Protocol):
-    """One task kind. Its handler is found by the entry point group `rollyard.tasks` and made once in a process, without
-    arguments.
+    """Handler of one task kind. Each process finds the class in the entry point group `rollyard.tasks` and makes one
+    instance, without arguments.
 
-    Exceptions report faults. SandboxError and NodeFault are infrastructure faults (a new attempt). TaskError and any
-    other exception mean that the task or its handler is wrong: the rollout ends Failed at once (`guarded_handler.py`
-    does this). A mistake of the agent is a Score, never an exception.
+    Exceptions report faults. SandboxError and NodeFault are infrastructure faults, after which a new attempt may start.
+    TaskError and any other exception mean that the task or the handler is wrong: the rollout ends Failed without a new
+    attempt (see `guarded_handler.py`). A mistake of the agent gets a Score, never an exception.
     """
 
     eval_needs_sandbox: bool
-    """Whether `evaluate` gets a fresh sandbox; otherwise it gets None."""
+    """Whether `evaluate` gets a fresh sandbox. If not, its argument `sandbox` is None."""
 
     def image(self, task: Task) -> str | None:
         """Return the sandbox image; None for the pool's default."""
@@ -51,15 +51,15 @@ class TaskHandler(Protocol):
         ...
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """Take the artifact to be scored from the sandbox before it is closed."""
+        """Return the artifact that `evaluate` scores. The sandbox is closed afterwards."""
         ...
 
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
-        """Compute the reward. The agent must not have been able to reach anything that is used here.
+        """Compute the reward. Except for the artifact and the turns, use only what the agent could not reach.
 
-        `seconds` is the time limit for running the agent's work here. It is less than the stage's budget: exceeding the
+        `seconds` is the time limit for running the agent's work. The limit is less than the stage's budget. Exceeding the
         budget is an infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score.
         """
         ...

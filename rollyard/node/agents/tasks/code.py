@@ -1,8 +1,8 @@
 """Task kind `code`: the agent writes a file, and hidden cases score it in a fresh sandbox.
 
-The expected values never enter a sandbox. The sandbox only runs the calls; a process outside it, with limits of its own,
-compares the results. So a solution can print, exit, fork, or write into the results file, but the best result that it
-can forge is the right value.
+The expected values never enter a sandbox. The sandbox only runs the calls. A process outside the sandbox, with limits of
+its own, compares the results. So a solution may print, exit, fork, or write into the results file. It gains nothing,
+because a call passes only if its line in the results file is the right value.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PROBE = "python3 -I -c 'import json, operator, os, select, signal, sys, time, ty
 PROBE_SECONDS = 30.0
 MAX_RESULTS_BYTES = 16 << 20
 BYTES_A_CHARACTER = 12
-"""Greatest number of characters in JSON for one character of a literal: an emoji takes two escapes of six characters."""
+"""Greatest number of bytes in JSON for one character of a literal. An emoji takes two escapes of six bytes each."""
 SPARE_BYTES = 1 << 20
-"""Extra bytes for values that are longer than the expected ones, and so are wrong."""
+"""Extra bytes in the limit for results. Wrong values may be longer than the expected values."""
 
 
 class CodeHandler:
@@ -63,7 +63,8 @@ class CodeHandler:
                 raise TaskError(f"the task's file {path} cannot be written: {error}") from error
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """Return the solution; nothing if it is missing, too large, or not text, because this is the agent's mistake."""
+        """Return the solution; an empty artifact if the file is missing, too large, or not text. This is the agent's
+        mistake."""
         try:
             data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
             return {"solution": data.decode()}
@@ -83,7 +84,7 @@ class CodeHandler:
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
     async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
-        """Count the calls that returned the expected value. Bad results count zero: they are the solution's fault."""
+        """Count the calls that returned the expected value. The count is 0 for bad results, which the solution caused."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:
@@ -93,9 +94,10 @@ class CodeHandler:
 
 
 async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
-    """Run the calls; return their results, one line each, not parsed. None if the results file is missing or too large.
+    """Run the calls; return the results file, unparsed, with one line for each call. None if it is missing or too large.
 
-    Raises TaskError if the sandbox cannot even run the driver.
+    Raises TaskError if the image cannot run the driver or the solution cannot be written, and SandboxStartFailed if
+    python3 does not start in time.
     """
     probe = await sandbox.bash(PROBE, PROBE_SECONDS)
     if probe.timed_out:

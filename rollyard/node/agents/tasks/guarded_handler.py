@@ -1,7 +1,7 @@
-"""The only place where plug-in code is called. Its exceptions and return values are checked here.
+"""The only module that calls task handlers of plug-ins. It checks their exceptions and return values.
 
-A task handler is foreign code. If it raises an exception of its own, or returns a wrong value, the rollout ends Failed
-with the line in the handler. This never counts as a fault of Rollyard.
+A task handler is foreign code. If a handler raises an exception of its own, or returns a wrong value, the rollout ends
+Failed. The error names the line in the handler. Such a failure never counts as a fault of Rollyard.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OWN_ERRORS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
 METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
 MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
-"""Limit for the metrics. They are stored in the rollout's record too, not only in its trajectory."""
+"""Limit for the metrics, which are stored twice: in the rollout's record and in the trajectory."""
 
 
 class GuardedHandler:
@@ -92,7 +92,7 @@ class GuardedHandler:
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
-        # if a handler changes the turns, this must not reach the trajectory
+        # the handler gets a copy, so that it cannot change the turns in the trajectory
         shown = [turn.model_copy(deep=True) for turn in turns]
         with self._guard("evaluate"):
             score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
@@ -111,7 +111,7 @@ class GuardedHandler:
     def _guard(self, call: str) -> Iterator[None]:
         try:
             yield
-        # KeyboardInterrupt would end the node agent; an unhandled exception would keep the lease
+        # a KeyboardInterrupt of a handler would end the node agent, and any unhandled exception would keep the lease
         except BaseException as raised:
             error = first_cause(raised)
             if isinstance(error, OWN_ERRORS):
@@ -129,7 +129,8 @@ class GuardedHandler:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error itself. Of a task group's errors, return the first of Rollyard's own, else the first."""
+    """Return the error itself. For the exception group of a task group, return the first error of Rollyard in it, else the
+    first error."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [first_cause(inner) for inner in error.exceptions]
@@ -137,7 +138,10 @@ def first_cause(error: BaseException) -> BaseException:
 
 
 def with_source_line(error: BaseException, module: str) -> str:
-    """Format as `KeyError: 'topic' (/path/quiz.py:14)`, with the innermost line in this module, else the innermost of all."""
+    """Format an error as `KeyError: 'topic' (/path/quiz.py:14)`.
+
+    The line is the innermost one in the module named `module`, or the innermost of all if there is none.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
     where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in (own or frames)[-1:])
@@ -145,7 +149,7 @@ def with_source_line(error: BaseException, module: str) -> str:
         where = f" ({error.filename}:{error.lineno})"
     try:
         message = str(error)[:MAX_MESSAGE_CHARS]
-    except BaseException as another:  # noqa: BLE001 - its own code too
+    except BaseException as another:  # noqa: BLE001 - str() may run foreign code too
         message = f"(its message raises {type(another).__name__})"
     return f"{type(error).__name__}: {message}{where}"
 
@@ -162,7 +166,7 @@ def _number(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Return whether this is text that can be stored. Half of a surrogate pair cannot."""
+    """Return whether the value is text without halves of surrogate pairs, which cannot be stored."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -170,7 +174,7 @@ def _text(value: Any) -> bool:
 
 
 def _json(value: Any) -> bool:
-    """Return whether this is JSON that a chat template, and then a tokenizer, can process."""
+    """Return whether the value is JSON that a chat template and a tokenizer can process."""
     try:
         return json.dumps(value, ensure_ascii=False).encode() is not None
     except (TypeError, ValueError):

@@ -23,7 +23,7 @@ class Handlers:
 
     loaded: Mapping[str, GuardedHandler]
     failed: Mapping[str, str]
-    """Task kind -> why its handler cannot be loaded: type and message of the exception, and the line."""
+    """Task kind -> type, message and line of the exception because of which its handler cannot be loaded."""
 
     async def close(self) -> None:
         """Release what the handlers hold, such as checker processes. An error of a handler is logged."""

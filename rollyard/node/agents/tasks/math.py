@@ -56,7 +56,7 @@ class MathHandler:
         return Score(verdict.pop("right", 0.0), {"answered": 1.0, **verdict})
 
     async def _verdict(self, reference: str, answer: str) -> dict[str, float]:
-        """Return `right`, or why the answer could not be judged. Raises TaskError if the reference is at fault."""
+        """Return `right`, or the reason why the answer cannot be judged. Raises TaskError if the reference is at fault."""
         asked = reference.encode("utf-8", "replace")
         try:
             verdict = await self._checkers.ask(asked, answer.encode("utf-8", "replace"))
