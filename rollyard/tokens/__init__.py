@@ -1,1 +1,1 @@
-"""Token exactness: sampled ids reach the trainer unchanged, and sampled text is never tokenised again."""
+"""Conversations as exact token ids. Sampled ids reach the trainer unchanged; sampled text is never tokenised again."""

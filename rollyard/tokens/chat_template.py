@@ -1,4 +1,4 @@
-"""A model's own tokenizer and chat template, through transformers (which works without torch here)."""
+"""A model's own tokenizer and chat template. They are loaded through transformers; torch is not needed."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from rollyard.core.errors import TaskError, TemplateUnusable
 from rollyard.tokens.template_roles import ends_turns, in_channels, in_parts, roles_in_parts
 
 Message = dict[str, Any]
-"""A message with `role`, `content`, and further fields that the template uses."""
+"""Message with `role`, `content` and further fields that the template uses."""
 
 
 class ChatTemplate:
     """Renders messages as text and tokenises text."""
 
     def __init__(self, tokenizer: Any, stop_ids: Sequence[int]) -> None:
-        """`tokenizer` is a transformers tokenizer with a chat template. Raises TemplateUnusable if either cannot be used."""
+        """`tokenizer`: from transformers, with a chat template. Raises TemplateUnusable."""
         self._tokenizer = tokenizer
         self._fast = getattr(tokenizer, "backend_tokenizer", None)
-        """The inner part of a fast tokenizer. It gives the same ids and texts in two thirds of the time."""
+        """Rust part of a fast tokenizer. It gives the same ids and texts as the tokenizer in two thirds of the time."""
         if self._fast is not None:  # the tokenizer's file may have enabled truncation or padding
             self._fast.no_truncation()
             self._fast.no_padding()
         self.stop_ids = tuple(stop_ids)
-        """Ids that end a turn; the first one is the tokenizer's own."""
+        """Ids of tokens that end a turn. The first id is the tokenizer's own `eos_token_id`, if it has one."""
         added = tokenizer.added_tokens_decoder
         self.ends = {i: added[i].content if i in added else self.decode([i]) for i in self.stop_ids}
-        """The text that a template writes for each of these ids."""
+        """Stop id -> text that the template writes for this id."""
         self._parts = roles_in_parts(self._rendered)
         self._check_end()
 
     @classmethod
     def load(cls, folder: Path, model: Path | None = None) -> ChatTemplate:
-        """Load from a tokenizer's folder in Hugging Face layout. Takes about a second.
+        """Load tokenizer and template from a folder in Hugging Face layout. This takes about a second.
 
-        `model`: the folder with the model's config.json, if it is another folder. Raises TemplateUnusable if tokenizer
-        or template cannot be used for any conversation.
+        `model`: folder with the model's config.json; default: `folder`. Raises TemplateUnusable if tokenizer or template
+        is unusable.
         """
         try:
             tokenizer = _tokenizer(folder)
@@ -50,26 +50,25 @@ class ChatTemplate:
 
     @property
     def source(self) -> str:
-        """The template's source text."""
+        """Source text of the template."""
         template = self._tokenizer.chat_template
         return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
 
     @cached_property
     def exact(self) -> bool:
-        """Whether decoding returns the encoded text unchanged, also after one of the tokenizer's own tokens."""
+        """Whether encoding and decoding return a text unchanged, also if the text begins with a stop token."""
         text = "".join([*self.ends.values()][:1]) + "a b"
         return self.decode(self.encode(text)) == text
 
     @cached_property
     def in_channels(self) -> bool:
-        """Whether turns consist of messages in channels (gpt-oss)."""
+        """Whether the template writes a turn as messages in channels (gpt-oss)."""
         return in_channels(self._rendered, self._parts)
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
-        """Render the messages. Contents are text; they are passed as the template requires, possibly as a list of
-        parts.
+        """Render the messages. Their contents are text; some templates get this text as a list of parts.
 
-        Raises TaskError if the template itself refuses the conversation, TemplateUnusable if it fails.
+        Raises TaskError if the template refuses the conversation (`raise_exception`), TemplateUnusable if it fails.
         """
         if self._parts:
             messages = [in_parts(m) if m["role"] in self._parts else m for m in messages]
@@ -79,8 +78,8 @@ class ChatTemplate:
             raise TemplateUnusable(f"TemplateUnusable: the model's chat template fails: {error}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Tokenise exactly this text. No token is added before or after it."""
-        if self._fast is not None:  # as a batch, because for a single text the interpreter's lock would be held
+        """Tokenise exactly this text. No special token is added at its beginning or end."""
+        if self._fast is not None:  # the call for a single text holds the interpreter lock
             ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -89,8 +88,8 @@ class ChatTemplate:
     def encode_behind(self, last: int | None, text: str) -> list[int]:
         """Tokenise a text that follows the id `last`. `last` is None if no id precedes the text.
 
-        The text is tokenised after a token that ends turns, which is then removed. So a tokenizer that treats the start
-        of a text, or the space after a token, in a special way gives the same ids as within the whole text.
+        Some tokenizers treat the start of a text, or a space after a special token, in a special way. To get the ids that
+        the text has within the conversation, a stop token is put before the text, and its id is removed afterwards.
         """
         front = last if last in self.stop_ids else next(iter(self.stop_ids), None)
         if text and last is not None and front is not None and (front == last or self._has_start_ids):
@@ -100,7 +99,7 @@ class ChatTemplate:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Decode ids for people and parsers. The resulting text must never be encoded again."""
+        """Decode ids to a text for people and parsers. This text must never be tokenised again."""
         if self._fast is not None:
             text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special)
         else:
@@ -111,7 +110,7 @@ class ChatTemplate:
 
     @cached_property
     def _has_start_ids(self) -> bool:
-        """Whether the tokenizer gives a text other ids at the start than after a token."""
+        """Whether a text at the start gets other ids than the same text after a stop token."""
         return self.encode(self.ends[self.stop_ids[0]] + "a")[1:] != self.encode("a")
 
     def _rendered(
@@ -125,7 +124,7 @@ class ChatTemplate:
             )
         except TemplateSyntaxError as error:
             raise TemplateUnusable(f"line {error.lineno}: {error.message}") from None
-        # TypeError: a template may add or iterate over values of a wrong type, because messages may contain anything
+        # TypeError and others: messages may contain anything, and the template may use a value of a wrong type
         except (
             TemplateError,
             TypeError,
@@ -135,7 +134,7 @@ class ChatTemplate:
             AttributeError,
             RecursionError,
         ) as e:
-            if type(e) is TemplateError:  # raised by the template's raise_exception
+            if type(e) is TemplateError:  # from raise_exception in the template
                 raise TaskError(f"the model's chat template refuses the conversation: {e}") from None
             raise TemplateUnusable(f"{type(e).__name__}: {e}") from None
         return text
@@ -167,12 +166,12 @@ def _tokenizer(folder: Path) -> Any:
 
 
 def _check_size(tokenizer: Any, model: Path) -> None:
-    """Raise TemplateUnusable if the tokenizer has ids that the model has no embedding for."""
+    """Raise TemplateUnusable if the tokenizer has an id for which the model has no embedding."""
     try:
         config = json.loads((model / "config.json").read_text())
         rows = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
     except (OSError, ValueError, AttributeError):
-        return  # the engine reports this
+        return  # the engine reports an unusable config.json
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if isinstance(rows, int) and largest >= rows:
         raise TemplateUnusable(
@@ -182,7 +181,7 @@ def _check_size(tokenizer: Any, model: Path) -> None:
 
 
 def _stop_ids(folder: Path, eos: int | None) -> list[int]:
-    """Collect the tokenizer's own end id, and those that the engine reads from generation_config.json."""
+    """Return the tokenizer's own stop id, and the stop ids that the engine reads from generation_config.json."""
     file = folder / "generation_config.json"
     try:
         more = json.loads(file.read_text()).get("eos_token_id") if file.exists() else None

@@ -1,9 +1,9 @@
-"""Checks whether a model's tokenizer and chat template can be used, and prints the reason if not.
+"""Program that checks whether a model's tokenizer and chat template can be used.
 
     python -m rollyard.tokens.check_template TOKENIZER_FOLDER [MODEL_FOLDER]
 
-Exit status 1 with the reason on the last line, else 0. It runs as a separate process, because an inference server needs
-neither the tokenizer nor the template after the check.
+If they cannot be used, the exit status is 1 and the last line of output is the reason; else the exit status is 0. The
+check is a process of its own, so that the process that starts an engine does not keep the tokenizer in memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""A conversation as token ids. Sampled ids are canonical; only the text around them is ever tokenised.
+"""A conversation as token ids. Sampled ids stay as they are; only the text between sampled turns is tokenised.
 
 For each prompt the model's template renders the whole conversation, with the turns as they were sampled. If the
-rendering begins with the text of all ids so far, only the rest is tokenised and appended. If not, the prefix is broken:
-a new segment begins with the current rendering, with sampled ids where it contains their exact text, and the break is
-counted. In both cases the prompt's ids decode to the rendering.
+rendering begins with the text of all ids so far, only the remaining text is tokenised and appended.
+
+Else the prefix is broken. The break is counted, and a new segment is made from the whole rendering. Where the rendering
+has the exact text of a sampled turn, the segment gets the sampled ids. In both cases the prompt's ids decode to the
+rendering.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ __all__ = ["Break", "BreakCause", "Conversation"]
 
 
 class Conversation:
-    """One conversation. It takes messages as text and turns as ids; it returns the next prompt, and at the end the segments."""
+    """One conversation. Messages are added as text and sampled turns as ids. Its results are prompts and segments."""
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class Conversation:
         tools: Sequence[dict[str, Any]] = (),
         opened_by: Break | None = None,
     ) -> None:
-        """`opened_by`: why this does not continue another conversation; it is counted in `breaks`."""
+        """`opened_by`: why this conversation does not continue an earlier one. It becomes the first of `breaks`."""
         self.breaks: list[Break] = [opened_by] if opened_by is not None else []
         self._template = template
         self._renderer = Renderer(template, tools)
@@ -39,11 +41,11 @@ class Conversation:
         self._sampled: list[SampledTurn] = []
         self._builders = [SegmentBuilder(opened_by=opened_by)]
         self._settled_count = 0
-        """Number of messages up to the last turn. Later messages may still be replaced."""
+        """Number of messages up to the last sampled turn. The messages after this turn may still be replaced."""
         self._rendered: str | None = None
-        """Text of the next prompt; None if it is not known yet."""
+        """Text of the next prompt; None if it must be rendered first."""
         self._pending: list[int] = []
-        """Last ids of the next prompt. They join a segment only when a turn is sampled after them."""
+        """Ids at the end of the next prompt. They are added to the segment when a turn has been sampled after them."""
 
     @property
     def segment_count(self) -> int:
@@ -55,9 +57,9 @@ class Conversation:
         return sum(len(track.ids) for track in self._builders)
 
     def prompt_ids(self) -> list[int]:
-        """Return the ids for the next model call.
+        """Return the ids of the next prompt.
 
-        Raises TaskError if the template refuses the conversation, TemplateUnusable if it fails.
+        Raises TaskError if the template refuses the conversation, TemplateUnusable if the template fails.
         """
         if self._rendered is None:
             rendered = self._renderer.whole(self._messages)
@@ -76,10 +78,10 @@ class Conversation:
         weights_version: str | Sequence[str | None],
         finish_reason: str,
     ) -> str:
-        """Append the model's answer to `prompt_ids()`; return its text without the token that ended it.
+        """Append the model's answer to `prompt_ids()`. Return the answer's text without the token that ended the turn.
 
-        Ids at its beginning that came from the caller have no logprob and no version. `weights_version` is one for all
-        ids, or one for each id. Raises ValueError if the lengths differ.
+        `logprobs` and versions are None for ids that the caller itself put at the beginning of the answer.
+        `weights_version`: one version for all ids, or one for each id. Raises ValueError if the lengths differ.
         """
         versions = [weights_version] * len(ids) if isinstance(weights_version, str) else list(weights_version)
         if not len(ids) == len(logprobs) == len(versions):
@@ -104,29 +106,32 @@ class Conversation:
 
     @property
     def last(self) -> SampledMessage:
-        """Last turn, sampled here or added by `add_recalled`, for another conversation. Raises IndexError if there is none."""
+        """Last turn, which can be added to another conversation by `add_recalled`. Raises IndexError if there is none."""
         answer = self._messages[self._settled_count - 1] if self._settled_count else None
         if not isinstance(answer, SampledMessage):
             raise IndexError("nothing was sampled yet")
         return answer
 
     def add_recalled(self, answer: SampledMessage) -> None:
-        """Append a turn of another conversation. Call this before a turn is sampled here. Its ids are context here."""
+        """Append a turn of another conversation. Its ids are context here: they are not trained on.
+
+        Call this before a turn is sampled in this conversation.
+        """
         self._append(answer.turn, answer.calls, answer.content)
         self._invalidate()
 
     def replace_unanswered(self, messages: Sequence[Message]) -> None:
-        """Put these messages after the last turn; they replace those that are there."""
+        """Replace all messages after the last turn by these messages."""
         self._messages[self._settled_count :] = messages
         self._invalidate()
 
     def add_messages(self, messages: Sequence[Message]) -> None:
-        """Append messages of a user, or others that do not answer a call."""
+        """Append messages that are not results of calls, such as a user's message."""
         self._messages += messages
         self._invalidate()
 
     def add_results(self, calls: Sequence[ToolCall], results: Sequence[str], content: str = "") -> None:
-        """Append one result for each call of the last sampled turn, in the same order. `content`: text beside the calls."""
+        """Append one result for each call of the last turn, in the same order. `content`: the turn's text outside the calls."""
         answer = self._messages[-1]
         if not isinstance(answer, SampledMessage) or len(calls) != len(results):
             raise ValueError("results follow a sampled turn, one for each of its calls")
@@ -140,7 +145,7 @@ class Conversation:
         )
 
     def segments(self) -> list[Segment]:
-        """Return one segment for each unbroken sequence, up to its last sampled token."""
+        """Return one segment for each unbroken sequence. A segment ends with its last sampled token."""
         return [track.segment(track.prompt_length) for track in self._builders if track.prompt_length is not None]
 
     def _append(self, turn: SampledTurn, calls: Sequence[ToolCall], content: str) -> None:
@@ -149,17 +154,20 @@ class Conversation:
         self._settled_count = len(self._messages)
 
     def _invalidate(self) -> None:
-        """Discard the next prompt after a change of messages, and a segment that was opened for a prompt without an answer."""
+        """Discard the next prompt after a change of messages. If a segment was opened for this prompt only, discard it too."""
         self._rendered = None
         if len(self._builders) > 1 and self._builders[-1].prompt_length is None:
             self._builders.pop()
             self.breaks.pop()
 
     def _open_segment(self, rendered: str) -> str:
-        """Open a segment with a rendering up to its last sampled turn; turns keep their ids. Return the text after it."""
+        """Open a segment with the beginning of a rendering, up to its last sampled turn.
+
+        Sampled turns keep their ids. Return the text after the last sampled turn.
+        """
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]
-        if before.prompt_length is None:  # no turn was sampled in this segment, so no prefix is broken
+        if before.prompt_length is None:  # a segment without a sampled turn has no prefix to break
             track = self._builders[-1] = SegmentBuilder(opened_by=before.opened_by)
         else:
             broken = Break(len(self._sampled), *before.difference(rendered, marked, self._sampled))
@@ -169,7 +177,7 @@ class Conversation:
         position = 0
         for placed in locate_turns(rendered, marked, self._sampled, self._template) if marked is not None else ():
             turn = self._sampled[placed.number]
-            # these ids were sampled, and are trained on, after another prefix; here they are context
+            # These ids are trained on in the segment in which they were sampled. In this segment they are context.
             track.append_prompt(self._ids(rendered[position : placed.start]))
             track.append_prompt((turn.ids if placed.ended else turn.content_ids)[placed.first :])
             track.turns.append(placed)

@@ -1,9 +1,10 @@
-"""The dialects of model servers: the request of each, and the place of each value in the chunks of its answer.
+"""Dialects of model servers: how a request is written, and where a chunk of the answer has each value.
 
-Every engine of Rollyard serves `/v1/completions`, and its proxy adds the weights version. For servers of others,
-`/inference/v1/generate` (vLLM with --enable-scale-out) is used if they serve it: it makes no text of the ids, names the
-id beside each logprob, and has the weights version of each token. `/generate` (SGLang) is used if the server's probe
-found no token ids in completions.
+There are three:
+- `/v1/completions`: for Rollyard's own engines, whose reverse proxy adds the weights version, and for other servers.
+- `/inference/v1/generate` (vLLM with --enable-scale-out): for other servers that have it. It does not decode the ids,
+  gives the id of each logprob, and reports the weights version of each token.
+- `/generate` (SGLang): for endpoints whose `dialect` is `sglang`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """The content of one event."""
+    """Values of one event of an answer."""
 
     ids: list[int] | None
     logprobs: list[Any]
     named: list[int] | None
-    """The ids that came with the logprobs; None if none came."""
+    """Id of each logprob; None if the dialect does not send these ids."""
     prompt_ids: list[int] | None
     prompt_tokens: int | None
-    """Number of prompt tokens, if the prompt is not sent back."""
+    """Number of prompt tokens, from servers that do not send the prompt's ids back."""
     finish_reason: Any
     stop_reason: int | str | None
     weight_versions: list[dict[str, Any]] | None
@@ -45,15 +46,15 @@ class Dialect:
     body: Callable[[str, Sequence[int], Sampling, int, Sequence[int]], Body]
     chunk: Callable[[dict[str, Any]], StreamChunk]
     reader: Callable[[], Callable[[Any], Any]] = lambda: _unchanged
-    """Function that makes, for one answer, a function from its events to the form that `chunk` parses."""
+    """Function that is called for each answer. It returns a function that converts an event to the form for `chunk`."""
     echoes: bool = True
-    """Whether the server sends the prompt's ids back. Otherwise it sends only their number."""
+    """True: the server sends the prompt's ids back. False: it sends only their number."""
 
 
 def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> Body:
-    """Build the parameters with vLLM's names. For omitted ones the engine's neutral default applies.
+    """Return the sampling parameters under vLLM's names. For a parameter that is left out the engine's default applies.
 
-    If fewer tokens fit than the minimum, the minimum is lowered, because engines refuse one that cannot be reached.
+    `min_tokens` is limited to `max_tokens`, because engines refuse a minimum above the maximum.
     """
     if sampling.min_tokens is not None:
         sampling = evolve(sampling, min_tokens=min(sampling.min_tokens, max_tokens))

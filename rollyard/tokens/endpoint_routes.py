@@ -1,4 +1,4 @@
-"""Finds the dialect of an endpoint. It is probed once, and again after a while, because servers of others change."""
+"""Finds the dialect of an endpoint. Servers that are not Rollyard's are probed, and again after ROUTE_TTL_SECONDS."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ MAX_ROUTES = 4096
 class Route:
     dialect: Dialect
     context: int | None
-    """Length of the context in tokens, as the server reports it. It is queried if the dialect needs it."""
+    """Length of the context in tokens, as the server reports it; None if it was not queried."""
     found_at: float
 
 
 class Routes:
-    """The routes of the endpoints that have been used."""
+    """Routes of the endpoints that have been used."""
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
         self._ways: OrderedDict[str, Route] = OrderedDict()
 
     async def of(self, endpoint: Endpoint) -> Route:
-        """Return the endpoint's route; never raises. Without an answer it is completions; then the next request fails
-        instead."""
-        if endpoint.ca:  # our own engine: its proxy adds the weights version only to completions
+        """Return the route of an endpoint; never raises.
+
+        If the probe fails, return `/v1/completions`. If the server is down, the caller's request reports it.
+        """
+        if endpoint.ca:  # our own engine: its reverse proxy adds the weights version only to completions
             return Route(COMPLETIONS, None, 0.0)
         if endpoint.dialect == "sglang":
             return Route(SGLANG, None, 0.0)
@@ -44,7 +46,7 @@ class Routes:
             try:
                 way = self._ways[endpoint.url] = await self._probe(endpoint)
             except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
-                return Route(COMPLETIONS, None, 0.0)  # probed again at the next request
+                return Route(COMPLETIONS, None, 0.0)  # not stored, so the next request probes again
             while len(self._ways) > MAX_ROUTES:
                 self._ways.popitem(last=False)
         return way
@@ -58,10 +60,10 @@ class Routes:
                 served = answer.status in (
                     400,
                     422,
-                )  # the path exists: a missing field in the empty body is refused, and nothing else
+                )  # the path exists, and the server refuses the empty body
             if served:
                 context = await self._context(base, endpoint.model, headers)
-        # generate does not stop at the end of the context, so without the context's length completions are safer
+        # generate does not stop at the end of the context. So it is used only if the length of the context is known.
         return Route(GENERATE if served and context else COMPLETIONS, context, time.monotonic())
 
     async def _context(self, base: str, model: str, headers: dict[str, str]) -> int | None:

@@ -1,7 +1,8 @@
-"""Sampling that survives a failing endpoint: a conversation stays on one, and moves to another with its ids so far.
+"""Sampling that survives the failure of an endpoint.
 
-The node agent samples in this way for its leases, the gateway for the sessions of external agents. They differ only in
-their `Checkout`, which chooses another endpoint.
+A conversation stays on one endpoint. If this endpoint fails, the conversation continues on another endpoint with the ids
+sampled so far. The node agent uses this module for its leases, and the gateway for the sessions of external agents. Each
+of them has its own `Checkout`.
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ from rollyard.wire.endpoint import SEED_STRIDE, Endpoint
 log = logging.getLogger(__name__)
 
 MAX_MOVES = 10
-"""Greatest number of moves of one turn."""
+"""Greatest number of times that one turn moves to another endpoint."""
 POLL_SECONDS = 0.2
 
 
 class Checkout(Protocol):
-    """Chooses the endpoint to sample from, before each turn and after each failure."""
+    """Chooses an endpoint. It is called before each turn and after each failure."""
 
     async def __call__(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
-        """Return `current` or another endpoint. Raises Unavailable if there is none; then it is called again.
+        """Return `current` or another endpoint. Raises Unavailable if there is none; `FailoverPolicy` then calls again.
 
-        `failed`: id of `current` if it has just failed, else empty. `again`: the previous call found none.
+        `failed`: id of `current` if this endpoint has just failed, else empty. `again`: whether the previous call raised
+        Unavailable.
         """
         ...
 
 
 class FailoverPolicy:
-    """Takes one conversation's calls to an endpoint. Parallel calls use the same endpoint."""
+    """Sends one conversation's calls to an endpoint. Parallel calls use the same endpoint."""
 
     def __init__(
         self,
@@ -54,12 +56,12 @@ class FailoverPolicy:
         wait_seconds: float,
         poll_seconds: float = POLL_SECONDS,
     ) -> None:
-        """`wait_seconds`: greatest wait for an endpoint. `poll_seconds`: greatest time between two checkouts during a wait."""
+        """`wait_seconds`: greatest wait for an endpoint. `poll_seconds`: longest pause between checkouts during this wait."""
         self.endpoint = endpoint
         self.waiting = ""
         """Reason why the calls wait for an endpoint; empty if they do not wait."""
         self.limit: asyncio.Timeout | None = None
-        """The caller's time limit. It is paused while a failed endpoint is replaced, because the caller did not cause this."""
+        """Time limit of the caller. It is paused while a failed endpoint is replaced: the failure is not the caller's."""
         self._tokens = tokens
         self._stop_ids = list(stop_ids)
         self._checkout = checkout
@@ -72,9 +74,9 @@ class FailoverPolicy:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """Sample one turn on as many endpoints as needed. Each continues with the ids sampled so far.
+        """Sample one turn. After a failure another endpoint continues with the ids sampled so far.
 
-        Raises StreamLost if the last of MAX_MOVES moves failed too, with all sampled tokens in `.partial`;
+        Raises StreamLost if an endpoint failed after MAX_MOVES moves; `.partial` has all sampled tokens. Also raises
         ContextExceeded, EndpointRefused, NoEndpoint, and the errors of the checkout.
         """
         self._sampling += 1
@@ -86,9 +88,9 @@ class FailoverPolicy:
                 self._leave_task.cancel()
 
     def leave(self) -> None:
-        """Request another endpoint at once, where the calls in flight continue, each with the ids that it has.
+        """Get another endpoint immediately, and continue the calls in flight there with the ids sampled so far.
 
-        A call moves only when no more tokens arrive for it.
+        A call moves only if no tokens have arrived for it for QUIET_SECONDS.
         """
         if self._sampling and (self._leave_task is None or self._leave_task.done()):
             self._leave_task = asyncio.create_task(self._leave())
@@ -122,7 +124,7 @@ class FailoverPolicy:
         before = self.endpoint.id
         try:
             await self._next_endpoint("")
-        # a void lease, or no endpoint: the next request reports it again
+        # the lease is void or no endpoint is free: the next request raises the same error
         except RollyardError as error:
             log.info("staying at endpoint %s: %s", before, error)
             return
@@ -132,9 +134,9 @@ class FailoverPolicy:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _next_endpoint(self, failed: str) -> Endpoint:
-        began = time.monotonic()  # measured before the lock, because parallel calls wait together
+        began = time.monotonic()  # before the lock, so that parallel calls wait no longer than one call
         async with self._move_lock:
-            if failed in ("", self.endpoint.id):  # otherwise another call has reported the same lost endpoint
+            if failed in ("", self.endpoint.id):  # else a parallel call has already replaced the failed endpoint
                 with self._paused_limit() if failed else contextlib.nullcontext():
                     self.endpoint = await self._wait_for_endpoint(failed, began)
             return self.endpoint
@@ -173,15 +175,16 @@ class FailoverPolicy:
 def seed_after(seed: int, drawn: int) -> int:
     """Return the seed with which a request continues at another endpoint after `drawn` tokens.
 
-    The same seed would repeat the draws of the first tokens. The embedded engine's generator (splitmix64) adds this
-    stride with each draw, so it continues exactly as without a break. Other engines just get a different seed.
+    The same seed would repeat the draws of the first tokens. The embedded engine's generator (splitmix64) adds SEED_STRIDE
+    with each draw. So the draws of the embedded engine continue as if there was no failure. Other engines only get a
+    different seed.
     """
     shifted = (seed + drawn * SEED_STRIDE) % 2**64
     return shifted - 2**64 if shifted >= 2**63 else shifted
 
 
 def _sampling_for_rest(sampling: Sampling, drawn: int) -> Sampling:
-    """Return the sampling for the rest of a turn: another seed, and `min_tokens` lowered by the number of drawn tokens."""
+    """Return the parameters for the rest of a turn: another seed, and `min_tokens` less the tokens drawn so far."""
     if not drawn:
         return sampling
     update: dict[str, Any] = {}

@@ -1,4 +1,7 @@
-"""Requests in flight at model servers. A quiet request can be ended with its ids so far, to continue at another server."""
+"""Requests in flight at model servers.
+
+A request for which no ids arrive can be ended. Another server continues it with the ids that have arrived.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,14 @@ from contextlib import asynccontextmanager
 from rollyard.tokens.streamed_response import OnProgress
 
 QUIET_SECONDS = 2.0
-"""A request stays for so many seconds after its last ids: a server that others cannot reach may still answer here."""
+"""Seconds without new ids after which a request is quiet.
+
+Other processes may report a server as down that still answers this process. So a request with new ids is not ended.
+"""
 
 
 class InFlightRequest:
-    """One request in flight. It is called with the ids of each chunk."""
+    """One request in flight. Call the object with the ids of each chunk."""
 
     def __init__(self, endpoint: str, on_progress: OnProgress | None) -> None:
         self.endpoint = endpoint
@@ -32,14 +38,14 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    """All requests of one sampler."""
+    """All requests in flight of one `FailoverPolicy`."""
 
     def __init__(self) -> None:
         self._requests: set[InFlightRequest] = set()
 
     @asynccontextmanager
     async def during(self, request: InFlightRequest) -> AsyncIterator[None]:
-        """Register the request for the block. Raises TimeoutError if the request is ended by `end_quiet`."""
+        """Register a request during a `with` block. Raises TimeoutError if `end_quiet` ends the request."""
         self._requests.add(request)
         try:
             async with request.limit:
@@ -48,11 +54,11 @@ class InFlightRequests:
             self._requests.discard(request)
 
     def endpoint_ids(self) -> set[str]:
-        """Ids of the endpoints with requests in flight."""
+        """Return the ids of the endpoints that have requests in flight."""
         return {request.endpoint for request in self._requests}
 
     def end_quiet(self, endpoints: Collection[str]) -> int:
-        """End the quiet requests at these endpoints; return their number."""
+        """End all quiet requests at these endpoints. Return the number of ended requests."""
         ended = [r for r in self._requests if r.endpoint in endpoints and r.is_quiet and not r.limit.expired()]
         for request in ended:
             request.limit.reschedule(asyncio.get_running_loop().time())

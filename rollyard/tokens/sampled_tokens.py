@@ -1,4 +1,4 @@
-"""A model's answer, as ids."""
+"""Answer of a model, as token ids."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rollyard.core.errors import EndpointLost
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sampled answer. The first three lists have the same length and include the token that ended the turn."""
+    """A sampled answer. The three lists have the same length and include the token that ended the turn."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    """Natural logarithms, from the unscaled distribution."""
+    """Natural logarithms, from the distribution that `Sampling.logprobs` names."""
     weights_versions: list[str] = field(default_factory=list)
     finish_reason: str = "abort"
-    """`stop`, `length`, or `abort` for a turn that was cut off."""
+    """`stop`, `length`, or `abort` for an answer that was cut off."""
 
     def followed_by(self, rest: Sampled) -> Sampled:
-        """Append the continuation by another endpoint."""
+        """Return this answer with the continuation that another endpoint sampled."""
         return Sampled(
             self.token_ids + rest.token_ids,
             self.logprobs + rest.logprobs,
@@ -29,7 +29,7 @@ class Sampled:
         )
 
     def ended(self, stop_ids: Sequence[int], max_tokens: int) -> Sampled | None:
-        """Return this as a finished turn if everything has arrived except the finish reason; else None."""
+        """Return this answer as finished if only its finish reason has not arrived; else None."""
         if self.token_ids and self.token_ids[-1] in stop_ids:
             return Sampled(self.token_ids, self.logprobs, self.weights_versions, "stop")
         if len(self.token_ids) >= max_tokens:
@@ -38,7 +38,7 @@ class Sampled:
 
 
 class StreamLost(EndpointLost):
-    """The endpoint failed before the end. The tokens received so far stay valid."""
+    """Raised if the endpoint failed before the end of the answer. `partial`: tokens received so far, which stay valid."""
 
     def __init__(self, message: str, partial: Sampled) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""One sampled turn: its ids, and their text."""
+"""One sampled turn, as ids and as text."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ CHANNEL = "<|channel|>"
 ANALYSIS = CHANNEL + "analysis"
 MESSAGE = "<|message|>"
 NEXT_MESSAGE = "<|start|>assistant"
-"""Marker after thoughts, which Harmony writes as a separate message. The answer with its header follows."""
+"""Marker between thoughts and answer in Harmony, the form of gpt-oss, in which each is a message of its own."""
 MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
 REPLACEMENT = "\ufffd"
-"""Text of bytes that form no whole character."""
+"""Text to which an incomplete character is decoded."""
 TAIL = 4
-"""Number of last ids of a prompt that are decoded together with a turn."""
+"""Number of ids at the end of a prompt that are decoded together with a turn."""
 
 
 @dataclass(frozen=True)
 class SampledTurn:
     ids: list[int]
     text: str
-    """Text of the ids without the token that ended them. For the template it is the message's content."""
+    """Text of the turn without the token that ended it. The template gets this text as the content of a message."""
     end: str
-    """Text of the token that ended the turn; empty if a limit ended it."""
+    """Text of the token that ended the turn; empty if a limit ended the turn."""
     spellings: tuple[str, ...]
-    """Possible texts of the turn after a prompt: some tokenizers omit a space where a text begins.
-
-    Empty if the turn ends or begins within a character.
-    """
+    """Possible texts of the turn within a rendering. There may be two, because some tokenizers omit a space at the
+    beginning of a text. Empty if the turn ends or begins within a character."""
     marker: str = ""
-    """Marker that ends the turn's thoughts; empty if there are none, or if the template has no marker."""
+    """Marker after the turn's thoughts; empty if the turn has no thoughts or the template has no marker."""
 
     @property
     def content_ids(self) -> list[int]:
-        """The ids without the one that ended the turn."""
+        """Ids of the turn without the id that ended it."""
         return self.ids[:-1] if self.end else self.ids
 
     @property
@@ -45,15 +43,15 @@ class SampledTurn:
         return bool(self.marker)
 
     def split_thoughts(self) -> tuple[str, str]:
-        """Split into the thoughts with their end marker, and the rest. Without thoughts the first part is empty."""
+        """Return (thoughts with their marker, remaining text). The first part is empty if the turn has no thoughts."""
         end = self.text.rfind(self.marker) + len(self.marker) if self.marker else 0
         return self.text[:end], self.text[end:]
 
     def possible_remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
-        """Yield the parts of the turn that a rendering may contain: index of the first id, and the text.
+        """Yield the parts of the turn that a rendering may contain, as (index of the first id, text).
 
-        These are the whole turn, or the part after its thoughts. That part may begin after white space, if the white
-        space has tokens of its own.
+        First comes the whole turn. If the turn has thoughts, the part after the thoughts follows. If this part begins with
+        tokens of white space, it is yielded several times: with all of them, without the first, and so on.
         """
         yield from ((0, text) for text in self.spellings)
         if not self.thinks or not self.spellings:
@@ -70,7 +68,7 @@ class SampledTurn:
 
 
 def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[int] = ()) -> SampledTurn:
-    """Read a turn that was sampled after a prompt. No part of it is ever tokenised."""
+    """Make a turn from ids that were sampled after a prompt. The ids are only decoded; nothing is tokenised."""
     ended = bool(ids) and ids[-1] in template.stop_ids
     content = list(ids[:-1] if ended else ids)
     text, end = template.decode(content), template.ends[ids[-1]] if ended else ""
@@ -87,7 +85,10 @@ def _marker(template: ChatTemplate, text: str) -> str:
 
 
 def _is_stable(template: ChatTemplate, content: Sequence[int], text: str) -> bool:
-    """Return whether half a character at the end decodes to the same text before another byte. With byte tokens it may not."""
+    """Return whether an incomplete character at the end decodes to the same text if another byte follows.
+
+    It may decode to another text if the tokenizer has tokens for single bytes.
+    """
     byte = "\x01"
     return (
         template.decode([*content, *template.encode_behind(next(iter(template.stop_ids), None), byte)]) == text + byte
@@ -95,7 +96,10 @@ def _is_stable(template: ChatTemplate, content: Sequence[int], text: str) -> boo
 
 
 def _spellings(template: ChatTemplate, content: Sequence[int], text: str, tail: Sequence[int]) -> tuple[str, ...]:
-    """Decode the turn after the prompt's last ids; also alone, if the tokenizer does not return texts unchanged."""
+    """Return the possible texts of a turn: decoded together with the last ids of its prompt, and decoded alone.
+
+    The text decoded alone is needed only for a tokenizer that does not return texts unchanged.
+    """
     before, together = template.decode(tail), template.decode([*tail, *content])
     if not together.startswith(before):
         return () if template.exact else (text,)

@@ -1,4 +1,4 @@
-"""A segment that is still growing. It decides whether a new rendering of the conversation continues it."""
+"""A segment that is still growing, and the check whether a new rendering of the conversation continues the segment."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ QUOTED = 40
 
 
 class BreakCause(StrEnum):
-    """The reason for a broken prefix."""
+    """Reason for a broken prefix."""
 
     TEMPLATE_REWROTE = "TemplateRewrote"
-    """The rendering has other text before or between sampled turns."""
+    """The text before or between sampled turns has changed."""
     TURN_REWRITTEN = "TurnRewritten"
-    """The template writes a sampled turn, or its end, differently from the sampled text."""
+    """The rendering of a sampled turn, or of the turn's end, differs from the sampled text."""
     TURN_DROPPED = "TurnDropped"
-    """A sampled turn is missing, repeated or in another place."""
+    """In the rendering a sampled turn is missing, repeated or in another place."""
     THOUGHTS_DROPPED = "ThoughtsDropped"
-    """The template leaves out a turn's thoughts."""
+    """The rendering leaves out a turn's thoughts."""
     HISTORY_CHANGED = "HistoryChanged"
-    """An agent with its own loop sent a history that no earlier call had.
+    """An external agent sent a history that continues no earlier call.
 
-    The history was edited or shortened, comes from a sub-agent, or was sent in parallel with another call.
+    The agent edited or shortened the history, started a sub-agent, or sent two calls in parallel.
     """
 
 
 @dataclass(frozen=True)
 class Break:
     turn: int
-    """Number of the turn for which the new segment is opened, from 0."""
+    """Number (from 0) of the turn that is sampled next, at the beginning of the new segment."""
     cause: BreakCause
     why: str = field(default="", compare=False)
-    """Explanation for people: the turn, and the place where the texts differ."""
+    """Explanation for people. It names the turn and the place where the texts differ."""
 
 
 @dataclass(frozen=True)
 class PlacedTurn:
-    """A sampled turn in a segment. Its ids from index `first` on are there."""
+    """Sampled turn in a segment. The segment has the turn's ids from the index `first`."""
 
     number: int
     first: int
     start: int
-    """Position in the segment's text, as is `end`."""
+    """Position of the turn's beginning in the segment's text. `end` is the position of its end."""
     end: int
     ended: bool
-    """Whether the token that ended the turn is included."""
+    """Whether the segment has the token that ended the turn."""
 
 
 @dataclass
 class SegmentBuilder:
-    """Everything of a segment up to its last sampled token."""
+    """Text and tokens of a segment, up to the last sampled token."""
 
     text: str = ""
-    """Text of the template before the last sampled turn. It equals the text of the ids there."""
+    """Rendered text before the last sampled turn. The ids before this turn decode to the same text."""
     sampled_text: tuple[str, ...] = ("",)
-    """Possible texts of the last sampled turn, with its end."""
+    """Possible texts of the last sampled turn, with the text of the token that ended it."""
     turns: list[PlacedTurn] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     weights_version: list[str | None] = field(default_factory=list)
     prompt_length: int | None = None
-    """None until the segment has a sampled turn."""
+    """Number of tokens before the first sampled turn; None if no turn was sampled yet."""
     finish_reasons: list[str] = field(default_factory=list)
     opened_by: Break | None = None
 
@@ -91,7 +91,7 @@ class SegmentBuilder:
         )
 
     def text_after(self, rendered: str) -> str | None:
-        """Return the part of a rendering after this segment's text; None if the rendering does not begin with that text."""
+        """Return the text after this segment in a rendering; None if the rendering does not begin with the segment."""
         if rendered.startswith(self.text):
             for sampled in self.sampled_text:
                 if rendered.startswith(sampled, len(self.text)):
@@ -101,7 +101,7 @@ class SegmentBuilder:
     def difference(
         self, rendered: str, marked: MarkedRendering | None, sampled: Sequence[SampledTurn]
     ) -> tuple[BreakCause, str]:
-        """Return why a rendering does not continue this segment: the cause, and for people the turn and the place."""
+        """Return why a rendering does not continue this segment, as a cause and an explanation for people."""
         then = self.text + "".join(self.sampled_text[:1])
         pairs = enumerate(zip(then, rendered, strict=False))
         same = next((i for i, (a, b) in pairs if a != b), min(len(then), len(rendered)))
@@ -125,9 +125,9 @@ class SegmentBuilder:
 def locate_turns(
     rendered: str, marked: MarkedRendering, sampled: Sequence[SampledTurn], template: ChatTemplate
 ) -> Iterator[PlacedTurn]:
-    """Yield the sampled turns that a rendering contains word for word, in order.
+    """Yield the sampled turns whose exact text a rendering contains, in order.
 
-    `marked` gives the places to search. A turn that has another text in the rendering is skipped and stays text.
+    `marked`: rendering with placeholders, which shows where to search. A turn whose text differs is skipped.
     """
     position, free = 0, 0
     for before, seen in zip(marked.texts, marked.turns, strict=False):
@@ -137,8 +137,8 @@ def locate_turns(
         position = found + len(before)
         turn = sampled[seen.number]
         for first, text in turn.possible_remainders(template):
-            # A turn may have sampled the end of the text before its placeholder (an opening tag, a header), but never
-            # the token that ended the previous turn: that one is present by its id.
+            # The model may itself have sampled the end of `before` (an opening tag, a header), so the turn's text may begin
+            # before `position`. It never begins before `free`: the previous turn and its stop token end there.
             start = rendered.rfind(text, max(found, free), position + len(text)) if text else -1
             if start >= 0:
                 position = start + len(text)

@@ -1,4 +1,4 @@
-"""Parses the server-sent events of a byte stream, with a limit on the wait for each."""
+"""Parser of server-sent events, with a time limit for each piece of data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pydantic_core import from_json
 
 
 async def events(content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> AsyncIterator[Any]:
-    """Yield the JSON of each `data:` line up to the end of the body: only a fully read connection can be reused.
+    """Yield the JSON of each `data:` line.
 
-    Lines are split here because aiohttp's readline has a limit of 128 KiB, and the first chunk repeats the prompt's
-    ids. Raises TimeoutError, and ValueError if a line is not JSON.
+    The body is read to its end, because a connection is reused only after that. Lines are split here, because the first
+    chunk repeats the prompt's ids and can exceed the limit of aiohttp's `readline`, 128 KiB. Raises TimeoutError if no
+    data comes in time, and ValueError if a line is not JSON.
     """
     rest, seconds = b"", first_seconds
     while True:

@@ -1,4 +1,4 @@
-"""SGLang's `/generate`, its route with token ids. Answers are converted to the form of `/v1/completions`."""
+"""Dialect of SGLang's `/generate`. Answers are converted to the form of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ UNKNOWN = ("allowed_token_ids", "bad_words")
 def body(
     model: str, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]
 ) -> dict[str, Any]:
-    """Build the request. Raises EndpointRefused for parameters that SGLang lacks. `model` is unused, because SGLang
-    serves only one."""
+    """Return the body of a request. `model` is not used, because an SGLang server has only one model.
+
+    Raises EndpointRefused for parameters that SGLang does not have.
+    """
     for name in UNKNOWN:
         if getattr(sampling, name) is not None:
             raise EndpointRefused(f"SGLang has no `{name}`; leave it out of `sampling`, or use a pool of vLLM")
@@ -41,18 +43,18 @@ def body(
 
 
 class SglangChunks:
-    """Converts SGLang's events to chunks that have only the new tokens.
+    """Converts SGLang's events to chunks that have only new tokens.
 
-    An option of the server decides whether an event has all tokens so far, or only the new ones.
+    By an option of the server, each event has either all tokens so far or only the new tokens.
     """
 
     def __init__(self) -> None:
         self._seen = 0
 
     def read(self, event: Any) -> Any:
-        """Convert an event to a chunk of `/v1/completions`. Raises ValueError when the counts do not add up."""
+        """Convert an event to a chunk of `/v1/completions`. Raises ValueError if its numbers of tokens disagree."""
         if not isinstance(event, dict) or "meta_info" not in event:
-            return event  # an error has the same fields in both APIs
+            return event  # an error has the same form in both APIs
         meta = event["meta_info"]
         tokens, total = meta.get("output_token_logprobs"), meta.get("completion_tokens")
         reason = meta.get("finish_reason")

@@ -1,6 +1,6 @@
-"""Collects one streamed answer and checks it against its request, because a trainer will learn from it.
+"""Collects one streamed answer and checks it against the request. A wrong answer would spoil the training.
 
-Error messages here contain no token of the endpoint and no header.
+Error messages contain neither the endpoint's access token nor a header.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.wire.endpoint import Endpoint
 
 OnProgress = Callable[[Sequence[int]], None]
-"""Function that is called with the ids of each chunk as it arrives."""
+"""Function that is called with the ids of each chunk when the chunk arrives."""
 
 MAX_MESSAGE = 300
 TOO_LONG = re.compile(
@@ -26,25 +26,25 @@ TOO_LONG = re.compile(
     r"|max_tokens must be at least 1, got 0",
     re.I,
 )
-"""Patterns by which vLLM, SGLang, llama.cpp and the embedded engine report that a prompt does not fit.
+"""Patterns of the errors with which vLLM, SGLang, llama.cpp and the embedded engine report that a prompt is too long.
 
-The last pattern is vLLM's error for a prompt that fills the context exactly: vLLM lowers max_tokens to the rest, 0, and
-then refuses 0 as too low.
+The last pattern is vLLM's error for a prompt that fills the context exactly. vLLM lowers max_tokens to 0, and then
+refuses 0 as too low.
 """
 LIMIT = re.compile(r"(?:context (?:length|size|window)|model length)\D{0,12}(\d+)", re.I)
 LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
-"""Finish reasons with which engines report that a length limit was reached."""
+"""Finish reasons that mean that a length limit was reached."""
 ROUNDING = 1e-4
-"""Tolerance of logprobs, which are float32 in engines: the logprob of a certain token may be slightly above 0."""
+"""Greatest accepted logprob. Engines compute in float32, so a probability of 1 may give a logprob slightly above 0."""
 UNNAMED_TOKEN = "default"
-"""Version that vLLM reports for weights without a name."""
+"""Version that vLLM reports if its weights have no name."""
 MISSING_LOGPROB = -9999.0
-"""Number that vLLM sends for minus infinity, which JSON lacks."""
+"""Number that vLLM sends for minus infinity, because JSON has no infinity."""
 
 
 @dataclass(frozen=True)
 class SentRequest:
-    """The request against which the answer is checked."""
+    """Values of the request that the answer must match."""
 
     prompt_ids: Sequence[int]
     max_tokens: int
@@ -52,7 +52,7 @@ class SentRequest:
 
 
 class PromptTooLong(ContextExceeded):
-    """The endpoint reported that the prompt does not fit, perhaps with the number of tokens that fit."""
+    """Raised if the endpoint reports that the prompt is too long. `context`: length of the context, if it is reported."""
 
     def __init__(self, message: str) -> None:
         limit = LIMIT.search(message)
@@ -60,7 +60,7 @@ class PromptTooLong(ContextExceeded):
 
 
 class StreamedResponse:
-    """One answer while it arrives."""
+    """One answer that is arriving."""
 
     def __init__(self, endpoint: Endpoint, dialect: Dialect, sent: SentRequest, on_progress: OnProgress | None) -> None:
         self._endpoint = endpoint
@@ -78,7 +78,7 @@ class StreamedResponse:
         self._stop_reason: int | str | None = None
 
     def add_event(self, event: Any) -> None:
-        """Add one event: a chunk, a new weights version, an error in the middle of the stream, or only usage."""
+        """Add one event: a chunk, a new weights version, an error, or usage, which is ignored."""
         event = self._read(event)
         if not isinstance(event, dict):
             return
@@ -98,7 +98,7 @@ class StreamedResponse:
                 "use an engine that supports `return_token_ids` and `logprobs` (vLLM 0.10.2 or later)",
             )
         for logprob in chunk.logprobs:
-            # with NaN every comparison is false
+            # written so that NaN is refused: every comparison with NaN is false
             if not isinstance(logprob, int | float) or not MISSING_LOGPROB < logprob <= ROUNDING:
                 self._refuse_answer(f"sent {logprob} as a token's logprob", "check its weights and its --logprobs-mode")
         self._ids += ids
@@ -149,7 +149,7 @@ class StreamedResponse:
                 )
 
     def fail(self, status: int, text: str) -> NoReturn:
-        """Raise the error for an HTTP status, or for the code in an error event."""
+        """Raise the error for an HTTP status or for the code of an error event. `text`: body or message."""
         message = self._plain(_error_sentence(text))
         if status in (400, 413, 422) and TOO_LONG.search(message):
             raise PromptTooLong(message)
@@ -165,7 +165,11 @@ class StreamedResponse:
         return self._finish_reason in ("stop", "length")
 
     def result(self) -> Sampled:
-        """Return the tokens. Raises StreamLost if the end is missing, AnswerRefused if the answer cannot be trained on."""
+        """Return the answer.
+
+        Raises StreamLost if the end has not arrived, AnswerRefused if the answer cannot be trained on, and
+        ContextExceeded if no token fits after the prompt.
+        """
         if self._finish_reason is None:
             raise self.lost("the stream ended early")
         if not self.finished:
@@ -196,14 +200,14 @@ class StreamedResponse:
         return Sampled(self._ids, self._logprobs, self._versions, finish_reason)
 
     def _plain(self, text: str) -> str:
-        """Remove the access token from a text: a server may echo its request."""
+        """Shorten a text and remove the access token, because a server may repeat the request in its error."""
         if self._endpoint.token:
             text = text.replace(self._endpoint.token, "…")
         return " ".join(text.split())[:MAX_MESSAGE]
 
 
 def _error_sentence(text: str) -> str:
-    """Return the sentence of an engine's error from the JSON around it."""
+    """Return the message in an engine's error, which is JSON; other text is returned unchanged."""
     try:
         body = from_json(text)
     except ValueError:

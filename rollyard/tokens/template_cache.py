@@ -1,4 +1,4 @@
-"""The chat templates of a process, cached by folder."""
+"""Cache of chat templates: one for each folder and process."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rollyard.core.errors import TemplateUnusable
 from rollyard.tokens.chat_template import ChatTemplate
 
 FILES = ("*.json", "*.jinja", "*.model", "*.txt", "additional_chat_templates/*")
-"""Files from which a tokenizer and its template are read."""
+"""Patterns of the files from which a tokenizer and its template are loaded."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 class TemplateCache:
-    """Loads each template once, in a thread. This takes seconds, including the import of transformers.
+    """Loads each template once, in a thread, because a load and the import of transformers take seconds.
 
-    A refused template is loaded again only when its files have changed.
+    A template that cannot be used is loaded again only if its files have changed.
     """
 
     def __init__(self, threads: Executor | None = None) -> None:
@@ -56,6 +56,6 @@ class TemplateCache:
 
 
 def files_stamp(folder: Path) -> Stamp:
-    """Return a stamp that changes when a file of the tokenizer or the template is written."""
+    """Return names, times and sizes of the files. They change if a file of the tokenizer or template is written."""
     found = sorted({file for pattern in FILES for file in folder.glob(pattern) if file.is_file()})
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in found)

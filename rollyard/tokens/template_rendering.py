@@ -1,7 +1,7 @@
-"""The template's renderings of a conversation: one with the real texts, one with a placeholder for every sampled turn.
+"""Renderings of a conversation by a chat template.
 
-The model gets the real rendering. The other one serves only to find the sampled turns in it, and to see how the
-template changed them. Its text is never tokenised.
+The real rendering has all texts, and the model gets it. The marked rendering has a placeholder for each sampled turn. It
+shows where the sampled turns are in the real rendering, and how the template changed them. It is never tokenised.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from rollyard.tokens.sampled_turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_E
 from rollyard.tokens.tool_calls import ToolCall
 
 THOUGHTS, BODY, CALL = "t", "b", "c"
-"""Parts of a turn. A turn with calls is rendered from its text, or from its calls if the template requires this."""
+"""Parts of a turn in a placeholder: thoughts, text, calls."""
 MANGLED = 9
-"""Number of placeholder characters by which a placeholder is recognised even if the template changed the rest."""
+"""Number of characters at either end of a placeholder's random text by which a changed placeholder is recognised."""
 
 CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
 
 @dataclass
 class SampledMessage:
-    """A sampled turn among the messages."""
+    """Sampled turn in the list of messages."""
 
     number: int
     turn: SampledTurn
     calls: tuple[ToolCall, ...] = ()
-    """Calls of the turn; known after it has been parsed."""
+    """Calls of the turn; empty until the turn has been parsed."""
     content: str = ""
-    """Text of the turn beside its calls."""
+    """Text of the turn outside its calls."""
 
     def call_ids(self) -> list[str]:
-        """Ids of the calls: the model's own if they fit, else nine digits. Mistral's template takes exactly nine
-        letters or digits."""
+        """Return the ids of the calls. Mistral's template accepts only ids of nine letters or digits.
+
+        An id that the model wrote is used if it has this form; else nine digits are used.
+        """
         made = (f"{self.number % 100_000:05d}{k % 10_000:04d}" for k in range(len(self.calls)))
         given = (call.id if call.id is not None and CALL_ID.fullmatch(call.id) else None for call in self.calls)
         return [its or ours for its, ours in zip(given, made, strict=True)]
@@ -47,7 +49,7 @@ class SampledMessage:
 
 @dataclass(frozen=True)
 class SeenTurn:
-    """A sampled turn as the template renders it."""
+    """Sampled turn in a marked rendering. `parts`: the parts whose placeholders the rendering has, in order."""
 
     number: int
     parts: str
@@ -55,30 +57,33 @@ class SeenTurn:
 
 @dataclass(frozen=True)
 class MarkedRendering:
-    """Rendering with placeholders. `texts[i]` comes before `turns[i]`, `texts[-1]` after all of them."""
+    """Rendering with placeholders. `texts[i]` is the text before `turns[i]`, `texts[-1]` the text after the last turn."""
 
     texts: list[str]
     turns: list[SeenTurn]
     mangled: bool
-    """Whether the template cut, changed or split some of the placeholders."""
+    """Whether the template cut, changed or split a placeholder."""
 
 
 class Renderer:
-    """Renders one conversation repeatedly."""
+    """Renders one conversation, again for each prompt."""
 
     def __init__(self, template: ChatTemplate, tools: Sequence[dict[str, Any]]) -> None:
         self._template = template
         self._tools = list(tools)
         self._harmony = template.in_channels
         self._structured = False
-        """True: the template refused tool results without a structured call before them, so all calls are structured."""
-        # only letters and digits, so that no template trims, escapes or splits it
+        """True: turns with calls are rendered from the field `tool_calls`. False: from their text.
+
+        It becomes True if the template refuses the results of calls that are written as text.
+        """
+        # only letters and digits, because a template may trim, escape or split other characters
         self._nonce = f"{secrets.token_hex(8)}turn"
         self._placeholder = re.compile(rf"{self._nonce}(\d+)([{THOUGHTS}{BODY}{CALL}])end")
         self._ends = re.compile("|".join(map(re.escape, template.ends.values())))
 
     def whole(self, messages: Sequence[Message | SampledMessage]) -> str:
-        """Return the text for the model. Raises TaskError and TemplateUnusable like the template."""
+        """Return the real rendering. Raises TaskError and TemplateUnusable as `ChatTemplate.render` does."""
         try:
             return self._text(messages, real=True)
         except (TaskError, TemplateUnusable):
@@ -92,16 +97,16 @@ class Renderer:
             raise
 
     def marked(self, messages: Sequence[Message | SampledMessage]) -> MarkedRendering | None:
-        """Render with placeholders; return None if the template does not accept them."""
+        """Return the marked rendering; None if the template refuses messages with placeholders."""
         try:
             return self._read(self._text(messages, real=False))
         except (TaskError, TemplateUnusable):
             return None
 
     def ids(self, text: str, behind: int | None) -> list[int]:
-        """Tokenise a piece of the real rendering. This is the only way from a template's text to ids.
+        """Tokenise a piece of the real rendering. No other code turns rendered text into ids.
 
-        `behind`: the id before the piece; None if there is none. Raises ValueError if the text has a placeholder.
+        `behind`: id before the piece; None if there is none. Raises ValueError if the text has a placeholder.
         """
         if self._nonce in text:
             raise ValueError("a placeholder is no text for a model")
@@ -114,14 +119,14 @@ class Renderer:
         )
 
     def _full_message(self, answer: SampledMessage) -> Message:
-        """Return the turn as an ordinary caller of a template would write it."""
+        """Return the message for the real rendering."""
         turn, calls = answer.turn, self._structured and bool(answer.calls)
         message: Message = {"role": "assistant"}
         if not self._harmony:
             message["content"] = answer.content if calls else turn.text
         else:
             thoughts, rest = turn.split_thoughts()
-            if turn.thinks:  # the template itself writes the channels, and refuses texts that contain them
+            if turn.thinks:  # the template writes the channels itself, and refuses texts with channel markers
                 message["thinking"] = _without_marks(thoughts.removesuffix(MESSAGE_ENDS).partition(MESSAGE)[2])
             if not calls:
                 message["content"] = _without_marks(rest.rpartition(MESSAGE)[2])
@@ -131,7 +136,7 @@ class Renderer:
         return message
 
     def _message(self, answer: SampledMessage) -> Message:
-        """Return the turn as a message with placeholders."""
+        """Return the message for the marked rendering."""
         thinks, calls = answer.turn.thinks, self._structured and bool(answer.calls)
         message: Message = {"role": "assistant"}
         body = answer.content if calls else self._mark(answer, BODY)
@@ -168,7 +173,7 @@ class Renderer:
         return MarkedRendering(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
 
     def _turns(self, text: str) -> Iterator[tuple[int, int, SeenTurn]]:
-        """Yield begin and end of each turn. Thoughts, the part after them, and any text between are one turn."""
+        """Yield begin, end and parts of each turn. Neighbouring placeholders of thoughts and text belong to one turn."""
         marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
         joined = False
         for this, then in pairwise([*marks, (0, 0, -1, "")]):
@@ -179,7 +184,7 @@ class Renderer:
             yield this[0], (then if joined else this)[1], SeenTurn(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
-        """Find the end of the calls. The template's text for the calls belongs to the turn; then the turn's end follows."""
+        """Return the position of the next stop token's text. The text of the calls up to this position belongs to the turn."""
         end = self._ends.search(text, position)
         return end.start() if end is not None else position
 

@@ -1,7 +1,8 @@
-"""Checks how a chat template treats each role before any conversation. Each role has one test word.
+"""Checks how a chat template treats the messages of each role. This is done once, with test messages.
 
-Templates take contents as text or as a list of parts, and silently drop the other form. So each role's word must appear
-with one of the two forms, or the template must refuse the role.
+A template expects a message's content as text or as a list of parts, and silently drops the other form. So the test
+message of each role has a word that must appear in the rendering with one of the two forms. A template may also refuse a
+role.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any
 from rollyard.core.errors import TaskError, TemplateUnusable
 
 Render = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]], bool], str]
-"""Function of (messages, tools, add_generation_prompt) that returns text. Raises TaskError, TemplateUnusable."""
+"""Function of (messages, tools, add_generation_prompt) that returns a text. Raises TaskError and TemplateUnusable."""
 
 WORDS = {"user": "quvo", "assistant": "zemi", "system": "wyfa", "tool": "jexo"}
-"""Short words, so that no template cuts them. They are searched without regard to case."""
+"""Role -> word in its test message. The words are short, because a template may cut long texts. Upper and lower case are
+the same in the search."""
 SECOND_USER_WORD = "hupi"
 FINAL = "<|channel|>final<|message|>"
 CALL_ID = "aaaaaaaaa"
@@ -32,16 +34,16 @@ TOOLS = [
 
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with its text as a list of parts."""
+    """Return the message with its content as a list of parts."""
     if not isinstance(message.get("content"), str):
         return message
     return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def roles_in_parts(render: Render) -> frozenset[str]:
-    """Return the roles whose content the template requires as a list of parts.
+    """Return the roles for which the template needs the content as a list of parts.
 
-    Raises TemplateUnusable if a template fails, or drops the text of a role, with tools or without.
+    Raises TemplateUnusable if the template fails or drops the text of a role, with or without tools.
     """
     parts: set[str] = set()
     for role in WORDS:
@@ -70,7 +72,7 @@ def roles_in_parts(render: Render) -> frozenset[str]:
 
 
 def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> bool:
-    """Return whether the template writes one of `ends` after an assistant's text."""
+    """Return whether the template writes one of the texts `ends` after an assistant's message."""
     for messages, tools in (
         (_conversation("assistant")[0], []),
         ([*_conversation("assistant")[0], _message("user", SECOND_USER_WORD)], []),
@@ -85,7 +87,7 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
             behind = text.lower().rfind("bash" if messages[1].get("tool_calls") else WORDS["assistant"])
             if behind < 0 and tools:
                 continue
-            behind = max(behind, 0)  # the template changed upper or lower case: any place is accepted
+            behind = max(behind, 0)  # the word was not found: the whole text is searched
             upto = text.lower().find(SECOND_USER_WORD, behind)
             if any(end in text[behind : upto if upto >= 0 else None] for end in ends):
                 return True
@@ -93,8 +95,10 @@ def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> b
 
 
 def in_channels(render: Render, parts: Collection[str]) -> bool:
-    """Return whether the template writes an answer as a message in a channel (gpt-oss). Merely naming channels does not
-    count."""
+    """Return whether the template writes an answer as a message in the final channel (gpt-oss).
+
+    A template that only mentions channels, for example in a system message, gives False.
+    """
     messages = [in_parts(m) if m["role"] in parts else m for m in _conversation("assistant")[1]]
     try:
         return FINAL + WORDS["assistant"] in render(messages, [], True)
@@ -103,7 +107,7 @@ def in_channels(render: Render, parts: Collection[str]) -> bool:
 
 
 def _beside_tools(render: Render, role: str, parts: Collection[str]) -> int:
-    """Return 2 if tools make no difference, 1 if the template raises with tools, 0 if the text is silently dropped."""
+    """Render with tools. Return 2 if the role's text is shown, 1 if the template raises, 0 if the text is dropped."""
     errors: list[TaskError | TemplateUnusable] = []
     return 2 if _shows(render, role, parts, TOOLS, errors) else int(bool(errors))
 
@@ -124,12 +128,13 @@ def _shows(
     for messages in _conversation(role):
         try:
             shown = text(messages, WORDS[role])
-            # the template printed the list itself, with its brackets, and not the text
+            # the template printed the list of parts as such: this form is wrong
             if role in parts and any(f"text{q}: {q}{WORDS[role]}" in shown for q in "'\""):
                 continue
             if WORDS[role] in shown.lower():
                 return True
-            # reversed, or with other case: the difference must come from the word alone
+            # A template may change the text (reverse it, for example). Then another word must change the rendering, and
+            # the same word must not.
             if text(messages, SECOND_USER_WORD) != shown == text(messages, WORDS[role]):
                 return True
         except (TaskError, TemplateUnusable) as error:
@@ -142,7 +147,7 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 
 def _conversation(role: str) -> list[list[dict[str, Any]]]:
-    """Return conversations in which the role has a message. At least one of them must be rendered."""
+    """Return conversations with a message of the role. A template must render at least one of them."""
     user, said = _message("user", WORDS["user"]), _message("assistant", WORDS["assistant"])
     match role:
         case "user":

@@ -1,6 +1,6 @@
-"""A client of model servers with vLLM's API: token ids in, token ids out. It keeps everything that it has received.
+"""Client that samples from model servers, with token ids in the request and in the answer.
 
-Answers are streamed, so the ids received before a failure are kept, and another endpoint continues from there.
+Answers are streamed, so that the ids received before a failure are not lost. Another endpoint can continue after them.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ MAX_ERROR_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class StreamTimeouts:
-    """Timeouts of a stream, in seconds."""
+    """Time limits of a streamed answer, in seconds."""
 
     connect: float = 10.0
     first_token: float = 300.0
-    """Time to the first token, including waiting and reading the prompt."""
+    """Time to the first token, including the wait in the engine's queue and the processing of the prompt."""
     next_token: float = 60.0
 
     @classmethod
     def of(cls, endpoint: Endpoint) -> StreamTimeouts:
-        """Return the timeouts that the endpoint's pool sets."""
+        """Return the limits that the endpoint's pool sets."""
         limits = endpoint.patience
         return cls(limits.connect_seconds, limits.first_token_seconds, limits.idle_seconds)
 
 
 class TokenClient:
-    """Calls model servers. `http` trusts their certificates; the caller closes it.
+    """Calls model servers.
 
-    `timeouts`: limits for all endpoints. Without it each endpoint's own limits apply.
+    `http`: session that trusts the servers' certificates; the caller closes it. `timeouts`: limits for all endpoints; by
+    default each endpoint's own limits apply.
     """
 
     def __init__(self, http: aiohttp.ClientSession, timeouts: StreamTimeouts | None = None) -> None:
@@ -62,11 +63,11 @@ class TokenClient:
         on_progress: OnProgress | None = None,
         in_flight: InFlightRequests | None = None,
     ) -> Sampled:
-        """Sample one turn on one endpoint. If `in_flight` ends it, StreamLost is raised.
+        """Sample one turn on one endpoint.
 
-        Raises StreamLost (an EndpointLost with `.partial`), EndpointRefused if the endpoint refuses the request,
-        AnswerRefused for an answer that cannot be trained on, and ContextExceeded if the prompt leaves no room for a
-        token.
+        Raises StreamLost if the endpoint fails or `in_flight` ends the request; `.partial` has the tokens received so far.
+        Raises EndpointRefused if the endpoint refuses the request, AnswerRefused if the answer cannot be trained
+        on, and ContextExceeded if no token fits after the prompt.
         """
         if sampling.logprobs != endpoint.logprobs:
             raise EndpointRefused(
@@ -83,7 +84,7 @@ class TokenClient:
         try:
             return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
         except PromptTooLong as error:
-            # some engines refuse a prompt that fits, if max_tokens does not fit after it
+            # some engines refuse a prompt if prompt and max_tokens together exceed the context
             room = error.context - len(prompt_ids) if error.context is not None else 0
             if not 0 < room < max_tokens:
                 raise

@@ -122,7 +122,10 @@ class Heartbeat(WireMessage):
 
 
 class HandBack(WireMessage):
-    """Return of an unfinished rollout, for example at a preemption, a drain or the end of the walltime."""
+    """Return of an unfinished rollout, for example at a preemption, a drain or the end of the walltime.
+
+    The rollout loses an attempt only if `reason` is NODE_AGENT_ERROR.
+    """
 
     type: Literal["hand_back"] = "hand_back"
     lease: LeaseRef

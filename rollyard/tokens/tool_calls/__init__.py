@@ -1,7 +1,7 @@
-"""Parsers of the tool calls in a turn's text: one module for the form of each model family.
+"""Parsers of the tool calls in a turn's text. Each module parses the form of one or two model families.
 
-A parser's result does not depend on any tool, and no text makes a parser raise. A malformed call is the model's
-mistake. It becomes the turn's `error`, which the answer to the model quotes together with the family's form.
+A parser never runs a tool and never raises, whatever the text is. A malformed call is a mistake of the model. It becomes
+`ParsedTurn.error`, which the model gets as an answer together with the correct form.
 """
 
 from __future__ import annotations

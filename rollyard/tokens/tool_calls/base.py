@@ -1,4 +1,4 @@
-"""The interface of a tool-call parser, and its results."""
+"""Interface of tool-call parsers, and their results."""
 
 from __future__ import annotations
 
@@ -12,48 +12,52 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
     id: str | None = field(default=None, compare=False)
-    """Id that the model wrote, if its family writes one."""
+    """Id that the model wrote; None if the model family writes no ids."""
 
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """The text and the calls of a turn."""
+    """Text and calls of a turn."""
 
     content: str
-    """The text outside the calls."""
+    """Text of the turn outside the calls."""
     calls: tuple[ToolCall, ...] = ()
-    """Calls in order, up to the first one that cannot be parsed."""
+    """Calls in order, up to the first malformed call."""
     error: str | None = None
-    """Reason why the next call cannot be parsed, as a sentence for the model."""
+    """Reason why the first malformed call cannot be parsed, as a text for the model; None if all calls are well formed."""
 
 
 class ToolCallParser(Protocol):
-    """The form of calls of one family. Any object with these members is a parser."""
+    """Parser for the calls of one model family. Any object with these members can be used."""
 
     form: str
-    """Sentence that explains how to write a call. It is part of the answer to a malformed call."""
+    """Sentence that tells the model how to write a call. The answer to a malformed call contains this sentence."""
     error_role: str
-    """Role of that answer: `tool`, or `user` if a tool's message must follow a well-formed call.
+    """Role of the answer to a malformed call: `tool`, or `user` if the chat template accepts the role `tool` only after a
+    well-formed call.
 
-    If calls before the malformed one were run, their results are tool's messages already. In this case `user` means that
-    the answer is appended to the last result, not sent as a user's message.
+    If calls before the malformed call were run, their results are messages with the role `tool`. In this case `user`
+    means that the answer is appended to the last result.
     """
 
     def parse(self, text: str) -> ParsedTurn:
-        """Parse a turn; never raises. `text`: the decoded turn, special tokens written out, without the token that ended it."""
+        """Parse a turn. Never raises.
+
+        `text`: decoded turn with its special tokens, but without the token that ended the turn.
+        """
         ...
 
 
 MakeParser = type[Any]
-"""Class that makes a parser from the schemas of the offered tools: `Parser(tools)`."""
+"""Class of a parser. `Parser(tools)` makes a parser; `tools` are the schemas of the tools that the model may call."""
 
 
 class MalformedCall(Exception):
-    """Raised inside a parser: the mistake in a call, as a sentence for the model."""
+    """Raised inside a parser. The text tells the model the mistake in its call."""
 
 
 def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """Return (tool, argument) -> JSON type, for arguments that are declared with exactly one type."""
+    """Return (tool, argument) -> JSON type. An argument without exactly one declared type is left out."""
     types = {}
     for tool in tools:
         function = _object(tool.get("function", tool))
@@ -66,5 +70,5 @@ def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str
 
 
 def _object(value: Any) -> dict[str, Any]:
-    """Return the object. Null or any other value gives an empty one, because schemas come from callers."""
+    """Return `value` if it is an object, else an empty object. Schemas come from callers and may contain anything."""
     return value if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""JSON of calls as models write it. It is checked strictly, so that a trajectory can store it anywhere."""
+"""Parser of the JSON in calls. The values are checked strictly, so that every trajectory with them can be stored."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from rollyard.tokens.tool_calls.base import MalformedCall, ToolCall
 
 MAX_DEPTH = 32
-"""Greatest depth. Deeper nesting might fail at a later encoding or decoding of a trajectory."""
+"""Greatest nesting depth. With deeper values a trajectory might later fail to be encoded or decoded."""
 TOO_DEEP = f"it is nested more than {MAX_DEPTH} deep"
 _DECODER = json.JSONDecoder()
 
 
 def load(text: str) -> Any:
-    """Parse the text. Raises MalformedCall."""
+    """Parse a text. Raises MalformedCall."""
     try:
         return checked(json.loads(text))
     except ValueError as error:
@@ -24,7 +24,7 @@ def load(text: str) -> Any:
 
 
 def load_first(text: str) -> tuple[Any, str]:
-    """Parse the value at the start of the text; return it and the rest. Raises MalformedCall."""
+    """Parse the value at the beginning of a text. Return the value and the remaining text. Raises MalformedCall."""
     text = text.lstrip()
     try:
         value, end = _DECODER.raw_decode(text)
@@ -36,8 +36,11 @@ def load_first(text: str) -> tuple[Any, str]:
 
 
 def checked(value: Any) -> Any:
-    """Return the value. Raises MalformedCall, or ValueError, because Python parses more than JSON can represent."""
-    # NaN, 1e999, half of a surrogate pair
+    """Return the value if it can be stored as JSON. Raises MalformedCall or ValueError.
+
+    The check is needed because Python's parser accepts values that JSON does not have.
+    """
+    # fails for NaN, 1e999 and half of a surrogate pair
     json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     if _depth([value]) > MAX_DEPTH:
         raise MalformedCall(TOO_DEEP)
@@ -45,11 +48,11 @@ def checked(value: Any) -> Any:
 
 
 def call_of(value: Any, arguments_key: str = "arguments") -> ToolCall:
-    """Build a call from `{"name": …, "arguments": {…}}`. Raises MalformedCall."""
+    """Return the call in `{"name": …, "arguments": {…}}`. Raises MalformedCall."""
     if not isinstance(value, dict):
         raise MalformedCall("it must be a JSON object")
     arguments = value.get(arguments_key)
-    if isinstance(arguments, str):  # some models write the object as a string of JSON, as in OpenAI's API
+    if isinstance(arguments, str):  # some models write the arguments as JSON in a string, as in OpenAI's API
         arguments = load(arguments)
     if not isinstance(value.get("name"), str):
         raise MalformedCall("`name` must be a string")

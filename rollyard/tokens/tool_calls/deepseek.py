@@ -1,4 +1,4 @@
-"""DeepSeek: calls between special tokens. V3 and R1 write the arguments as fenced JSON, V3.1 as bare JSON."""
+"""Calls of DeepSeek, between special tokens. V3 and R1 write the arguments as JSON in a code fence, V3.1 as bare JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tool calls that are written as text, with each argument in its own tags: GLM 4.5 and Qwen3-Coder.
+"""Calls of GLM 4.5 and Qwen3-Coder, which write each argument between tags of its own.
 
-A value is text if the tool declares a string or no type for it. Otherwise it is parsed as JSON, and stays text if that
-fails.
+If the tool declares another type than string for an argument, the argument's value is parsed as JSON. The value stays
+text if this fails, or if the tool declares a string or no type.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Pairs(ABC):
             try:
                 return load(value.strip())
             except MalformedCall:
-                pass  # the tool reports which type it expects
+                pass  # the value stays text; the tool itself reports the wrong type
         try:
             value.encode()
         except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Guards calls of parsers, which may be plug-ins. The sampled turn is recorded even if a parser fails."""
+"""Guards against errors of parsers, which may be plug-ins. A sampled turn is recorded even if its parser fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
-    """Parse a turn. If the parser fails, or its result cannot be stored, return a turn with an unreadable call."""
+    """Parse a turn. If the parser fails or its result cannot be stored, return the turn with an `error`."""
     try:
         turn = parser.parse(text)
         if not isinstance(turn, ParsedTurn):
@@ -25,7 +25,7 @@ def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
 
 
 def _check(call: ToolCall) -> None:
-    """Check a parsed call. Raises MalformedCall, TypeError, ValueError."""
+    """Check whether a call can be stored. Raises MalformedCall, TypeError or ValueError if it cannot."""
     if not isinstance(call.name, str) or not isinstance(call.arguments, dict):
         raise TypeError(f"it gave the call {call!r}")
     checked(call.arguments)

@@ -1,4 +1,7 @@
-"""gpt-oss: a call is a message to `functions.NAME` in the commentary channel; the final channel is the answer's text."""
+"""Calls of gpt-oss, in the form Harmony. A turn is a series of messages in channels.
+
+A call is a message to `functions.NAME`, in the commentary channel. The text of the answer is in the final channel.
+"""
 
 from __future__ import annotations
 

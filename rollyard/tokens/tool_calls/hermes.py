@@ -1,4 +1,4 @@
-"""Hermes form (Qwen2.5, Qwen3): one JSON object in each pair of tool_call tags."""
+"""Calls in the form Hermes, which Qwen2.5 and Qwen3 use: one JSON object in each pair of tool_call tags."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FORM = 'Write one JSON object {"name": "...", "arguments": {...}} inside <tool_call></tool_call>.'
-"""Policies are trained on exactly these words."""
+"""Do not change this text, because models are trained on exactly these words."""
 
 
 class Hermes:
@@ -26,7 +26,7 @@ class Hermes:
 
 
 def parse(text: str) -> ParsedTurn:
-    """Parse a turn; never raises. A malformed call is the model's mistake and becomes `error`."""
+    """Parse a turn in the form Hermes. Never raises."""
     return parse_tagged(text, OPEN, CLOSE, _read)
 
 

@@ -1,4 +1,4 @@
-"""Llama 3.x: the turn is JSON objects with `name` and `parameters`, or Python code after a python tag."""
+"""Calls of Llama 3.x. A turn with calls is JSON objects with `name` and `parameters`, or Python code after PYTHON_TAG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.tokens.tool_calls.call_json import call_of, load_first
 
 PYTHON_TAG = "<|python_tag|>"
 BUILT_IN = "ipython"
-"""The tool that runs the code after python tags; the template's name for it is the environment."""
+"""Name of the tool that runs the code after PYTHON_TAG. Llama's chat template uses this name for the role of results."""
 
 
 class Llama3:
@@ -52,5 +52,5 @@ class Llama3:
 
 
 def _key(value: Any) -> str:
-    """Return the key of the arguments. Llama was trained on `parameters`, but often writes `arguments`."""
+    """Return the key of the arguments. Llama was trained to write `parameters`, but often writes `arguments`."""
     return "arguments" if isinstance(value, dict) and "parameters" not in value else "parameters"

@@ -1,4 +1,7 @@
-"""Mistral: an array of calls after `[TOOL_CALLS]`. With tokenizers from 2025 on each call is `name[ARGS]{…}`."""
+"""Calls of Mistral. `[TOOL_CALLS]` precedes a JSON array of calls.
+
+With tokenizers from 2025 or later `[TOOL_CALLS]` precedes each call, which is written `name[ARGS]{…}`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_json import arguments_of, call_of, load_first
 
 MARK = "[TOOL_CALLS]"
-# possessive quantifiers: a name and a page of spaces must not be tried at every split
+# Possessive quantifiers prevent backtracking, which would be slow for a name with a page of spaces after it.
 NAMED = re.compile(r"\s*+([^\s\[\]{}\"]++)\s*+(?:\[CALL_ID\]\s*+(\S+?)\s*+)?(?:\[ARGS\])?+\s*+(?=\{)")
 
 

@@ -1,4 +1,4 @@
-"""Chooses the parser for a model's turns: by name, or by its chat template."""
+"""Chooses the parser for a model's turns, by the parser's name or by the model's chat template."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BUILT_IN: dict[str, tuple[MakeParser, tuple[str, ...]]] = {
     "hermes": (Hermes, ("<tool_call>",)),
     "llama3_json": (Llama3, ("<|python_tag|>", "<|start_header_id|>")),
 }
-"""Name -> parser, and marks of which the family's templates contain at least one. The first matching family is used."""
+"""Name -> (parser, marks). A template belongs to the first family with a mark that the template contains."""
 
 
 def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[dict[str, Any]] = ()) -> ToolCallParser:
-    """Return the parser: a built-in or installed one by `name`. Without a name the template decides; Hermes by default.
+    """Return the built-in or installed parser `name`; without a name, the parser that fits the template, else Hermes.
 
-    `tools` gives argument types to families that write all arguments as text. Raises TaskError for an unknown name, and
-    for an installed parser that cannot be made.
+    `tools`: schemas with the types of arguments, for families that write all arguments as text. Raises TaskError if the
+    name is unknown or the installed parser cannot be created.
     """
     if name is None:
         shown = (family for family, (_, marks) in BUILT_IN.items() if any(mark in template.source for mark in marks))

@@ -1,4 +1,4 @@
-"""Calls between an opening and a closing tag; the model family defines the text inside."""
+"""Parser of calls between an opening and a closing tag. The form of the text between the tags depends on the family."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 
 
 def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], ToolCall]) -> ParsedTurn:
-    """Parse a turn. `read` turns the text between two tags into a call, or raises MalformedCall."""
+    """Parse a turn. `read`: function that makes a call from the text between two tags, or raises MalformedCall."""
     thoughts, text = split_thoughts(text, opening, closing)
     content = [thoughts]
     calls: list[ToolCall] = []
@@ -28,7 +28,10 @@ def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], To
 
 
 def split_thoughts(text: str, opening: str, closing: str) -> tuple[str, str]:
-    """Split off the thoughts. A call inside them is ignored. If thoughts end inside a call, nothing is split off."""
+    """Return (thoughts, remaining text). Calls inside the thoughts are ignored.
+
+    If the end marker of the thoughts is inside a call, the thoughts are empty.
+    """
     thoughts, ends, rest = text.partition(THINK_ENDS)
     if ends and thoughts.rfind(opening) <= thoughts.rfind(closing):
         return thoughts + ends, rest
