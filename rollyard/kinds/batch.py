@@ -18,7 +18,7 @@ from rollyard.kinds.weights import VERSION_PATTERN
 MAX_TASKS = 100_000
 """Greatest number of tasks in one request. A dataset may have more."""
 BatchName = Annotated[str, Field(pattern=ID_PATTERN, max_length=100)]
-"""Name of a batch, a series or a dataset. It is short, because the ids of groups and rollouts begin with it."""
+"""Name of a batch, a series or a dataset. Such a name is short, because ids of groups and rollouts begin with a name."""
 
 
 class BatchKey(NamedTuple):
@@ -126,7 +126,7 @@ class BatchRequest(WireModel):
     deadline_seconds: float | None = Field(default=None, gt=0)
     """Seconds after which the batch ends Expired. `carry_over` decides what happens to unfinished groups."""
     step_groups: int | None = Field(default=None, ge=1)
-    """Stream: number of groups that one training step uses. Needed for `max_staleness`."""
+    """Stream: number of groups that one training step uses. `max_staleness` has an effect only with this field."""
     max_staleness: int = Field(default=1, ge=0, le=1000)
     """Stream: greatest number of training steps by which drawing may be ahead of the acknowledged steps. 0: groups for a
     step are drawn only after the previous step was acknowledged."""
@@ -140,7 +140,7 @@ class BatchRequest(WireModel):
     priority: int = Field(default=0, ge=-100, le=100)
     """Priority of the rollouts in the queue; a higher number starts first."""
     mode: Literal["train", "eval"] = "train"
-    """Free data of the caller, stored with each trajectory."""
+    """Label for the caller's own use, stored with each trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
     """Oldest version of the policy's weights that may sample the batch's rollouts."""
     group_version: Literal["any", "same"] = "any"
@@ -272,7 +272,7 @@ class BatchView(WireModel):
     wasted_tokens: int
     """Sampled tokens in groups that were filtered, faulty or cancelled."""
     informative_rate: float
-    """Estimated share of informative groups. It decides how many more groups than the target are drawn."""
+    """Estimated share of informative groups. The number of groups drawn beyond the target depends on this share."""
     seconds_to_target: float | None
     staleness_mean: float | None
     """Mean number of training steps between the draw of a delivered group and the step that uses this group; null before

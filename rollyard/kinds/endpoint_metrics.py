@@ -1,4 +1,4 @@
-"""Metrics of model servers for status, Prometheus and `top`. An unknown value is left out, never 0."""
+"""Metrics of model servers, as a pool's status, Prometheus and `top` show them. An unknown value is left out, never 0."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class EndpointMetrics(StatusModel):
     waiting: int | None = None
     """Requests that wait in the engine to be processed."""
     kv_usage: float | None = None
-    """Filled share of the key-value cache, 0 to 1. For a pool: the mean of its endpoints."""
+    """Filled share of the key-value cache, 0 to 1. For a pool: the mean over the endpoints."""
     prefix_hit_rate: float | None = None
     """Share of the looked-up prompt tokens that were in the prefix cache, 0 to 1. Absent if no token was looked up."""
     first_token_seconds: float | None = None
     """Mean time from a request's arrival at the engine to its first token. Absent if no request got a first token."""
     preemptions_per_second: float | None = None
-    """Requests per second that the engine interrupted because its key-value cache was full."""
+    """Requests per second that the engine interrupted because the key-value cache was full."""

@@ -76,7 +76,7 @@ class ExternalEndpoint(KindModel):
 
     @property
     def base(self) -> str:
-        """Base URL without `/v1`. No two endpoints of a pool have the same."""
+        """Base URL without `/v1`. This URL is different for each endpoint of a pool."""
         return base_url(self.url)
 
 
@@ -127,7 +127,7 @@ class EngineSpec(KindModel):
 
 
 class Patience(KindModel):
-    """Times that a rollout waits for a model server before it continues at another one, in seconds."""
+    """Times that a rollout waits for a model server before the rollout continues at another server, in seconds."""
 
     connect_seconds: float = Field(default=10, gt=0, le=3600)
     """Longest time until the connection is open."""

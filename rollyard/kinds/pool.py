@@ -1,4 +1,4 @@
-"""Common parts of the two kinds of pool: size, renewal, and the status of their allocations."""
+"""Common parts of the two kinds of pool: size, renewal, and status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Renewal(KindModel):
     max_surge: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Greatest number of successors at the same time, beside the allocations that are being replaced."""
     drain_timeout_seconds: int = Field(default=600, ge=0)
-    """Seconds in which an ending allocation may finish its work. After this time it hands back unfinished work."""
+    """Seconds in which an ending allocation may finish its work. After this time the allocation hands back unfinished
+    work."""
 
 
 def check_one_node(allocation: AllocationTemplate, who: str) -> None:

@@ -1,4 +1,4 @@
-"""Preview of a pool's next submit. Dry runs and `diff` show it; it is not stored."""
+"""Preview of a pool's next submit. Dry runs and `diff` show the preview. It is not stored."""
 
 from __future__ import annotations
 

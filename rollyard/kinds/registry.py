@@ -1,4 +1,4 @@
-"""Kinds by the names in commands and URLs."""
+"""All kinds, found by their names in commands and URLs."""
 
 from __future__ import annotations
 

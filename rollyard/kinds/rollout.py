@@ -219,7 +219,7 @@ class RolloutRequest(WireModel):
     priority: int = Field(default=0, ge=-100, le=100)
     """Priority in the queue; a higher number starts first."""
     mode: Literal["train", "eval"] = "train"
-    """Free data of the caller, stored with the trajectory."""
+    """Label for the caller's own use, stored with the trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
     """Oldest version of the policy's weights that may sample the rollout. The rollout stays queued until an endpoint serves
     this version or a newer one. You may name a version that does not exist yet."""
@@ -287,7 +287,7 @@ class Segment(WireModel):
     logprobs: list[float | None]
     weights_version: list[str | None]
     prompt_length: int
-    """Number of tokens before the first sampled one."""
+    """Number of tokens before the first sampled token."""
     extras: dict[str, Any] = {}
 
     @model_validator(mode="after")
@@ -348,7 +348,7 @@ class RunResult(WireModel):
 
     outcome: Outcome
     artifact: dict[str, str]
-    """Name -> text or base64, as the handler's `collect` returned it. The server limits its size."""
+    """Name -> text, as the handler's `collect` returned it. The server limits the size of the artifact."""
 
 
 class RolloutView(WireModel):

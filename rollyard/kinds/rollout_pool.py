@@ -66,7 +66,7 @@ class Stages(KindModel):
 
 class SandboxTemplate(KindModel):
     runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
-    """Container runtime. auto: the first one found of Apptainer, Singularity and bubblewrap."""
+    """Container runtime. auto: the first runtime of Apptainer, Singularity and bubblewrap that works on the node."""
     default_image: AbsolutePath | None = None
     """Image for tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
@@ -86,7 +86,7 @@ def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -
 
 
 def _sandbox_capacities(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
-    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 6 / 0.1 is slightly less than 60
+    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 7 / 0.14 is slightly less than 50
     if not allocation.memory_bytes:
         return by_cores, None
     return by_cores, allocation.memory_bytes // max(1, size_bytes(sandbox.memory))
@@ -130,7 +130,7 @@ class RolloutPoolSpec(KindModel):
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: Autoscaling | None = None
-    """Bounds of a size that follows the demand. Set this or `replicas`."""
+    """Bounds of a number of allocations that follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
     """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. It gets new allocations only
     after you raise the limit."""

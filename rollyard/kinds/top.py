@@ -1,4 +1,4 @@
-"""Present state of pools for the API's `top`. It comes from memory and is not stored."""
+"""Present state of pools for the API's `top`. The state comes from the server's memory and is not stored."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class WeightsOperation(StatusModel):
     supersedes: str | None = None
     """Version of the unfinished operation that this operation replaced."""
     total: int = 0
-    """Endpoints in this operation."""
+    """Number of endpoints in this operation."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
     """Endpoints by id. After the end of the operation, only entries that are still needed."""
@@ -113,7 +113,7 @@ class WeightsOperation(StatusModel):
 
     @property
     def receivers(self) -> list[str]:
-        """Ids of the ordered endpoints, once all of them wait for the trainer's transfer; empty before."""
+        """Ids of the endpoints that receive the trainer's transfer together; empty until all of them wait for it."""
         at_it = {id: p for id, p in self.endpoints.items() if p.phase == "Ordered" and not p.reason}
         return sorted(at_it) if all(p.transferring for p in at_it.values()) else []
 

@@ -74,7 +74,7 @@ class NodeAgent:
         self._node: NodeContext | None = None
         self._sandboxes: SandboxFactory | None = None
         self._capacity = 0
-        """Number of sandboxes that fit into the allocation, from the first Welcome."""
+        """Number of sandboxes that fit into the allocation. The server's first `Welcome` sets it."""
         self._lease_seconds = LEASE_SECONDS
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
@@ -226,8 +226,8 @@ class NodeAgent:
         self._stage_changed.wake()
 
     async def _beat(self) -> None:
-        """Send a heartbeat at regular times and after each change. A request for leases, by the free capacity, follows
-        every heartbeat."""
+        """Send a heartbeat at regular times and after each change. After every heartbeat, request leases for the free
+        capacity."""
         loop = asyncio.get_running_loop()
         while True:
             await self._stage_changed.pause(self._lease_seconds / 3)

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 TERM_SECONDS = 0.2
 """Seconds to wait for this process's own TERM after a sandbox is lost.
 
-When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. After this
-wait the signal has been read: the rollout is handed back, and the lost sandbox does not count as a failed attempt.
+When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. If this
+process reads TERM during the wait, the rollout is handed back, and the lost sandbox does not count as a failed attempt.
 """
 HARNESS_MEMORY_SHARE = 0.8
 """Share of EVAL's time budget that the agent's work may use. A solution that hangs exceeds this share before the budget
@@ -193,8 +193,8 @@ class LeaseRun:
     async def _agent(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
     ) -> tuple[_AgentResult, Artifact]:
-        """Run the agent and collect the artifact. A run that exceeds the stage's budget is truncated, and then collected
-        too."""
+        """Run the agent and collect the artifact. If the stage's budget runs out, the run is truncated, and the artifact
+        is collected too."""
         policy = self._node.policy(self._lease, template)
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
@@ -281,7 +281,7 @@ class LeaseRun:
         return SandboxSpec(image=handler.image(self._lease.task) or pool.default_image, limits=limits)
 
     def _budget(self, stage: Stage) -> float:
-        """Return the pool's budget, or the rollout's own if it is tighter."""
+        """Return the time budget in seconds: the pool's, or the rollout's if that is shorter."""
         word = stage.value.lower()
         own = getattr(self._lease.budgets, f"{word}_seconds")
         pools: float = getattr(self._node.stages, word).timeout_seconds

@@ -32,7 +32,7 @@ LEASE_SECONDS."""
 
 
 def main(folder: Path) -> int:
-    """Run until the job ends."""
+    """Run the node agent of the allocation in `folder`; return the exit status."""
     set_up_logging()
     os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: more threads would only add costs

@@ -138,7 +138,7 @@ def _metadata(metadata: Any) -> list[Problem]:
 
 
 def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
-    """Mistakes in metadata by the rules of Kubernetes, at its paths. The pydantic model reports wrong types."""
+    """Mistakes in metadata by Kubernetes' rules, with the paths that Kubernetes reports. Wrong types are not checked here."""
     for field in ("name", "namespace"):
         if isinstance(text := metadata.get(field), str):
             yield from (Problem(("metadata", field), f"{_given_text(text)}: {words}") for words in name_problems(text))
@@ -168,7 +168,7 @@ def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list
 
 
 def _repair(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Problem]) -> dict[str, Any]:
-    """The data with unknown fields renamed to the probable ones, or removed."""
+    """Copy of the data in which unknown fields are renamed to the probable fields, or removed."""
     repaired = copy.deepcopy(data)
     for problem in unknown:
         holder: Any = repaired

@@ -37,7 +37,7 @@ class JobState(StrEnum):
 
 
 _SYNONYMS = {
-    "CONFIGURING": "PENDING",  # its nodes are being booted
+    "CONFIGURING": "PENDING",  # the job's nodes are being booted
     "POWER_UP_NODE": "PENDING",
     "REQUEUED": "PENDING",
     "REQUEUE_FED": "PENDING",

@@ -1,5 +1,5 @@
-"""Paths in a spec. They must be absolute, because they belong to the allocation's node. A YAML file may also have paths
-relative to that file.
+"""Paths in a spec. They must be absolute, because they are used on the allocation's node. A YAML file may also have
+paths relative to that file.
 """
 
 from __future__ import annotations

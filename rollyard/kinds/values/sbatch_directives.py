@@ -47,7 +47,7 @@ FIELDS = {
     "exclusive": "exclusive",
     "nice": "nice",
 }
-"""sbatch's option -> field of the template that sets it."""
+"""Option of sbatch -> field of the allocation template that sets this option."""
 IDENTITY = {
     "ROLLYARD_ALLOCATION", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID",
     "SLURM_RESTART_COUNT", "SLURMD_NODENAME",

@@ -31,7 +31,7 @@ class AgentProgress:
 
     conversation: Conversation
     parser: ToolCallParser
-    """Parser for the model's family."""
+    """Parser for the model's tool calls."""
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.TRUNCATED
     """`TRUNCATED` until a turn has no tool call and so ends the conversation."""

@@ -13,7 +13,7 @@ class Tools:
     """The tools offered to one rollout."""
 
     def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
-        """`form` describes how this model writes a call. The reply to a wrong call quotes it."""
+        """`form`: description of how this model writes a call. The reply to a wrong call quotes this description."""
         self._offered = offered
         self._sandbox = sandbox
         self._timeout = timeout

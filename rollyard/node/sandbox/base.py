@@ -25,8 +25,8 @@ class Limits:
       Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. bubblewrap limits
       each of /workspace, /home/agent, /tmp, /var/tmp and /dev/shm. With bubblewrap, a sandbox from a folder image can
       change other paths without a limit; such changes are in memory.
-    - `cpus`: the sandbox is bound to this number, rounded up, of the CPUs of this process. Programs in the sandbox see
-      only these CPUs. A program can undo the limit by setting its own affinity.
+    - `cpus`: the sandbox is bound to this number of the node agent's CPUs, rounded up. Programs in the sandbox see only
+      these CPUs. A program can undo the limit by setting its own affinity.
     """
 
     cpus: float
@@ -99,7 +99,7 @@ class Runtime(Protocol):
         """Name as in a pool's `sandbox.runtime`: apptainer, singularity or bubblewrap."""
 
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
-        """Return the launcher's argv. It runs `argv` as process 1 of a new sandbox, with the folder `own` at `OWN`."""
+        """Return the argv of the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`."""
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         """Return the argv that unpacks a `.sif` into the empty `folder`. Raises ImageNotFound if the image cannot be read."""

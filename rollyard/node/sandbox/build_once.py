@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def build_once(folder: Path, fill: Callable[[Path], None]) -> Path:
-    """Return `folder`. If it is missing, `fill` fills an empty folder, which then gets this name; other callers wait."""
+    """Return `folder`. If it is missing, `fill` fills a new folder, which is then renamed. Other callers wait."""
     if folder.is_dir():
         return folder
     if not folder.parent.is_dir():

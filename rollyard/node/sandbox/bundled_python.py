@@ -119,7 +119,7 @@ def _copy_distribution(distribution: importlib.metadata.Distribution, library: P
             continue
         target = library / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source, target)  # keep the times, because compiled code is valid only with them
+        shutil.copy2(source, target)  # keep the times of sources, because compiled code is valid only for these times
 
 
 def _agent_folder() -> Path:

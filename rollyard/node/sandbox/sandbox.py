@@ -38,7 +38,7 @@ END_SECONDS = 5.0
 
 
 class Sandbox:
-    """One isolated environment. Calls raise SandboxLost if the sandbox is gone. No action of the task can cause this."""
+    """One isolated environment. Calls raise SandboxLost if the sandbox is gone, which no action of the task can cause."""
 
     def __init__(
         self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
@@ -247,7 +247,7 @@ class _Launcher:
         return cls(process, complaints), ours
 
     async def end(self) -> None:
-        """Wait for the process, whose socket is closed. Kill it if it does not end by itself."""
+        """Wait until the process ends; its socket is already closed. Kill the process after END_SECONDS."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()

@@ -31,7 +31,8 @@ class Numeral:
     decimal: bool
     """True if the number has a decimal point or a power of ten, and so may have been rounded."""
     worked_out: bool
-    """True if a fraction is in lowest terms, and if the factor of a power of ten has one digit before its point."""
+    """True if nothing is left to compute. A fraction must be in lowest terms; the factor of a power of ten must be 0, or at
+    least 1 and below 10."""
 
 
 def numeral(text: str) -> Numeral | None:

@@ -1,1 +1,1 @@
-"""Built-in task handlers. Plug-ins add others through the entry point group `rollyard.tasks`."""
+"""Built-in task handlers. Plug-ins add further handlers through the entry point group `rollyard.tasks`."""

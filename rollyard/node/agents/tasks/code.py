@@ -63,8 +63,8 @@ class CodeHandler:
                 raise TaskError(f"the task's file {path} cannot be written: {error}") from error
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """Return the solution; an empty artifact if the file is missing, too large, or not text. This is the agent's
-        mistake."""
+        """Return the solution; an empty artifact if the file is missing, too large, or not text. Such a file is the
+        agent's mistake."""
         try:
             data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
             return {"solution": data.decode()}

@@ -23,7 +23,7 @@ class Handlers:
 
     loaded: Mapping[str, GuardedHandler]
     failed: Mapping[str, str]
-    """Task kind -> type, message and line of the exception because of which its handler cannot be loaded."""
+    """Task kind -> reason why its handler cannot be loaded: type, message and line of the exception."""
 
     async def close(self) -> None:
         """Release what the handlers hold, such as checker processes. An error of a handler is logged."""
