@@ -22,17 +22,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 30.0
-"""Time for which a call retries while the server is away or overloaded; a restart takes a second or two."""
+"""Time for which a call retries while the server is unreachable or overloaded. A restart takes a second or two."""
 REQUEST_SECONDS = 90.0
 
 
 class ServerConnection:
-    """One HTTP session; every call goes to the server's URL at that moment."""
+    """HTTP session for calls to the server's current URL."""
 
     def __init__(
         self, context: Context, warn: Callable[[str], None] = log.warning, retry_seconds: float = RETRY_SECONDS
     ) -> None:
-        """`warn`: called with the text of `Warning` headers, and when a call waits for the server.
+        """`warn`: function that gets the texts of `Warning` headers, and a text when a call waits for the server.
 
         `retry_seconds`: time for which a call waits for an unreachable server.
         """
@@ -58,12 +58,12 @@ class ServerConnection:
         repeat: bool = True,
         seconds: float = REQUEST_SECONDS,
     ) -> Any:
-        """Return the JSON answer. `repeat`: if the answer is lost, the call is repeated, because it may safely be made
-        twice.
+        """Return the JSON answer.
 
-        `body`: bytes are sent unchanged, anything else as JSON. `seconds`: limit of one attempt.
+        `repeat`: the call may safely be made twice, so it is repeated if the answer is lost. `body`: bytes are sent
+        unchanged, other values as JSON. `seconds`: limit of one attempt.
 
-        Raises ApiError; Unavailable when the server stays away or overloaded.
+        Raises ApiError; Unavailable if the server stays unreachable or overloaded.
         """
 
         def read(answer: aiohttp.ClientResponse) -> Awaitable[Any]:
@@ -117,7 +117,7 @@ class ServerConnection:
     async def stream(
         self, path: str, query: Mapping[str, str], *, silence: float | None = None, accept: str = "*/*"
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Return a long answer as a stream. It ends when the server moves, or sends nothing for `silence` seconds.
+        """Return a long answer as a stream. The stream breaks if the server moves, or is silent for `silence` seconds.
 
         Raises ApiError for an error status; ClientError or TimeoutError, here or at a read, when the stream breaks.
         """
@@ -126,7 +126,7 @@ class ServerConnection:
         async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
             headers = {"Accept": accept}
             answer = await self._session.get(at + path, params=query, timeout=timeout, headers=headers)
-        # No time limit here: a limit would also cancel the work of the reader between two reads.
+        # No `asyncio.timeout` here, because it would also cancel the work of the reader between two reads.
         async with answer, running(self._cut_when_moved(at, answer.close)):
             await self._check(answer)
             yield answer
@@ -159,12 +159,12 @@ class ServerConnection:
         cut()
 
     async def _url(self) -> str:
-        """Read the URL in a thread: shared storage may stall, and a trainer's loop has other work."""
+        """Read the URL in a thread, because shared storage may stall and would block the trainer's event loop."""
         return await asyncio.to_thread(self.context.current_url)
 
 
 async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield lines of any length: a trajectory is longer than aiohttp's own line reader allows."""
+    """Yield lines of any length. (aiohttp's own line reader refuses a line as long as a trajectory.)"""
     rest = b""
     async for chunk in answer.content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")
@@ -174,11 +174,11 @@ async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _payload(body: Any, content_type: str) -> aiohttp.payload.Payload | None:
-    if isinstance(body, bytes):  # sent in pieces: one large write would block the loop
+    if isinstance(body, bytes):  # sent in pieces, because one large write would block the event loop
         return aiohttp.payload.BytesIOPayload(BytesIO(body), content_type=content_type)
     return None if body is None else aiohttp.payload.JsonPayload(body, content_type=content_type)
 
 
 def _warning(header: str) -> str:
-    """Return the text of `299 - "text"`."""
+    """Return `text` from a header `299 - "text"`."""
     return re.sub(r"\\(.)", r"\1", header.partition(' "')[2].removesuffix('"'))

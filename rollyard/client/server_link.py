@@ -1,4 +1,4 @@
-"""An allocation's link to its server. The address is read again before every attempt, so a moved server is found."""
+"""An allocation's link to its server. Every attempt reads the server's address again, so a moved server is found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 30.0
 ADDRESS_POLL_SECONDS = 2.0
-"""Wait between two checks of the server's address during a connection."""
+"""Time between two checks of the server's address during a connection."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class ServerLink:
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))
 
     async def url(self) -> str:
-        """Return the server's current address. Raises Unavailable while none is published."""
+        """Return the server's current address. Raises Unavailable if no server has published an address."""
         try:
-            # In a thread: shared storage may stall, and this loop carries token streams and leases.
+            # In a thread, because shared storage may stall, and this event loop also serves token streams and leases.
             data = await asyncio.to_thread(Path(self.allocation.endpoint_file).read_bytes)
             return EndpointFile.model_validate_json(data).url
         except (OSError, ValueError) as error:
@@ -58,7 +58,7 @@ class ServerLink:
         return {"Authorization": f"Bearer {self.token}"}
 
     def identity(self) -> Identity:
-        """The identity of this process, with the job id of Slurm or the local driver."""
+        """Return the identity of this process. The job id is that of Slurm or of the local driver."""
         return Identity(
             allocation=self.allocation.allocation,
             namespace=self.allocation.namespace,
@@ -71,13 +71,13 @@ class ServerLink:
         )
 
     def session(self) -> aiohttp.ClientSession:
-        """Make a session for this server; time limits are set for each request."""
+        """Make a session for this server. Each request has a time limit of `REQUEST_SECONDS`."""
         connector = aiohttp.TCPConnector(ssl=self.tls, limit=32)
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=5.0)
         return aiohttp.ClientSession(connector=connector, headers=self.headers, timeout=timeout)
 
     async def post(self, http: aiohttp.ClientSession, path: str, body: str) -> Any:
-        """Post and return the JSON answer. Raises ApiError, or Unavailable when the server cannot be reached."""
+        """Post `body` and return the JSON answer. Raises ApiError; Unavailable if the server cannot be reached."""
         url, headers = await self.url() + path, {"Content-Type": "application/json"}
         try:
             async with http.post(url, data=body, headers=headers) as answer:
@@ -88,7 +88,7 @@ class ServerLink:
 
 
 async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
-    """Raise the ApiError of an error answer's `Status` body."""
+    """Raise the ApiError that the `Status` body of an error answer describes."""
     if answer.status < 400:
         return
     causes: list[Cause] = []
@@ -101,14 +101,14 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
             )
     except (aiohttp.ClientError, ValueError, KeyError, TypeError, AttributeError):
         message, reason = f"HTTP {answer.status} {answer.reason}", ""
-    after = answer.headers.get("Retry-After", "")  # the header may also be a date; Rollyard's server sends none
+    after = answer.headers.get("Retry-After", "")  # Rollyard's server sends seconds; HTTP also allows a date
     raise error_from_reason(
         answer.status, reason, message, causes, retry_after=int(after) if after.isdecimal() else None
     )
 
 
 async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
-    """Return once the server's address is no longer `at`.
+    """Wait until the server's address differs from `at`.
 
     A server on a frozen or isolated node may keep its connections long after another server took over.
     """
@@ -121,17 +121,17 @@ async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
 
 
 def address_towards(url: str) -> str:
-    """Return the address of this machine's interface towards the server, by which other nodes can reach this one."""
+    """Return the address of this machine's interface towards the server. Other nodes use it to reach this machine."""
     parts = urlsplit(url)
     info = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
     with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
-        probe.connect(info[4])  # sends nothing: it only selects the route
+        probe.connect(info[4])  # for datagrams, `connect` sends nothing and only selects the route
         return str(probe.getsockname()[0])
 
 
 def _job_id() -> str:
-    """Return the job id as the server knows it: for a task of an array the array's id and the index."""
+    """Return the job id in the server's form. For a task of a job array the form is `<array's id>_<index>`."""
     if step := os.environ.get("ROLLYARD_JOB"):
-        return step  # step of a job that was allocated interactively
+        return step  # this allocation is a step of an interactive job
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")

@@ -1,4 +1,4 @@
-"""`Client`: the API for programs without an event loop; it runs the async client on a loop in a thread."""
+"""`Client`: the API for programs without an event loop. A thread runs the async client on an event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class BlockingWeightsReceiver:
-    """A `WeightsReceiver` for programs without an event loop. Several threads may call it at once."""
+    """A `WeightsReceiver` for programs without an event loop. Several threads may call it at the same time."""
 
     receiver: WeightsReceiver
     loop: asyncio.AbstractEventLoop
@@ -41,7 +41,7 @@ class BlockingWeightsReceiver:
 
 
 class BlockingBatch:
-    """An `AsyncBatch` for programs without an event loop; made by `Client.batch`."""
+    """An `AsyncBatch` for programs without an event loop. `Client.batch` makes it."""
 
     def __init__(self, batch: AsyncBatch, loop: asyncio.AbstractEventLoop) -> None:
         self._batch = batch
@@ -58,7 +58,7 @@ class BlockingBatch:
 
     @property
     def view(self) -> BatchView | None:
-        """State of the batch as last seen."""
+        """State of the batch in the server's last answer."""
         return self._batch.view
 
     def __iter__(self) -> BlockingBatch:
@@ -112,7 +112,7 @@ class BlockingWeightsPush:
 
 
 class Client:
-    """Submit, wait, read, cancel. Use it as a context manager."""
+    """The API of trainers as blocking calls. Use a `Client` as a context manager."""
 
     def __init__(self, *, kubeconfig: Path | str | None = None) -> None:
         self._loop = asyncio.new_event_loop()
@@ -152,7 +152,7 @@ class Client:
         return self._run(self._client.wait(id, namespace))
 
     def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> Iterator[Trajectory]:
-        """Yield the trajectories of rollouts in the order in which they end. Raises NotFound."""
+        """Yield the trajectories of rollouts in the order in which the rollouts end. Raises NotFound."""
         found = self._client.as_completed(ids, namespace)
         try:
             while (trajectory := self._run(anext(found, None))) is not None:
@@ -161,7 +161,7 @@ class Client:
             self._run(found.aclose())
 
     def wait_many(self, ids: Sequence[str], namespace: str | None = None) -> list[Trajectory]:
-        """Wait until all of these rollouts have ended; return them in the order of the argument. Raises NotFound."""
+        """Wait until all these rollouts have ended. Return their trajectories in the order of `ids`. Raises NotFound."""
         return self._run(self._client.wait_many(ids, namespace))
 
     def counts(
@@ -172,7 +172,7 @@ class Client:
     def cancel_rollouts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> int:
-        """Cancel all unfinished rollouts of a group or a pool; return how many."""
+        """Cancel all unfinished rollouts of a group or a pool, and return their number."""
         return self._run(self._client.cancel_rollouts(namespace, pool=pool, group=group))
 
     def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
@@ -250,12 +250,12 @@ class Client:
         mode: Mode = "Pause",
         keep: int = 2,
     ) -> BlockingWeightsPush:
-        """Context that pushes a trainer's weights: `with client.weights("policy") as w: w.push(model)`."""
+        """Push a trainer's weights: `with client.weights("policy") as w: w.push(model)`."""
         pusher = self._client.weights(pool, folder=folder, namespace=namespace, mode=mode, keep=keep)
         return BlockingWeightsPush(pusher, self._run)
 
     def update_weights(self, namespace: str, pool: str, update: WeightsUpdate, *, wait: bool = False) -> WeightsStatus:
-        """Begin an update. With `wait`, return when it has ended, whether it succeeded or not."""
+        """Begin an update. With `wait`, return when the update has ended, even if it has failed."""
         begun = self._run(self._client.update_weights(namespace, pool, update))
         return self._run(self._client.wait_weights(namespace, pool, update.version)) if wait else begun
 

@@ -1,7 +1,7 @@
-"""Groups of trajectories as padded arrays for a loss: one row for each segment.
+"""Padded arrays for training, from groups of trajectories: one row for each segment.
 
-A rollout whose agent rewrote its history has several segments. Each of them is a sequence of its own, with the
-rollout's advantage. PPO, GRPO and DAPO need the same arrays; the trainer computes the loss.
+If an agent rewrote the conversation's history, the rollout has several segments. Each segment is a separate sequence
+with the rollout's advantage. PPO, GRPO and DAPO can use these arrays; the trainer computes the loss.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.kinds.rollout import Segment, Trajectory
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """Arrays of shape [rows, length], padded on the right, or [rows]."""
+    """Arrays of shape [rows, length] (padded on the right) or of shape [rows]."""
 
     input_ids: NDArray[np.int64]
     attention_mask: NDArray[np.int64]
@@ -26,14 +26,14 @@ class TrainingRows:
     loss_mask: NDArray[np.int64]
     """1 for tokens that the policy sampled."""
     logprobs: NDArray[np.float32]
-    """Natural logarithms at sampling; 0 where `loss_mask` is 0."""
+    """Natural logarithm of each token's probability at sampling; 0 where `loss_mask` is 0."""
     weights_version: NDArray[np.int32]
-    """Index in `versions` of the weights that sampled the token; -1 where `loss_mask` is 0."""
+    """Index in `versions`: the weights that sampled the token; -1 where `loss_mask` is 0."""
     versions: tuple[str, ...]
     rewards: NDArray[np.float64]
     advantages: NDArray[np.float64]
     group: NDArray[np.int32]
-    """Index of the row's group in the argument."""
+    """Index of the row's group in the argument of `collate`."""
     rollout: NDArray[np.int32]
     """Number of the row's rollout, counted over all groups. Rows of one rollout have the same number."""
 
@@ -45,10 +45,10 @@ class TrainingRows:
 def collate(
     groups: Sequence[Sequence[Trajectory]], *, advantages: str = "grpo", pad_id: int = 0, max_length: int | None = None
 ) -> TrainingRows:
-    """Make the arrays of the rollouts that have a reward. Rollouts without one are left out, and count in no baseline.
+    """Make the arrays of the rollouts that have a reward. Baselines leave out rollouts without a reward too.
 
     `advantages`: a name from `rollyard.client.advantages.ADVANTAGES`. `max_length`: longer segments are left out as a
-    whole, because a cut one would train on half of an action. Raises ValueError if no row is left.
+    whole, because a cut segment would train on half of an action. Raises ValueError if no row is left.
     """
     rows: list[tuple[int, int, float, float, Segment]] = []
     number = 0

@@ -1,9 +1,10 @@
-"""Weights from a trainer's memory to a pool: written to a folder in one step, then served.
+"""Push of weights from a trainer's memory to a pool: the weights are written to a folder, then served.
 
     async with client.weights("policy", folder="/shared/weights") as weights:
         version = await weights.push(model)        # step1, step2, ...
 
-A crash at any point leaves complete folders and unfinished ones. An unfinished folder is never named to the server.
+After a crash, each folder is complete or has the name of an unfinished folder (`.writing-…`). The server never gets the
+path of an unfinished folder.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class SavesPretrained(Protocol):
 
 
 Weights = SavesPretrained | Mapping[str, Any] | Path
-"""A model; its tensors by name, of torch or numpy; or a folder that is already complete."""
+"""A model; or a model's tensors by name, of torch or numpy; or a complete folder."""
 
 
 class WeightsApi(Protocol):
-    """Calls of `AsyncClient` that a push makes."""
+    """Methods of `AsyncClient` that a push uses."""
 
     context: Context
 
@@ -67,8 +68,8 @@ class WeightsPush:
         keep: int = 2,
     ) -> None:
         """`folder`: where versions are written; the engines' nodes must read it too. Default: ~/.rollyard/weights/POOL.
-        `keep`: how many of the newest versions from this WeightsPush keep their folder; older folders are deleted once a
-        newer version is served.
+        `keep`: number of folders that this WeightsPush keeps. When a new version is served, its older folders are
+        deleted.
         """
         if keep < 1:
             raise ValueError("`keep` must be at least 1: engines that restart read the folder of the served version")
@@ -76,9 +77,9 @@ class WeightsPush:
         self.namespace, self.pool = namespace or client.context.namespace, pool
         self.folder = Path(folder or Path.home() / ".rollyard" / "weights" / pool).absolute()
         self.step = 0
-        """Number of the last version. Until the first push it is the highest number from earlier trainers; 0 if none."""
+        """Number of the last version. Before the first push: the highest number in the pool's status, or 0."""
         self.version: str | None = None
-        """Last version that was pushed and is served."""
+        """Last version that `push` returned."""
         self._written: list[Path] = []
 
     async def __aenter__(self) -> Self:
@@ -92,12 +93,12 @@ class WeightsPush:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Keep the folders, because the pool serves from the last one."""
+        """Keep the folders, because engines that restart read the last folder."""
 
     async def push(self, weights: Weights, version: str | None = None) -> str:
         """Write the weights, and return their version once every endpoint serves it. Default version: `step<n>`.
 
-        Raises NoProgress if the update failed or another one replaced it, and the errors of `update_weights`.
+        Raises NoProgress if the update failed or another update replaced it, and the errors of `update_weights`.
         """
         number = self.step + 1
         version = version or f"step{number}"
@@ -121,13 +122,13 @@ class WeightsPush:
         return await asyncio.to_thread(self._write_folder, weights, version, config)
 
     async def _check_new(self, version: str) -> None:
-        """Raise Conflict for a version that the pool has served, because its folder must not change."""
+        """Raise Conflict for a version that the pool has served, because the version's folder must not change."""
         status = await self._client.weights_status(self.namespace, self.pool)
         if status.record(version) is not None:
             raise Conflict(f"weights {version!r} exist already in pool {self.pool!r}; choose another version")
 
     async def _config(self) -> Path:
-        """Return the path of the model's config.json, because tensors alone do not show which model they are."""
+        """Return the path of the pool's config.json, because tensors alone do not define a model. Raises Invalid."""
         key = ObjectKey(kind="InferencePool", namespace=self.namespace, name=self.pool)
         pool = await self._client.get(key)
         assert isinstance(pool, InferencePool)
@@ -151,7 +152,7 @@ class WeightsPush:
             for file in unfinished.iterdir():
                 _sync(file)
             path = self.folder / version
-            if path.exists():  # written by a trainer that died before the update; no pool serves it
+            if path.exists():  # a trainer wrote it and died before the update, so no pool serves it
                 shutil.rmtree(path)
             unfinished.rename(path)
             _sync(self.folder)

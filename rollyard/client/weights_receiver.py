@@ -1,4 +1,4 @@
-"""An engine that waits for a trainer to move weights into it."""
+"""Calls of a trainer to an engine that waits for weights."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class WeightsReceiver:
     weights_path: str
     """Path of the pool's weights in the API."""
     id: str
-    """namespace/allocation."""
+    """The engine's allocation, as `namespace/name`."""
 
     async def call(self, route: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
-        """Make one call of a transfer, such as `update_weights`, and return its JSON.
+        """Make one call of a transfer, such as `update_weights`, and return the JSON answer.
 
-        The routes and bodies are vLLM's. The embedded engine has them too, and also accepts bytes of safetensors.
-        Raises Conflict when the engine no longer waits, ApiError with the engine's message when it refuses.
+        The routes and bodies are those of vLLM. The embedded engine has the same routes, and also accepts bytes of
+        safetensors. Raises Conflict if the engine no longer waits, ApiError with the engine's message if it refuses.
         """
         path = f"{self.weights_path}/endpoints/{self.id.rpartition('/')[2]}/{route}"
         method = "GET" if route.startswith("get_") else "POST"

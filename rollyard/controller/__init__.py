@@ -1,1 +1,1 @@
-"""Engine of a Kubernetes-shaped controller: queue, informer, expectations, manager. No kind is known here."""
+"""Parts of a Kubernetes-style controller for any kind of object: queue, informer, expectations, manager."""

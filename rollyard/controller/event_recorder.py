@@ -1,4 +1,4 @@
-"""Events about objects. Each event is recorded once, and counted when it happens again."""
+"""Events about objects. A repeated event is stored once, with a count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EventRecorder:
     async def record_event(
         self, obj: KindObject, reason: str, message: str, type: Literal["Normal", "Warning"] = "Normal"
     ) -> None:
-        """Record an event. Events are for people: a failed write is logged and stops nothing."""
+        """Record an event. A failed write is only logged, because events are only for people."""
         meta, message = obj.metadata, message[:MAX_MESSAGE]
         digest = hashlib.sha256(f"{meta.uid}/{type}/{reason}/{message}".encode()).hexdigest()[:10]
         name = f"{meta.name[:48]}.{digest}".replace(".", "-")

@@ -1,7 +1,7 @@
-"""Objects that were created or deleted, and whose events have not arrived yet.
+"""Expectations: creates and deletes whose events have not arrived at the local copy (`informer`) yet.
 
-While an owner has open expectations, its local copy is old, and acting on the copy would repeat the change. An
-expectation lapses after some time: a missed event must not stop an owner for ever (Kubernetes,
+While an owner has open expectations, the local copy lacks a change, and a controller that trusted the copy would repeat
+this change. An expectation lapses after some time, so that a missed event does not stop the owner for ever (Kubernetes,
 pkg/controller/controller_utils.go).
 """
 
@@ -32,13 +32,13 @@ class Expectations:
         self._open: dict[Hashable, _OpenExpectations] = {}
 
     def expect(self, owner: Hashable, change: Change) -> None:
-        """Open an expectation. Call it before the change: the event may arrive before the call returns."""
+        """Open an expectation. Do this before the change, because the event may arrive before the change returns."""
         entry = self._open.setdefault(owner, _OpenExpectations(self._clock.monotonic()))
         entry.since = self._clock.monotonic()
         entry.changes.add(change)
 
     def observed(self, owner: Hashable, change: Change) -> None:
-        """Close an expectation: the change's event has arrived, or its call failed and no event will come."""
+        """Close an expectation after the change's event has arrived, or after the change has failed."""
         entry = self._open.get(owner)
         if entry is None:
             return

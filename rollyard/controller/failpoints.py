@@ -1,4 +1,4 @@
-"""Named points between an intent and its record. At such a point a test kills the process, as `kill -9` would."""
+"""Named points in the reconcilers, such as `after-submit`, at which a test can kill the process with SIGKILL."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ VARIABLE = "ROLLYARD_CRASH_AT"
 
 
 def failpoint(name: Failpoint) -> None:
-    """Kill this process at once if the environment names this point."""
+    """Kill this process if the environment variable names this point."""
     if os.environ.get(VARIABLE) == name:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""A local copy of all objects of one kind, kept by list and watch. It calls handlers on each change.
+"""A local copy of all objects of one kind, updated by list and watch. Each change calls handlers.
 
 The copy lags behind the store by a moment. This is safe for two reasons. Every write carries the resourceVersion on
-which the decision was based. After a create or delete, controllers wait until the copy shows it (`expectations`).
+which the decision was based. After a create or delete, controllers wait until the copy shows the change
+(`expectations`).
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=KindObject)
 Handler = Callable[[T | None, T | None], None]
-"""Called with the state before and after: (None, new), (old, new), (old, None). Must not block."""
+"""Function of the object before and after a change: (None, new), (old, new) or (old, None). It must not block."""
 
 RETRY_SECONDS = 1.0
 
 
 class Informer(Generic[T]):
-    """All objects of one kind; read it only after `synced` is set."""
+    """Copy of all objects of one kind. Read the copy only after `synced` is set."""
 
     def __init__(self, store: Store, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
-        """`owner` returns the key by which `of` finds an object; it must not change while the object exists."""
+        """`owner`: function from an object to its key for `of`. The key must not change while the object exists."""
         self.kind = kind
         self.synced = asyncio.Event()
         self._store = store
@@ -48,11 +49,11 @@ class Informer(Generic[T]):
         return list(self._objects.values())
 
     def of(self, owner: str) -> Sequence[T]:
-        """Objects that belong to `owner`. The look-up takes no longer when there are many other objects."""
+        """Return the objects that belong to `owner`, without a search through all objects."""
         return list(self._owned.get(owner, {}).values())
 
     async def run(self) -> None:
-        """Follow the store for ever. After a failure continue from the version read last; after a gap begin with a new list."""
+        """Follow the store without end. A failed watch continues at its last version, or lists again if that is too old."""
         since: str | None = None
         while True:
             try:

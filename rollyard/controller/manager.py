@@ -1,4 +1,4 @@
-"""The manager runs controllers: informers put keys into queues, workers take them, one function handles all outcomes.
+"""Manager of controllers: keys of objects wait in queues, workers take the keys, one function handles all outcomes.
 
 A reconcile request is only a key. The reconciler reads everything, plans, acts, and writes the status. After a failure
 the key is queued again.
@@ -24,7 +24,7 @@ WORKERS = 4
 RESYNC_SECONDS = 30.0
 RECONCILE_TIMEOUT_SECONDS = 120.0
 TERMINAL = (BadRequest, Forbidden, Invalid, TooLarge)
-"""Errors of the request itself: the same request would fail in the same way."""
+"""Errors of the request itself. The same request would fail again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class RequeueAfter:
-    """No error occurred; the key is to be reconciled once more after this time."""
+    """The attempt succeeded. The key must be reconciled again after this time."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """The attempt failed; a later one may succeed."""
+    """The attempt failed. A later attempt may succeed."""
 
     error: RollyardError | TimeoutError | OSError
 
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The attempt failed, and so would every other one until somebody changes something."""
+    """The attempt failed. Every later attempt would fail too until the object changes."""
 
     error: RollyardError
 
@@ -77,7 +77,7 @@ class Controller:
 
 
 class Manager:
-    """Owner of informers, workers, the periodic resync and other background tasks."""
+    """Runs informers, workers, the periodic resync and other background tasks."""
 
     def __init__(
         self,

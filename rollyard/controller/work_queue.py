@@ -1,7 +1,7 @@
-"""A queue of keys. Each key waits at most once, and at most one worker at a time has it.
+"""A queue of keys. Each key waits at most once, and at most one worker has a key at a time.
 
-If a key is added while a worker has it, it is queued again afterwards. So no change is missed, and no key is worked on
-twice at once (client-go, util/workqueue).
+A key that is added while a worker has it waits again when the worker is done. So no change is missed, and two workers
+never work on the same key (client-go, util/workqueue).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_DOUBLINGS = 32
 
 
 class WorkQueue(Generic[K]):
-    """Belongs to one event loop; nothing in it is safe to call from another thread."""
+    """Queue for one event loop. Other threads must not call it."""
 
     def __init__(self, base_seconds: float = BASE_SECONDS, cap_seconds: float = CAP_SECONDS) -> None:
         self._base = base_seconds
@@ -31,7 +31,7 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def add(self, key: K) -> None:
-        """Queue the key; several calls before its turn count once."""
+        """Queue the key. For a key that waits already, nothing changes."""
         if key in self._dirty:
             return
         self._dirty.add(key)
@@ -39,7 +39,7 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def add_after(self, key: K, seconds: float) -> None:
-        """Add the key after this delay. If several delays run for a key, the shortest counts."""
+        """Add the key after this delay. If several delays run for a key, the one that ends first counts."""
         if seconds <= 0:
             self.add(key)
             return
@@ -52,7 +52,7 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(seconds, self._add_due, key)
 
     def retry(self, key: K) -> float:
-        """Queue the key after a back-off that doubles with each of its failures; return the seconds.
+        """Queue the key after a random wait, whose limit doubles with each failure of the key. Return the seconds.
 
         Full jitter (Brooker, "Exponential Backoff And Jitter") spreads keys that failed together.
         """
@@ -63,7 +63,7 @@ class WorkQueue(Generic[K]):
         return seconds
 
     def failures(self, key: K) -> int:
-        """Number of failures in a row."""
+        """Return the number of the key's failures in a row."""
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
@@ -71,14 +71,14 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     async def get(self) -> K:
-        """Wait for the next key; it belongs to the caller until `done`."""
+        """Wait for the next key. The key belongs to the caller until `done`."""
         key = await self._ready.get()
         self._dirty.discard(key)
         self._working.add(key)
         return key
 
     def done(self, key: K) -> None:
-        """Give the key back; it waits again if it was added in the meantime."""
+        """Give the key back. If the key was added since `get`, queue it again."""
         self._working.discard(key)
         if key in self._dirty:
             self._ready.put_nowait(key)
@@ -90,7 +90,7 @@ class WorkQueue(Generic[K]):
         self._timers.clear()
 
     def __len__(self) -> int:
-        """Number of keys that wait now."""
+        """Return the number of keys that wait."""
         return self._ready.qsize()
 
     def _add_due(self, key: K) -> None:

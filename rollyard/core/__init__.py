@@ -1,1 +1,1 @@
-"""Parts of every process: errors, clock, telemetry, waiting, and HTTP bodies within limits. No kind is known here."""
+"""Parts that all processes use: errors, clock, telemetry, waiting, and HTTP bodies within limits."""

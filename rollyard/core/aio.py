@@ -1,14 +1,14 @@
 """Primitives for waiting and notifying on the event loop, shared by every process of Rollyard.
 
-They avoid traps of asyncio, most of which occur when a wait may end in two ways in the same iteration of the loop:
+They avoid traps of asyncio. Most of these traps occur when a wait ends in two ways in the same iteration of the loop:
 
 - `asyncio.wait_for` returns normally if its caller is cancelled in the iteration in which the awaited result arrives
-  (github.com/python/cpython/issues/86296, fixed in Python 3.12). The cancellation is lost, so a loop that is ended by
+  (github.com/python/cpython/issues/86296, fixed in Python 3.12). The cancellation is lost, so a loop that should end by
   a cancellation runs for ever.
 - `asyncio.timeout` raises TimeoutError if its time is up in the iteration in which the awaited result arrives: a
   caller that waits for an event sees a time-out although the event is set.
-- `asyncio.wait` ends no task: unfinished tasks run on, also when its caller is cancelled.
-- An `asyncio.Event` that is cleared after the work, and not before it, loses a `set` made during the work.
+- `asyncio.wait` does not cancel unfinished tasks, even if the caller of `asyncio.wait` is cancelled.
+- If an `asyncio.Event` is cleared after the work instead of before the work, a `set` during the work is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 async def wait_or_timeout(event: asyncio.Event, seconds: float) -> bool:
-    """Wait until the event is set or the time is up; return whether it was set. A cancellation always comes through."""
+    """Wait until the event is set or the time is up. Return whether the event is set. A cancellation is never lost."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return await event.wait()
@@ -31,7 +31,7 @@ async def wait_or_timeout(event: asyncio.Event, seconds: float) -> bool:
 
 
 class Waker:
-    """Pause between two rounds of one loop; any code on the event loop may end it early.
+    """Pause between two rounds of a loop. Any code on the event loop may end the pause early.
 
     A wake during the work ends the next pause at once, and many wakes count as one.
     """
@@ -43,7 +43,7 @@ class Waker:
         self._woken.set()
 
     async def pause(self, seconds: float) -> bool:
-        """Wait until `wake` is called or the time is up; return whether it was called since the last pause."""
+        """Wait until `wake` is called or the time is up. Return whether `wake` was called since the last pause."""
         woken = await wait_or_timeout(self._woken, seconds)
         self._woken.clear()
         return woken
@@ -53,7 +53,7 @@ class Waker:
 async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
     """Run a coroutine beside the block. Leaving the block cancels the coroutine, and waits until it has ended.
 
-    Its exception is not raised here: the block reads it from the task's result.
+    An exception of the coroutine is not raised here; the block gets the exception from the task's result.
     """
     task = asyncio.create_task(work)
     try:
@@ -64,7 +64,7 @@ async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
 
 
 class Signal(Generic[P]):
-    """Event with listeners: `Signal[Pool]` is emitted with a pool, `Signal[[]]` with nothing."""
+    """Event with listeners. A `Signal[Pool]` is emitted with a pool, a `Signal[[]]` without arguments."""
 
     def __init__(self) -> None:
         self._listeners: tuple[Callable[P, object], ...] = ()
@@ -80,7 +80,8 @@ class Signal(Generic[P]):
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all listeners, in the order in which they were connected.
 
-        If listeners raise, the last exception is raised once all have been called; the others are its context.
+        If listeners raise, the last exception is raised after all listeners were called. The earlier exceptions are its
+        context.
         """
         error: BaseException | None = None
         for listener in self._listeners:

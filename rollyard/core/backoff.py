@@ -1,4 +1,4 @@
-"""Waits between the attempts at something that fails for a while."""
+"""Waits between attempts at an action that fails for a while."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FIRST_SECONDS, CAP_SECONDS = 0.2, 5.0
 
 
 class Backoff:
-    """Waits between attempts: doubling, capped, with full jitter."""
+    """Random waits. The upper limit doubles with each attempt, up to a cap; the lower limit is a quarter of it."""
 
     def __init__(self, first: float = FIRST_SECONDS, cap: float = CAP_SECONDS) -> None:
         self._first, self._cap, self._tries = first, cap, 0
@@ -24,5 +24,5 @@ class Backoff:
         return random.uniform(ceiling / 4, ceiling)
 
     async def wait(self, at_least: float = 0.0) -> None:
-        """Wait. `at_least`: seconds that the other side requested."""
+        """Wait. `at_least`: least number of seconds, such as a server's `Retry-After`."""
         await asyncio.sleep(max(at_least, self.seconds()))

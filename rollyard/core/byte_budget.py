@@ -1,4 +1,4 @@
-"""Limit on the bytes of callers' requests in memory. A request without room waits until an earlier call has ended."""
+"""Limit on the bytes of callers' requests in memory. Requests above the limit wait until earlier requests have ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 class ByteBudget:
     def __init__(self, most: int, within: ByteBudget | None = None) -> None:
-        """`most`: bytes at once; a single request may exceed this. `within`: an outer budget that must have room too."""
+        """`most`: greatest number of bytes; a request that is alone may exceed this number.
+
+        `within`: outer budget, in which the same bytes are reserved.
+        """
         self._most = most
         self._within = within
         self._reserved = 0
@@ -18,7 +21,7 @@ class ByteBudget:
 
     @asynccontextmanager
     async def reserve(self, size: int) -> AsyncIterator[None]:
-        """Reserve this many bytes for the block, in the order of the calls."""
+        """Reserve this many bytes while the block runs. Callers get their bytes in the order of their calls."""
         async with AsyncExitStack() as stack:
             async with self._waiting:
                 while self._reserved and self._reserved + size > self._most:

@@ -1,4 +1,4 @@
-"""Time from one place, so that tests can set it."""
+"""Clocks. Code gets the time from a clock, so that tests can set the time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Seconds that never go back."""
+        """Seconds since an arbitrary moment. They never decrease."""
         ...
 
 
@@ -43,20 +43,20 @@ class ManualClock:
 
 
 def as_datetime(unix: float) -> datetime:
-    """UTC datetime, cut to whole seconds as Kubernetes writes times."""
+    """Return a UTC datetime in whole seconds, as in objects of Kubernetes."""
     return datetime.fromtimestamp(int(unix), UTC)
 
 
 def as_text(unix: float) -> str:
-    """UTC as text for people: `2026-11-22 11:02:03 UTC`."""
+    """Return a text for people: `2026-11-22 11:02:03 UTC`."""
     return f"{as_datetime(unix):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def as_exact_datetime(unix: float) -> datetime:
-    """UTC datetime with fractions, for durations under a second."""
+    """Return a UTC datetime with fractions of a second, for short durations."""
     return datetime.fromtimestamp(unix, UTC)
 
 
 def time_of_day(unix: float) -> str:
-    """Time without a date, `11:52:10 UTC`, for sentences about the near future."""
+    """Return a text without a date, `11:52:10 UTC`, for sentences about the near future."""
     return f"{datetime.fromtimestamp(unix, UTC):%H:%M:%S} UTC"

@@ -1,51 +1,51 @@
 """All of Rollyard's errors, in one tree.
 
 RollyardError
-├── ApiError                 has an HTTP code and a reason a client can branch on
+├── ApiError                 has an HTTP code, and a reason that clients can branch on
 │   ├── BadRequest           400  the request cannot be read
-│   ├── Unauthorized         401  no token, or one that is wrong or expired
+│   ├── Unauthorized         401  the token is missing, wrong or expired
 │   ├── Forbidden            403  the token's role may not do this
 │   ├── NotFound             404
 │   ├── MethodNotAllowed     405
 │   ├── RequestTimeout       408  the body stopped arriving
 │   ├── Conflict             409  the object has changed since it was read; read it again and repeat
 │   │   ├── AlreadyExists    409
-│   │   └── Fenced           409  the caller's lease or binding was given to another; it must stop
+│   │   └── Fenced           409  another process has the caller's lease or binding; the caller must stop
 │   ├── Expired              410  the resourceVersion or cursor is too old; list again
 │   ├── TooLarge             413
 │   ├── UnsupportedMediaType 415
-│   ├── Invalid              422  names each wrong field and a correct value
+│   ├── Invalid              422  the message names each wrong field and a correct value
 │   │   └── TemplateUnusable 422  a model's tokenizer or chat template cannot be used for any conversation
-│   ├── Incompatible         426  the caller's release and this one do not work together; the message names the one to update
+│   ├── Incompatible         426  the two releases do not work together; the message names the release to update
 │   ├── TooManyRequests      429
 │   └── Unavailable          503  try again later (a full disk, a server that is stopping)
 │       └── Superseded       503  another server has the data folder now; this one must stop
 ├── SlurmError
-│   ├── SlurmUnreachable     no answer: nothing is known, so nothing may be concluded
-│   └── SubmitRefused        Slurm refused the submit; its words are the message
-├── NodeFault                this node failed, another attempt may succeed: leads to a retry, then InfraFailed
-│   └── StageTimeout         a stage's budget ran out for a reason that is not the agent's
-├── SandboxError             a failure of ours, never of the agent: leads to a retry, then InfraFailed
+│   ├── SlurmUnreachable     Slurm did not answer, so the state of jobs and nodes is unknown
+│   └── SubmitRefused        Slurm refused the submit; the message quotes Slurm
+├── NodeFault                this node failed: the rollout is retried, and ends InfraFailed after the last attempt
+│   └── StageTimeout         a stage's time ran out, and the agent is not the cause
+├── SandboxError             the sandbox failed, not the agent: a retry; InfraFailed after the last attempt
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          the sandbox ended during a rollout
-│   └── ImageNotFound        no retry will help
-├── EndpointError            a model server failed; the rollout goes on elsewhere
+│   └── ImageNotFound        a retry is useless
+├── EndpointError            a model server failed; the rollout continues at another model server
 │   ├── EndpointLost         connection, 5xx or time-out
 │   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
 │   └── EndpointRefused      4xx: the request itself is wrong; no retry
-│       └── AnswerRefused    refused by us: the endpoint's answer cannot be trained on
-├── NoEndpoint               no endpoint was ready for too long: the rollout is handed back; no retry is counted
+│       └── AnswerRefused    the endpoint's answer cannot be used for training, so Rollyard refuses it
+├── NoEndpoint               no endpoint was ready in time: the rollout is handed back, and the attempt does not count
 ├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
 ├── EngineFailed             a model server cannot be kept alive (engine/process/child_process.py)
-├── GatewayError             an error in the shape of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)
-├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed where nothing was sampled yet
-│   └── PromptTooLong        the endpoint reported it (tokens/streamed_response.py)
+├── GatewayError             an error in the format of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)
+├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed if no token was sampled
+│   └── PromptTooLong        the endpoint reported that the prompt does not fit (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
-    ├── NothingSampled       RUN ended without one sampled token: there is nothing to score
+    ├── NothingSampled       RUN ended without a sampled token, so there is nothing to score
     └── HandlerFailed        the task handler's code raised another exception, or returned a wrong value
 
-Outside the tree are exceptions that do not leave their folder: the folder's own code turns each into a result, a reason
-or an error of the tree. Their names, by folder:
+Outside the tree are exceptions that do not leave their folder. The folder's own code turns each of them into a result,
+a reason or an error of the tree. Their names, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
@@ -86,7 +86,7 @@ class ApiError(RollyardError):
         super().__init__(message)
         self.causes = tuple(causes)
         self.retry_after = retry_after
-        """Seconds after which a retry may succeed; None if a retry is useless."""
+        """Seconds after which a retry may succeed; None if the time is unknown or a retry is useless."""
 
 
 class BadRequest(ApiError):
@@ -164,7 +164,7 @@ class Superseded(Unavailable):
 def error_from_reason(
     code: int, reason: str, message: str, causes: Sequence[Cause] = (), retry_after: int | None = None
 ) -> ApiError:
-    """The error that a `Status` body stands for; an unknown reason falls back to its HTTP code."""
+    """Return the error that a `Status` body describes. If the reason is unknown, the HTTP code selects the error."""
     classes = (
         BadRequest, Unauthorized, Forbidden, NotFound, MethodNotAllowed, RequestTimeout, Conflict, AlreadyExists, Fenced,
         Expired, TooLarge, UnsupportedMediaType, Invalid, Incompatible, TooManyRequests, Unavailable,
@@ -258,9 +258,9 @@ class HandlerFailed(TaskError):
 
 
 def connection_failure_text(error: BaseException) -> str:
-    """Return name and cause of a failed connection on one line.
+    """Return the name and the cause of a connection error on one line.
 
-    aiohttp's own text also has the host, the port and the representation of its `ssl` argument.
+    aiohttp's own text is longer: it also has the host, the port and the value of the `ssl` argument.
     """
     cause = getattr(error, "os_error", error)
     if isinstance(cause, OSError) and (cause.errno or 0) > 0 and not hasattr(cause, "reason"):

@@ -1,15 +1,15 @@
-"""Rollyard's own exit codes, and texts for all exit codes. Pure."""
+"""Rollyard's own exit code, and texts for all exit codes."""
 
 from __future__ import annotations
 
 import signal
 
 REPLACED_EXIT = 3
-"""Another process has taken this one's place: a later server its data, a later job its allocation. It is not restarted."""
+"""Exit code of a replaced process, which is not restarted: a later server has the data, or a later job the allocation."""
 
 
 def exit_code_text(code: int) -> str:
-    """`exit code 1`, or `killed by signal 9 (KILL)` for a shell's 137."""
+    """Return `exit code 1`, or `killed by signal 9 (KILL)` for 137, which a shell reports after this signal."""
     try:
         return f"killed by signal {code - 128} ({signal.Signals(code - 128).name.removeprefix('SIG')})"
     except ValueError:

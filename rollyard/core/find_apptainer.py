@@ -8,7 +8,10 @@ from pathlib import Path
 
 
 def apptainer_programs(cache: Path) -> list[tuple[str, str]]:
-    """Return (name, program) of each possible place, best first: $ROLLYARD_APPTAINER, PATH, our own private installation."""
+    """Return (name, program) for each place, best first.
+
+    The places are $ROLLYARD_APPTAINER, PATH, the private installation in `cache`, and Singularity in PATH.
+    """
     found = [
         ("apptainer", os.environ.get("ROLLYARD_APPTAINER")),
         ("apptainer", shutil.which("apptainer")),

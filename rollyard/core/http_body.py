@@ -1,4 +1,4 @@
-"""Bodies that callers send. A body is requested only when it is read, and unpacked within a limit."""
+"""Bodies of requests. `100 Continue` requests a body only when the body is read. Unpacking has a limit of size."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ async def continue_on_demand(_: web.Request) -> None:
 
 
 async def send_continue(request: web.Request) -> None:
-    """Send `100 Continue` to a caller that waits for it. Call it once, before the first read."""
+    """Send `100 Continue` to a caller that waits for it. Call this function once, before the first read."""
     if request.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and request.can_read_body:
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        request.writer.output_size = 0  # not counted as part of the response
+        request.writer.output_size = 0  # these bytes do not count as part of the response
 
 
 def encoding_of(header: str | None) -> str | None:
-    """Return the one encoding that a Content-Encoding header names; None for plain bytes. Raises UnsupportedMediaType."""
+    """Return the encoding that a Content-Encoding header names; None for plain bytes. Raises UnsupportedMediaType."""
     named = (header or "").strip().lower()
     if named in ("", "identity"):
         return None
@@ -37,7 +37,7 @@ def encoding_of(header: str | None) -> str | None:
 
 
 def inflate(data: bytes | bytearray, encoding: str, most: int) -> bytearray:
-    """Unpack a body; other threads run meanwhile. Raises TooLarge above `most` bytes, BadRequest for damaged data."""
+    """Unpack a body. Raises TooLarge above `most` bytes, BadRequest for damaged data."""
     unpacked, left = bytearray(), bytes(data)
     stream = zlib.decompressobj(_WINDOW[encoding])
     try:

@@ -11,9 +11,9 @@ SYSTEM_CACHE = Path("/var/cache/rollyard")
 
 
 def node_cache() -> Path:
-    """This node's folder for files that many sandboxes share: ${ROLLYARD_CACHE:-~/.cache/rollyard}.
+    """Return this node's folder for files that many sandboxes share: ${ROLLYARD_CACHE:-~/.cache/rollyard}.
 
-    For root it is /var/cache/rollyard if the sandboxes' account cannot reach that folder.
+    For root the folder is /var/cache/rollyard if the sandboxes' account cannot reach the first folder.
     """
     chosen = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
     if os.geteuid() != 0:

@@ -1,8 +1,8 @@
-"""The account that sandboxes run as, which is never root.
+"""The account of sandboxes, which is never root.
 
-A sandbox that root starts, with or without a user namespace, has root's uid for the host: the kernel does not count its
-processes against a limit, and lets it write to /proc/sys. So root starts its sandboxes as `nobody`. That user must be
-able to reach the sandboxes' files; the place of the node's cache depends on this.
+With or without a user namespace, a sandbox of root has root's uid on the host. The kernel does not limit the number of
+root's processes, and allows root to write to /proc/sys. So root starts sandboxes as `nobody`. `nobody` must be able to
+reach the sandboxes' files, so the place of the node's cache depends on this account (`node_cache`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def can_reach(self, path: Path) -> bool:
-        """Whether this account may enter every folder above `path` and read everything below it, judged by file modes."""
+        """Whether the file modes allow this account to enter every folder above `path` and to read `path`."""
         if self.uid == os.geteuid():
             return os.access(path, os.R_OK)
         resolved = path.resolve()

@@ -1,4 +1,4 @@
-"""Logs as JSON lines on stderr, and the metrics registry. Labels come from fixed sets: no uid, no job id."""
+"""Logs as JSON lines on stderr, and the metrics registry. Metric labels come from fixed sets: no uid, no job id."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _JsonLines(logging.Formatter):
 
 
 def set_up_logging(level: str = "INFO") -> None:
-    """Set up logging at a process's entry point: all of it to stderr, as one JSON object a line."""
+    """Send all log records to stderr, one JSON object a line. A process calls this at its start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,1 +1,1 @@
-"""CustomResourceDefinitions of the kinds, generated from their models, and samples; package data."""
+"""Package data: the CustomResourceDefinitions that `generate` makes from the kinds' models, and samples."""

@@ -73,7 +73,10 @@ def crd(kind: type[KindObject]) -> dict[str, Any]:
 
 
 def structural(schema: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema without references and unions, as Kubernetes requires (structural). A union with null is `nullable`."""
+    """Return the schema in Kubernetes' structural form: without references and unions.
+
+    A union with null becomes `nullable`.
+    """
     if "$ref" in schema:
         target = definitions[schema["$ref"].rpartition("/")[2]]
         return structural({**target, **{k: v for k, v in schema.items() if k != "$ref"}}, definitions)

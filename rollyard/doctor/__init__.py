@@ -1,1 +1,1 @@
-"""Probes of a site: real actions, and for each failure a remedy."""
+"""Probes of a site. Each probe tries a real action, and names a remedy if the action fails."""

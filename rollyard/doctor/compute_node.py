@@ -1,6 +1,6 @@
-"""Probes a compute node: a job runs the probes there, connects back to this machine and writes its report.
+"""Probes a compute node. A job runs the probes on the node, connects to this machine, and writes a report.
 
-Both sides are here: `probe_node` on this machine, `report` in the job.
+This module has both sides: `probe_node` runs on this machine, `report` runs in the job.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here
 POLL_SECONDS = 0.5
 DIAL_SECONDS = 10.0
 REPORT_GRACE_SECONDS = 60.0
-"""Wait after the job's end. NFS clients may use cached file and folder attributes for this long (acregmax, acdirmax)."""
+"""Wait for the report after the job's end. NFS clients may cache attributes for this time (acregmax, acdirmax)."""
 
 
 @dataclass(frozen=True)
 class NodeProbeRequest:
     data: Path
-    """The data folder; the node must see it under the same path, which is one of the probes."""
+    """The data folder. The job tests whether the node has this folder under the same path."""
     scratch: Path
     template: AllocationTemplate
     advertise: str | None
@@ -46,7 +46,7 @@ class NodeProbeRequest:
 
 
 def probe_node(question: NodeProbeRequest) -> Iterator[Finding]:
-    """Probe one node by a job. Raises RollyardError, OSError."""
+    """Probe one node with a job. Raises RollyardError, OSError."""
     question.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=question.data.resolve()))
     try:
@@ -57,8 +57,8 @@ def probe_node(question: NodeProbeRequest) -> Iterator[Finding]:
                 "scratch": str(question.scratch),
             }
             (folder / "request.json").write_text(json.dumps(request))
-            # The file exists before it is read. An NFS client caches that a file is missing, but at each open it checks
-            # whether a file has changed.
+            # The file is created before the first read, because an NFS client caches that a file is missing. Of an
+            # existing file, the client checks at each open whether it has changed.
             (folder / "report.json").touch()
             yield from asyncio.run(_run_probe_job(question, folder))
     finally:
@@ -107,7 +107,7 @@ async def _wait_for_report(driver: Driver, id: str, folder: Path, seconds: float
 
 
 def _read(file: Path) -> list[Finding]:
-    """Read the report; empty until it is complete."""
+    """Return the findings of the report; empty until the report is complete."""
     text = file.read_text()
     if not text.endswith("\n"):
         return []
@@ -130,7 +130,7 @@ def _why_no_report(job: Job, folder: Path) -> str:
 
 @contextlib.contextmanager
 def _listener() -> Iterator[int]:
-    """Send this machine's time to every connection; yields the port."""
+    """Listen on a port and send this machine's time to every connection. Yields the port."""
     with socket.create_server(("", 0)) as server:
         threading.Thread(target=_send_time, args=(server,), daemon=True).start()
         yield server.getsockname()[1]
@@ -146,7 +146,7 @@ def _send_time(server: socket.socket) -> None:
 
 
 def report(folder: Path) -> None:
-    """Run the probes, in the job. Raises OSError."""
+    """Run the probes inside the job, and write the report. Raises OSError."""
     request = json.loads((folder / "request.json").read_text())
     made = [
         *findings(this_machine.probes(Path(request["scratch"]))),

@@ -1,4 +1,4 @@
-"""Probes the folder for `serve --data`: whether the store works there, and which machine's clock stamps its files."""
+"""Probes the folder for `serve --data`: whether the store works there, and whether the file server's clock is right."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from rollyard.doctor.finding import Finding
 
 SKEW_SECONDS = 2.0
-"""Tolerated difference of clocks. With a greater one a token may look expired too early, or a lease too old."""
+"""Tolerated difference of two clocks. With a greater difference, a token may expire too early, or a lease seem too old."""
 
 
 def data(folder: Path) -> Iterator[Finding]:
-    """Probe the folder. Raises Unavailable when the store does not work there, OSError when it cannot be written."""
+    """Probe the folder. Raises Unavailable if the store does not work there, OSError if the folder is not writable."""
     from rollyard.server.store.journal_mode import choose_journal, file_system_of
 
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -39,7 +39,7 @@ def _file_clock(folder: Path) -> Finding:
 
 
 def clocks(what: str, ahead: float, whose: str) -> Finding:
-    """Compare clocks. `ahead`: seconds by which the other clock is ahead of this machine's."""
+    """Compare two clocks. `ahead`: seconds by which the other clock is ahead of this machine's clock."""
     if abs(ahead) <= SKEW_SECONDS:
         return Finding("OK", what, f"within {max(0.1, abs(ahead)):.1f} s of this machine's")
     way = "ahead of" if ahead > 0 else "behind"

@@ -1,4 +1,4 @@
-"""The result of a probe, and the guard that turns a probe's error into a finding."""
+"""Findings: the results of probes. An error of a probe becomes a finding too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Probe = Callable[[], Finding | Iterable[Finding]]
 
 
 def findings(probes: Iterable[tuple[str, Probe]]) -> Iterator[Finding]:
-    """Yield each probe's findings as they come; an error of a probe becomes a failed finding."""
+    """Run the probes one by one and yield their findings. An error of a probe becomes a finding of level FAIL."""
     for what, probe in probes:
         try:
             found = probe()

@@ -1,5 +1,4 @@
-"""Probes the Slurm that `serve --cluster auto` would use: the working drivers, the site, and the settings that affect
-pools."""
+"""Probes the Slurm cluster that `serve --cluster auto` would use: its driver, its site, and settings that affect pools."""
 
 from __future__ import annotations
 
@@ -31,13 +30,13 @@ def cluster() -> Iterator[Finding]:
         yield Finding("FAIL", "cluster", f"this machine belongs to a Slurm cluster that does not answer: {error}")
         return
     yield _describe_site(driver, site, seconds)
-    if config := _config():  # a site may have slurmrestd only, without Slurm's commands
+    if config := _config():  # empty at a site that has slurmrestd but not Slurm's commands
         yield from check_config(config)
     yield from _association_limits()
 
 
 async def _detect_driver() -> tuple[str, Site, float]:
-    """Return the driver, with the reasons against better ones; its site; the seconds that one reading of the queue took."""
+    """Return the driver's name with the reasons against better drivers, the site, and the seconds to read the queue."""
     driver, others = await slurm_driver()
     try:
         site, began = await driver.site(), time.monotonic()
@@ -62,7 +61,7 @@ def _describe_site(driver: str, site: Site, seconds: float) -> Finding:
 
 
 def check_config(config: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the settings of `scontrol show config` that affect pools. Pure."""
+    """Check the settings of `scontrol show config` that affect pools."""
     track = config.get("ProctrackType", "")
     if track and "cgroup" not in track:
         yield Finding(
@@ -95,7 +94,7 @@ def check_config(config: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _association_limits() -> Iterator[Finding]:
-    """Report limits of the user's associations that cap the jobs or GPUs of a pool."""
+    """Report the limits of the user's Slurm associations. They may limit the jobs or GPUs of a pool."""
     fields = ("Account", "Partition", "QOS", "MaxJobs", "MaxSubmit", "GrpTRES", "MaxTRES", "MaxWall")
     command = ("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", f"format={','.join(fields)}")
     rows = [dict(zip(fields, line.split("|"), strict=False)) for line in _run(command).splitlines()]
@@ -110,7 +109,7 @@ def _config() -> dict[str, str]:
 
 
 def _run(command: tuple[str, ...]) -> str:
-    """Run a command; return its output, empty if it fails. The output is only for hints: nothing required depends on it."""
+    """Return a command's output; empty if the command fails, because the output is used for hints only."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):

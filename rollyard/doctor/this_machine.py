@@ -1,4 +1,4 @@
-"""Probes the machine on which this runs: Python, sandboxes and their requirements, scratch."""
+"""Probes this machine: Python, sandboxes and their requirements, and the scratch folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
     "kernel/apparmor_restrict_unprivileged_userns": ("1", "sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
 }
-"""Switch below /proc/sys -> (the value that forbids user namespaces, the remedy for an administrator)."""
+"""Switches below /proc/sys, each with the value that forbids user namespaces and the remedy for an administrator."""
 
 
 def probes(scratch: Path) -> list[tuple[str, Probe]]:
@@ -38,7 +38,7 @@ def python() -> Finding:
 
 
 def user_namespaces() -> Finding:
-    """Create a user namespace as the account that sandboxes run as."""
+    """Create a user namespace with the account of sandboxes."""
     from rollyard.core.sandbox_account import sandbox_account
 
     program = shutil.which("unshare")
@@ -80,7 +80,7 @@ def sandbox() -> Finding:
 
 
 def cgroups() -> Finding:
-    """Check that the memory of all processes of a job is limited together. Rollyard's own limit is for each process."""
+    """Report the limit on the memory of all processes of a job together. Rollyard's own limit is for each process."""
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         file = "memory/memory.limit_in_bytes" if controllers == "memory" else "memory.max"

@@ -1,4 +1,5 @@
 """A model server for small models: tokenizers and numpy, with vLLM's HTTP API on a Unix socket.
 
-It serves Qwen3-architecture folders in Hugging Face layout, without torch, with one process, one model and one core.
+It serves a model of the Qwen3 architecture from a folder in Hugging Face's layout. It does not need torch. One process
+serves one model and uses one core.
 """

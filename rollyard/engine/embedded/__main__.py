@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
-# numpy reads these on import. Engines may share few cores, and a second thread does not speed up small matrix products.
+# numpy reads these variables on import. One thread is best: small matrix products gain nothing from a second thread.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
-# With huge pages, the first write to a slot of the cache would make the kernel clear two megabytes in each layer.
+# With huge pages, the first write to a slot of the key-value cache would make the kernel clear 2 MiB in each layer.
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/completions` as in vLLM: parses requests, builds responses and chunks."""
+"""Bodies of `/v1/completions` in vLLM's format. Parses requests; builds responses and chunks of streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "user": (),
 }
-"""vLLM's fields that are accepted only at these values, which change nothing. () accepts any value."""
+"""Fields of vLLM without an effect here. Only these values are accepted; an empty tuple accepts every value."""
 
 
 class StreamOptions(BaseModel):
@@ -44,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The supported fields. Any other field is refused, not ignored."""
+    """The supported fields. A request with another field is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -91,7 +91,7 @@ class CompletionRequest(BaseModel):
 
     @property
     def held_back(self) -> int:
-        """Number of characters of a stream that may be the beginning of a stop string."""
+        """Greatest number of characters at the end of a text that may begin a stop string."""
         return max(map(len, self.stop), default=1) - 1
 
 
@@ -118,7 +118,7 @@ def _error_message(first: ErrorDetails) -> str:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """The served model's name, tokenizer and limits, as requests need them."""
+    """Name, tokenizer and limits of the served model."""
 
     name: str
     tokenizer: Tokenizer
@@ -170,7 +170,7 @@ class ServedModel:
 
 
 class CompletionBuilder:
-    """Builds the choice of one request, in one piece or in chunks."""
+    """Builds the response to one request, whole or in chunks."""
 
     def __init__(self, served: ServedModel, request: CompletionRequest, generation: GenerationRequest) -> None:
         self._served = served
@@ -200,13 +200,13 @@ class CompletionBuilder:
         return self._envelope([choice])
 
     def whole(self, steps: Sequence[StepResult]) -> dict[str, Any]:
-        """Return all steps as one response. It lists the weights versions if more than one was used."""
+        """Return all steps as one response. The response lists the weights versions if several were used."""
         spans = version_spans(steps)
         mixed = {"rollyard_weights": spans} if len(spans) > 1 else {}
         return {**self.body(steps), "usage": self._usage(), **mixed}
 
     def usage_chunk(self) -> dict[str, Any]:
-        """The chunk without choices that `stream_options.include_usage` asks for."""
+        """Return the last chunk, which has no choices. `stream_options.include_usage` requests it."""
         return {**self._envelope([]), "usage": self._usage()}
 
     def _envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -230,8 +230,8 @@ class CompletionBuilder:
     def _text(self, steps: Sequence[StepResult]) -> str:
         """Return the text that can be sent.
 
-        It ends before the token or string that stopped the generation, or after it if the request asks for this. The
-        ids include that token in both cases. Characters of the last token after a stop string are never sent.
+        The text ends before the stop token or stop string; with `include_stop_str_in_output`, after the stop token or
+        string. The ids include the stop token in both cases. Characters after a stop string are never sent.
         """
         last, asked = steps[-1], self._request
         tokens = [step.draw.token for step in steps if step.draw]
@@ -249,7 +249,7 @@ class CompletionBuilder:
         return text
 
     def _logprobs(self, draws: Sequence[Draw]) -> dict[str, Any]:
-        """Build the logprobs. Call this before `_text`, because offsets continue from the text decoded so far."""
+        """Build the logprobs. Call this before `_text`, because `_text` changes the number of decoded characters."""
         texts, offsets, tops, offset = [], [], [], self._length
         for draw in draws:
             texts.append(self._served.token_text(draw.token))
@@ -262,7 +262,7 @@ class CompletionBuilder:
 
 
 def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """Return [{version, start, end}] over the sampled tokens; empty if the version has no name."""
+    """Return [{version, start, end}], positions among the sampled tokens. A version without a name has no entry."""
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]
     for at, version in enumerate(versions):
@@ -274,7 +274,7 @@ def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
 
 
 def error_body(error: ApiError) -> dict[str, Any]:
-    """Build an error body as in vLLM."""
+    """Build an error body in vLLM's format."""
     kinds = {400: "BadRequestError", 404: "NotFoundError", 413: "BadRequestError", 503: "ServiceUnavailableError"}
     kind = kinds.get(error.code, "InternalServerError")
     return {"error": {"message": str(error), "type": kind, "param": None, "code": error.code}}

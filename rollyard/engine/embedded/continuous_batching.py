@@ -1,6 +1,7 @@
-"""Continuous batching on its own thread. A step computes one token of every running generation, and some prompt tokens.
+"""Continuous batching on a separate thread.
 
-Generations arrive and leave through an inbox. One callback delivers the results of a whole step.
+A step computes the next token of each generation whose prompt is complete, and parts of other generations' prompts. New
+generations and aborts arrive through an inbox. One call of `deliver` has the results of a whole step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.sampling import sample
 
 PROMPT_CHUNK = 256
-"""Greatest number of prompt tokens of one generation in one step, so that a long prompt does not delay others' tokens."""
+"""Greatest number of prompt tokens of one generation in one step. A long prompt would delay other generations' tokens."""
 STEP_TOKENS = 512
 """A step with this many tokens gets no further part of a prompt."""
 
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Stats:
-    """Counters since the start. The engine's thread writes them, any thread may read them."""
+    """Statistics of an engine. Only the engine's thread writes them; any thread may read them."""
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -62,7 +63,7 @@ class Engine:
         self._model = model
         self._max_sequences = max_sequences
         self._max_model_len = max_model_len
-        # twice as many slots as sequences: the others keep the tokens of rollouts that wait for a tool
+        # Twice as many slots as sequences, so that rollouts that wait for a tool still find their tokens in a slot.
         self._cache = KVCache(model.config, 2 * max_sequences, max_model_len)
         self._deliver = deliver
         self._failed = failed
@@ -84,11 +85,14 @@ class Engine:
         self._finish_request(generation, abort=False)
 
     def abort(self, generation: GenerationRequest) -> None:
-        """Abort a generation. Its last StepResult has finish_reason "abort". There is no effect after its end."""
+        """Abort a generation. Its last StepResult has finish_reason "abort". An ended generation does not change."""
         self._finish_request(generation, abort=True)
 
     def freeze(self, *, abort: bool) -> Future[None]:
-        """Stop stepping until `thaw`; keep all requests, or end them with "abort". The future is done once no step runs."""
+        """Run no step until `thaw`. `abort`: end all requests, with finish_reason "abort".
+
+        The future is done when no step runs any more.
+        """
 
         def change() -> None:
             self._frozen = True
@@ -98,7 +102,7 @@ class Engine:
         return self._between_steps(change)
 
     def thaw(self) -> Future[None]:
-        """Resume stepping. The future is done once steps may run again."""
+        """Resume the steps. The future is done when steps may run again."""
 
         def change() -> None:
             self._frozen = False
@@ -106,7 +110,7 @@ class Engine:
         return self._between_steps(change)
 
     def set_version(self, version: str) -> Future[None]:
-        """Name the weights. The future is done once every later draw has this version."""
+        """Set the name of the weights. After the future is done, every draw has this version."""
 
         def change() -> None:
             self._version = version
@@ -114,9 +118,9 @@ class Engine:
         return self._between_steps(change)
 
     def swap(self, model: Model) -> Future[None]:
-        """Swap the model for one of the same shape. The future is done once every later step uses the new model.
+        """Replace the model by a model of the same shape. After the future is done, every step uses the new model.
 
-        Running sequences continue with their keys and values. Later prompts reuse none of them.
+        Running sequences keep their keys and values. Later prompts do not reuse keys and values of the old model.
         """
 
         def change() -> None:
@@ -126,7 +130,7 @@ class Engine:
         return self._between_steps(change)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Abort everything and end the thread."""
+        """Abort all requests and end the thread."""
         self._stopping = True
         self._wake.set()
         self._thread.join(timeout)
@@ -211,7 +215,7 @@ class Engine:
             self._deliver(progress)
 
     def _batch(self) -> list[tuple[GenerationRequest, Span]]:
-        """Collect the next token of every generation, then chunks of prompts in order of arrival until the step is full."""
+        """Collect the tokens of a step: single tokens always, parts of prompts until the step has `STEP_TOKENS` tokens."""
         batch, size = [], 0
         for generation in self._running:
             todo = generation.tokens[generation.computed : generation.computed + PROMPT_CHUNK]
@@ -233,7 +237,7 @@ class Engine:
         self._deliver([(generation, StepResult(None, "abort")) for generation in gone])
 
     def _count_first(self, ready: Sequence[GenerationRequest]) -> None:
-        """Count the generations whose first token is drawn in this step. Call this before they advance."""
+        """Count the generations whose first token is drawn in this step. Call this before `advance`."""
         now = time.monotonic()
         for generation in ready:
             if generation.drawn == 0:

@@ -1,7 +1,7 @@
 """The control routes on the engine's Unix socket: freeze the engine, load other weights, resume.
 
-The reverse proxy in front of the engine exposes none of these paths. It forwards the routes of a weights transfer,
-which have vLLM's names, only while a weights update waits for a transfer.
+The reverse proxy in front of the engine never forwards `/control/…`. The proxy forwards the routes of a weights
+transfer, which have vLLM's names, only while a weights update waits for a transfer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollyard.engine.embedded.transfer_staging import StagedTensors
 M = TypeVar("M", bound=BaseModel)
 
 CHANGE_SECONDS = 30.0
-"""Limit for the running step to end."""
+"""Seconds within which the running step must end."""
 
 
 class PauseRequest(BaseModel):
@@ -81,7 +81,7 @@ class ControlRoutes:
         return await _done(self._engine.set_version(command.version))
 
     async def _start(self, request: web.Request) -> web.Response:
-        """Start a transfer. Tensors that an earlier one has left are discarded."""
+        """Start a transfer, and discard the tensors of an unfinished transfer."""
         self._staging = StagedTensors(self._model.config)
         return web.json_response({"message": "Weight update started"})
 

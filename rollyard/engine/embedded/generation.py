@@ -13,12 +13,12 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class StopTokens:
-    """The tokens that end a generation. The token that ends it is part of the result."""
+    """The tokens that end a generation. The result includes the token that ended the generation."""
 
     eos: int | None = None
-    """The tokenizer's own end token. If it ends the generation, stop_reason is null."""
+    """The tokenizer's own end token. If this token ends the generation, stop_reason is null."""
     others: frozenset[int] = frozenset()
-    """Further ids. If one ends the generation, it is the stop_reason."""
+    """Ids of further end tokens. If such a token ends the generation, stop_reason is its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class StepResult:
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """One request. The engine's thread owns it from submit to its last StepResult."""
+    """One request. From submit to the last StepResult, only the engine's thread may use it."""
 
     prompt: list[int]
     params: SamplingParams
     max_tokens: int
-    """At least 1, and at most the number that fits into the context after the prompt."""
+    """Greatest number of sampled tokens. At least 1; prompt and sampled tokens together must fit into the context."""
     stops: StopTokens = StopTokens()
     stop_strings: StopStringMatcher | None = None
     submitted_at: float = 0.0
@@ -48,7 +48,7 @@ class GenerationRequest:
     slot: int = -1
     """Cache slot while the request runs, else -1."""
     cached: int = 0
-    """Prompt tokens whose keys and values were found in the cache."""
+    """Number of prompt tokens whose keys and values were found in the cache."""
     computed: int = 0
     """Number of leading tokens whose keys and values are in the slot."""
     tokens: list[int] = field(init=False)
@@ -62,7 +62,7 @@ class GenerationRequest:
         return len(self.tokens) - len(self.prompt)
 
     def advance(self, draw: Draw, version: str = "") -> StepResult:
-        """Append a sampled token; return its result, which tells whether it is the last."""
+        """Append a sampled token. Return the step's result, whose finish_reason is None unless this token is the last."""
         self.tokens.append(draw.token)
         if draw.token == self.stops.eos:
             return StepResult(draw, "stop", version=version)

@@ -1,6 +1,6 @@
 """The HTTP server of the engine on a Unix socket, with vLLM's paths, bodies and behaviour.
 
-A client that disconnects aborts its request. The event loop only moves bytes; the engine's thread computes.
+If a client disconnects, its request is aborted. The event loop only moves bytes; the engine's thread computes.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 << 20
 FLUSH_SECONDS = 0.02
-"""Shortest time between two chunks of a stream. A chunk for each token would cost as much as computing the token."""
+"""Shortest time between two chunks of a stream. A chunk takes as much computing time as a token."""
 
 
 class _Inbox:
-    """Steps of one generation on their way to its handler, which takes all waiting steps at once.
+    """Steps of one generation that the request's handler has not taken yet. The handler takes all of them together.
 
-    Its waits have no time limit: the engine ends every generation, and a client that disconnects ends the handler.
+    The waits have no time limit: the engine ends every generation, and the handler ends when its client disconnects.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class _Inbox:
         return await self.pop()
 
     async def gather(self, seconds: float) -> None:
-        """Wait for more steps, but not longer than the generation lasts."""
+        """Wait for more steps until the time is up or the generation has ended."""
         await wait_or_timeout(self._ended, seconds)
 
 
@@ -75,7 +75,7 @@ class EngineServer:
     """One model behind HTTP. `failed` is set if the engine's thread has died."""
 
     def __init__(self, model: Model, served: ServedModel, *, max_sequences: int) -> None:
-        """Call this inside the running loop."""
+        """Call this inside a running event loop."""
         self.failed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._served = served
@@ -95,7 +95,7 @@ class EngineServer:
         self._engine.start()
 
     async def stop(self) -> None:
-        """Refuse new requests. Running ones end with finish_reason "abort" and the tokens that they have."""
+        """Refuse new requests. Running requests end with finish_reason "abort" and the tokens sampled so far."""
         self._stopping = True
         await asyncio.to_thread(self._engine.stop)
 
@@ -157,7 +157,7 @@ class EngineServer:
 
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[_Inbox]:
-        """Run the generation inside the block. If the block ends first, the generation is aborted."""
+        """Run the generation while the block runs. If the block ends before the generation, abort the generation."""
         if self.failed.is_set() or self._stopping:
             raise Unavailable("the engine is not running")
         inbox = self._inboxes[generation] = _Inbox()
@@ -179,7 +179,7 @@ async def _stream(
         steps = await inbox.pop()
         ended = steps[-1].finish_reason is not None
         for version, run in groupby(steps, key=lambda step: step.version):
-            if version and version != announced:  # a version's event precedes its first token
+            if version and version != announced:  # the event precedes the version's first token
                 announced = version
                 await response.write(_event({"object": "rollyard.weights", "weights_version": version}))
             await response.write(_event(answer.body(list(run))))

@@ -1,7 +1,7 @@
-"""Key and value slots: one contiguous region for each sequence, kept after its end so that a later prompt can reuse it.
+"""Slots for keys and values. Each sequence has a slot, whose content stays after the sequence's end for later prompts.
 
-Keys are stored transposed, as [slot, kv head, head_dim, position]. BLAS multiplies queries with such a matrix fast for
-the two or three query rows of one decoding step.
+Keys are stored transposed, as [slot, kv head, head_dim, position]. In this layout, BLAS is fast for the two or three
+query rows of a decoding step.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class _Slot:
     busy: bool = False
     last_use: int = 0
     stale: bool = False
-    """True: weights that are no longer served have filled it, at least in part. Only its own sequence can use it."""
+    """True if earlier weights computed a part of the content. Only the sequence that runs in the slot can use it."""
 
 
 class KVCache:
-    """Slots with `capacity` positions each. Not thread-safe: the engine's thread owns it."""
+    """Slots with `capacity` positions each. Not thread-safe: only the engine's thread may use a cache."""
 
     def __init__(self, config: Config, slots: int, capacity: int) -> None:
-        """Raises Invalid if the slots, once full, could not fit into this machine's memory."""
+        """Raises Invalid if full slots need more than this machine's memory."""
         cells = slots * config.kv_heads * config.head_dim * capacity
         _check_memory(2 * 4 * cells * config.layers, slots, capacity)
         # np.empty, because the kernel allocates pages only when positions are written
@@ -46,7 +46,7 @@ class KVCache:
     def acquire(self, prompt: list[int]) -> tuple[int, int]:
         """Acquire a slot for this prompt. Return the slot and the number of leading positions that are filled already.
 
-        At least one position is left to compute, because sampling starts from its output.
+        The prompt's last position is never among these, because sampling needs the model's output there.
         """
         best, common = self._longest_prefix(prompt)
         free = [i for i, slot in enumerate(self._slots) if not slot.busy]
@@ -59,20 +59,20 @@ class KVCache:
         return slot, common
 
     def forget(self) -> None:
-        """Mark all slots stale after a change of weights. Later prompts may not reuse them; running sequences keep theirs."""
+        """Exclude the present content from reuse, after a change of weights. Running sequences keep their content."""
         for i, slot in enumerate(self._slots):
             slot.stale = slot.busy
             if not slot.busy:
                 self._lengths[i] = 0
 
     def extend(self, slot: int, tokens: list[int]) -> None:
-        """Record that the positions after the filled ones now have the keys and values of `tokens`."""
+        """Record that the slot's next positions have the keys and values of `tokens`."""
         start = int(self._lengths[slot])
         self._tokens[slot, start : start + len(tokens)] = tokens
         self._lengths[slot] = start + len(tokens)
 
     def release(self, slot: int) -> None:
-        """Release the slot of an ended sequence. Its content can be reused until another sequence needs the slot."""
+        """Release the slot of an ended sequence. Later prompts can reuse the content unless it is stale."""
         self._uses += 1
         self._slots[slot].busy = False
         self._slots[slot].last_use = self._uses

@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's layout: which weights an adapter changes, and by which term (Hu et al. 2021: W + B A * alpha / r)."""
+"""LoRA adapters in PEFT's layout. An adapter changes a weight W to W + B A * alpha / r (Hu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLAIN: dict[str, Any] = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
-"""Fields of `adapter_config.json` that may have only this value, or be absent."""
+"""Fields of `adapter_config.json` that must have this value, be null, or be absent."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter. Raises Invalid when the folder has no adapter, or one that cannot be merged."""
+    """Read an adapter. Raises Invalid if the folder has no adapter, or if the adapter cannot be merged."""
     try:
         raw = json.loads((folder / "adapter_config.json").read_text())
         found = dict(entries(folder / FILE))
