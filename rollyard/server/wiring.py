@@ -1,8 +1,8 @@
 """The parts of a server and their wiring: which part answers which query, and which event wakes which part.
 
-Sources of answers are arguments of a part's constructor, so a forgotten one is a TypeError. Events are signals
-(`aio.Signal`); `Routing` and `_Wakes` connect them, one event a line. Tests and benches also build the parts of a
-server here.
+The sources of a part's answers are arguments of its constructor, so a forgotten source is a TypeError. Events are signals
+(`aio.Signal`). `Routing` and `_Wakes` connect the signals to parts, one event in each line. Tests and benchmarks use
+these classes too.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ from rollyard.trust.tls_contexts import client_ssl_context
 P = ParamSpec("P")
 
 SCALE_SECONDS = 0.2
-"""Seconds before a pool with new demand is reconciled, so that all rollouts of a submit cause one change of size."""
+"""Delay between new demand and the reconcile of the pool. So all rollouts of a submit cause a single change of size."""
 SHOWN_SECONDS = 1.0
-"""Seconds before changed widths are written to the pool's status."""
+"""Delay between a change of widths and the reconcile that writes the widths to the pool's status."""
 
 
 class Routing:
-    """Parts that choose and change the endpoints of sessions. All state is in memory, so a simulation can use its own clock."""
+    """Parts that choose and change the endpoints of sessions. All state is in memory. A simulation can pass its own clock."""
 
     def __init__(self, clock: Clock, lease_seconds: float = LEASE_SECONDS) -> None:
         self.sessions = SessionIndex()
@@ -82,7 +82,7 @@ class Routing:
 
 
 class Parts:
-    """All parts of one server. The caller runs those that have a `run`, and calls `close` at the end."""
+    """All parts of one server. The caller runs each part that has a method `run`, and calls `close` at the end."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Parts:
         lease_seconds: float = LEASE_SECONDS,
         connector: aiohttp.BaseConnector | None = None,
     ) -> None:
-        """`data`: the folder with the keys and allocations. `connector` reaches model servers, by default with our TLS."""
+        """`data`: folder with keys and allocations. `connector`: for connections to model servers; by default with our CA."""
         self.store, self.clock = store, clock
         self.authority = Authority.open(data / "keys")
         self.signer = TokenSigner.open(data / "keys" / "token.key")
@@ -103,7 +103,7 @@ class Parts:
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
         self.choice, self.session_index = routing.choice, routing.sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
-        # Queries and their sources are the arguments that are passed by name.
+        # An argument that is passed by name is a query, and its value is the source of the answers.
         self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
         self.lease_expiry = LeaseExpiry(self.rollouts)
         self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
@@ -125,7 +125,7 @@ class Parts:
             STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))
 
     def services(self) -> Services:
-        """Parts that the API works on."""
+        """Return the parts that the API uses."""
         preview = Preview(self.workspace, self.feed, self.clock)
         return Services(
             store=self.store,
@@ -150,14 +150,14 @@ class Parts:
 
 
 class _Wakes:
-    """Event -> part to wake. Each method takes the event's arguments, and wakes a part or queues keys."""
+    """Connections of events to parts. A method takes the arguments of an event, and wakes a part or adds keys to the queue."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._dispatcher, self._resizer, self._manager = parts.dispatcher, parts.resizer, parts.manager
 
     def connect(self) -> None:
-        """Connect all events except those of `Routing`, and except changes of objects and jobs (`reconcilers/watches.py`)."""
+        """Connect the events. `Routing` and `reconcilers/watches.py` (changes of objects and jobs) connect their own."""
         p = self._parts
         wake(p.agents.agent_changed, self.dispatch_to, self.resize, self.reconcile_agent)
         wake(p.agents.room_offered, p.dispatcher.wake)
@@ -179,7 +179,7 @@ class _Wakes:
         self.dispatch_near(state.pool)
 
     def dispatch_near(self, pool: PoolKey) -> None:
-        """Wake dispatch for every RolloutPool of the namespace: each may use this InferencePool."""
+        """Wake dispatch for every RolloutPool of the namespace, because each may use this InferencePool."""
         for agent in self._parts.agents.all():
             if agent.pool.namespace == pool.namespace:
                 self._dispatcher.wake(agent.pool)
@@ -213,7 +213,7 @@ class _Wakes:
 
 
 class StoredPools:
-    """Pools as they are in the store."""
+    """Queries for pools in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

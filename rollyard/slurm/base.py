@@ -1,4 +1,5 @@
-"""Protocol and data of a Slurm driver. A job that a complete snapshot omits is gone; a failed snapshot proves nothing."""
+"""Protocol and data of a Slurm driver. A job that is missing in a snapshot no longer exists. A failed snapshot proves
+nothing about jobs."""
 
 from __future__ import annotations
 
@@ -26,25 +27,25 @@ class Job:
     exit_code: int | None = None
     submit_time: float | None = None
     start_time: float | None = None
-    """Slurm's estimate while the job is pending, if there is one."""
+    """Start of the job. While the job is pending: Slurm's estimate, or None."""
     end_time: float | None = None
-    """End of the job. While it runs: the end of its walltime. All times are Unix seconds."""
+    """End of the job. While the job runs: the end of its walltime. All times are in Unix seconds."""
     cancelled_by: str = ""
     """User who cancelled the job, if accounting names one: `uid 0 (root)`, or a user's name."""
 
     @property
     def owner(self) -> str:
-        """Key by which the job's Allocation is found: the comment and, for a task of an array, `/` and its index."""
+        """Key of the job's Allocation: the comment; for a task of an array, the comment, `/` and the index of the task."""
         _, underscore, task = self.id.partition("_")
         return f"{self.comment}/{task}" if underscore else self.comment
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All our jobs that Slurm knows, at one moment."""
+    """State of all our jobs that Slurm knows, at one moment."""
 
     taken_at: float
-    """Unix seconds at which the query began. A job that was submitted before and is not listed does not exist."""
+    """Time at which the query began (Unix seconds). A job that was submitted earlier and is not listed no longer exists."""
     jobs: Mapping[str, Job]
 
     def by_owner(self, owner: str) -> Sequence[Job]:
@@ -68,7 +69,7 @@ class BatchScript:
     directory: str
     """Working folder. The script's directives name the files for stdout and stderr."""
     within: str | None = None
-    """Job in which this runs as a step; None to submit a job."""
+    """Id of the job in which the script runs as a step; None to submit a new job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Node:
 
     name: str
     state: str
-    """Slurm's words in lower case: idle, mixed, allocated, down, drained, ... Additions follow after a `+`."""
+    """Slurm's state in lower case, such as idle, mixed, allocated, down or drained. Flags follow after `+`."""
     reason: str = ""
     """Reason why the node is down or drained. An administrator's reason is never removed."""
     cpus: int = 0
@@ -85,7 +86,7 @@ class Node:
     gpus: int = 0
     features: frozenset[str] = frozenset()
     gpu_types: frozenset[str] = frozenset()
-    """GPU types by the site's names; a site may have no names."""
+    """Names of the GPU types, as the site defines them; empty if the site defines none."""
 
     @property
     def usable(self) -> bool:
@@ -94,7 +95,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition. A value is None if the site sets no limit, or does not publish it."""
+    """A partition. A value is None if the site sets no limit, or does not publish the limit."""
 
     name: str
     up: bool
@@ -110,7 +111,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Resources of the cluster. They are read rarely, to check a template before its submit and to explain delays."""
+    """Resources of the cluster. They are read rarely: to check a template before a submit, and to explain why jobs wait."""
 
     version: str
     """Slurm's version, such as 22.05.8; `local` for the local driver."""
@@ -119,39 +120,40 @@ class Site:
 
 
 class JobIds(list[str]):
-    """Ids that Slurm gave to the submitted jobs. They are valid even if a complaint came with them."""
+    """Ids of submitted jobs. The ids are valid even if Slurm's answer also contains a complaint."""
 
     complaint: str = ""
-    """Complaint that came with the ids, such as `sbatch ended with exit code 1: ...`; empty if there was none."""
+    """Complaint in Slurm's answer, such as `sbatch ended with exit code 1: ...`; empty if there was none."""
 
 
 class Driver(Protocol):
     name: str
-    """Name that doctor shows: local, cli, slurmrestd, pyslurm."""
+    """Name that `rollyard doctor` shows: local, cli, slurmrestd, pyslurm."""
 
     async def snapshot(self) -> Snapshot:
-        """List all our jobs (name with our prefix), also ended ones that Slurm still knows, and tasks of arrays one by
-        one.
+        """List all our jobs: the jobs whose names have our prefix. Each task of an array is listed as a job.
 
-        Raises SlurmUnreachable, also for an answer that cannot be read.
+        Ended jobs are included as long as Slurm knows them. Raises SlurmUnreachable if there is no answer, or if the answer
+        cannot be read.
         """
         ...
 
     async def submit(self, script: BatchScript) -> list[str]:
-        """Submit; return the job's id, or an array's ids in order of the tasks; JobIds if a complaint came with them.
+        """Submit a job; return its id. For an array, return the ids in order of the tasks.
 
-        Raises SubmitRefused with Slurm's words, SlurmUnreachable if it is unknown whether the job was accepted.
+        The list is a `JobIds` if Slurm may have complained although it accepted the job. Raises SubmitRefused with Slurm's
+        message, SlurmUnreachable if it is unknown whether Slurm accepted the job.
         """
         ...
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        """End jobs (`scancel`), or send a signal to them. An unknown or ended id is no error. Raises SlurmUnreachable."""
+        """End jobs (`scancel`), or send a signal to them. Unknown and ended jobs are no error. Raises SlurmUnreachable."""
         ...
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
-        """Look up in accounting how jobs ended that slurmctld has forgotten. Jobs unknown to accounting are left out.
+        """Look up jobs in accounting, after slurmctld has forgotten them. Jobs unknown to accounting are left out.
 
-        Empty if the site keeps no accounting. Raises SlurmUnreachable.
+        The result is empty if the site keeps no accounting. Raises SlurmUnreachable.
         """
         ...
 

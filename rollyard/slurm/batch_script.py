@@ -13,7 +13,7 @@ from rollyard.slurm.base import BatchScript
 
 JOB_PREFIX = "rollyard-"
 FOLDER = "$ROLLYARD_ALLOCATION"
-"""The allocation's folder, as a word of the command."""
+"""Word of the command that stands for the allocation's folder."""
 
 
 def batch_script(
@@ -28,14 +28,14 @@ def batch_script(
     after_job: str | None = None,
     stage: Sequence[str] = (),
 ) -> BatchScript:
-    """Write the template's options as `#SBATCH` lines, then setup, environment and the command.
+    """Return a script with the template's options as `#SBATCH` lines, then environment, setup and the command.
 
-    With `tasks` it asks for a job array of indices 0 to tasks - 1. `directory` then has for each index a folder, or a
-    link to one, with the index as its name, and `log_path` is below this. The command finds its own folder as the word
-    FOLDER. With `after_job` the job starts only after that job has ended in any way. `stage` is a command that prints a
-    folder from which to import Python; if it fails, the job imports as usual.
+    `tasks`: the job is an array with the indices 0 to tasks - 1. Then `directory` has for each index a folder, or a link
+    to a folder, named by the index; each task writes its log in this folder. In `command`, the word FOLDER is replaced by
+    the folder of the job or task. `after_job`: job that must end, in any way, before this job starts. `stage`: command
+    that prints a folder from which the job imports Python. If this command fails, the job imports as usual.
 
-    Raises Invalid for a value with a line break, which could contain a directive of its own.
+    Raises Invalid for a value with a line break, because it could add another directive.
     """
     options = _options(template) | {
         "job-name": name,
@@ -68,7 +68,7 @@ def batch_script(
 
 
 def _log_pattern(path: str, tasks: int | None) -> str:
-    """Return the log's path for sbatch, which replaces %j and similar codes in it."""
+    """Return the log's path as a pattern for sbatch. Each % is doubled, because sbatch replaces codes such as %j."""
     path = path.replace("%", "%%")
     folder, _, name = path.rpartition("/")
     return path if tasks is None else f"{folder}/%a/{name}"
@@ -92,7 +92,7 @@ def directives(text: str) -> dict[str, str]:
 
 
 def _options(template: AllocationTemplate) -> dict[str, str | None]:
-    """Return the template's options by name; the value of a flag is None."""
+    """Return the template's options by name; the value of a flag is empty."""
     options = {
         "partition": template.partition,
         "account": template.account,
@@ -123,15 +123,15 @@ def _gpus(template: AllocationTemplate) -> str | None:
 
 
 def _memory(size: str | None) -> str | None:
-    """Return a size in Slurm's units, which have no `GiB`; Slurm's G means the same."""
+    """Return a size in Slurm's units. They have no `GiB`, but Slurm's `G` means GiB."""
     return re.sub(r"i?B$", "", size, flags=re.IGNORECASE) if size is not None else None
 
 
 def directive(option: str, value: str | None) -> str:
-    """Return one `#SBATCH` line, or a flag if there is no value. Raises Invalid for a value with a line break."""
+    """Return one `#SBATCH` line. Without a value, the option is a flag. Raises Invalid for a value with a line break."""
     if not value:
         return f"#SBATCH --{option}"
-    if CONTROL.search(value):  # templates cannot contain one, but the path of the data folder can
+    if CONTROL.search(value):  # never in a template, but possible in the path of the data folder
         raise Invalid(f"--{option}: {value!r} cannot stand on one line of a batch script; choose another path")
     return f"#SBATCH --{option}={_quoted(value)}"
 

@@ -1,7 +1,7 @@
-"""One budget for every call to Slurm: a token bucket, and a breaker that stops calls while slurmctld is slow or down.
+"""One budget for all calls to Slurm: a token bucket, and a breaker that stops calls while slurmctld is slow or down.
 
-Clients that retry often make an overloaded controller worse, so calls are spread out. After one call without an answer
-only the shared snapshot is tried again, at growing intervals, until it gets an answer.
+Frequent retries would increase the load of an overloaded controller, so calls are spread over time. After one call
+without an answer, only the shared snapshot is tried again, at growing intervals, until a snapshot succeeds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 30.0
 
 
 class BudgetedDriver:
-    """A driver behind the budget. A call raises SlurmUnreachable at once when it would have to wait for the breaker."""
+    """Driver whose calls go through the budget. While the breaker is open, calls except `snapshot` raise SlurmUnreachable
+    immediately."""
 
     def __init__(self, driver: Driver, *, calls_per_second: float = CALLS_PER_SECOND, burst: int = BURST) -> None:
         self.name = driver.name
@@ -36,7 +37,7 @@ class BudgetedDriver:
         self._why = ""
 
     async def snapshot(self) -> Snapshot:
-        """Take a snapshot. Only this call may try an open breaker, and it first waits for the end of the pause."""
+        """Take a snapshot. While the breaker is open, this call first waits for the end of the pause."""
         if (pause := self._opened_at - time.monotonic()) > 0:
             await asyncio.sleep(pause)
         return await self._call("snapshot", lambda: self._driver.snapshot())
@@ -76,7 +77,7 @@ class BudgetedDriver:
             answer = await call()
         except SlurmUnreachable as error:
             SLURM_CALLS.labels(word, "unreachable").inc()
-            if word != "accounting":  # accounting calls go to slurmdbd: slurmctld may still work
+            if word != "accounting":  # accounting calls go to slurmdbd, so slurmctld may still work
                 self._failed(str(error))
             raise
         except SubmitRefused:
@@ -100,7 +101,8 @@ class BudgetedDriver:
         self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     async def _take_token(self) -> None:
-        """Wait for one call's token. Each call subtracts its token before the wait, also below zero: so calls go in order."""
+        """Wait for the token of one call. Each call takes its token before it waits, even if the number falls below zero.
+        So calls run in order of arrival."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate) - 1.0
         self._filled_at = now

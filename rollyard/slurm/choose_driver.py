@@ -24,12 +24,12 @@ PROBE_SECONDS = 15.0
 
 
 async def choose_driver(cluster: str, folder: Path) -> Driver:
-    """Return the driver for `--cluster`. `folder` is where the local driver keeps its jobs.
+    """Return the driver for the word in `--cluster`. `folder`: folder in which the local driver keeps its jobs.
 
-    `auto` takes Slurm if its commands are installed and configured (with pyslurm for reading if it fits), else
-    slurmrestd if the environment has its address, else this machine. If a configured Slurm does not answer, it is not
-    replaced, because its jobs are still there: the server waits for it. Raises Invalid for an unknown word, and for a
-    driver that cannot be used here.
+    `auto` takes Slurm if Slurm's commands are installed and configured. Then pyslurm reads, if it works on this machine.
+    The second choice is slurmrestd, if the environment has its address; the third is the local driver. If a configured
+    Slurm does not answer, no other driver is taken: Slurm's jobs still exist, so the server waits for Slurm. Raises
+    Invalid for an unknown word, and for a driver that cannot be used on this machine.
     """
     match cluster:
         case "local":
@@ -47,7 +47,7 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
 
 
 def _wrap(driver: Driver, folder: Path) -> Driver:
-    """Add steps of jobs that users already have to a driver, and put every call within the budget."""
+    """Extend a driver: it can also run steps in jobs that users already have, and all calls go through the budget."""
     return BudgetedDriver(HeldJobDriver(driver, CliDriver(), folder))
 
 
@@ -63,7 +63,7 @@ def _rest() -> RestDriver:
 
 
 async def _pyslurm(cluster: str) -> PyslurmDriver:
-    _cli(cluster)  # its commands submit for the pyslurm driver
+    _cli(cluster)  # the pyslurm driver submits with Slurm's commands
     driver = PyslurmDriver()
     try:
         await driver.version()
@@ -77,7 +77,10 @@ async def _pyslurm(cluster: str) -> PyslurmDriver:
 
 
 async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
-    """Return the driver that `auto` takes on a machine with Slurm, and by name why a preferred driver was not taken."""
+    """Return the driver that `auto` takes on a machine with Slurm, and for each preferred driver why it was not taken.
+
+    The reasons are a mapping: name of the driver -> reason.
+    """
     if not await _commands_are_here():
         return _rest(), {}
     commands, library = CliDriver(), PyslurmDriver()
@@ -93,7 +96,7 @@ async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
 
 
 async def slurm_is_here() -> bool:
-    """Whether this machine belongs to a cluster, or is configured for one that may be down at present."""
+    """Whether this machine is configured for a Slurm cluster. The cluster may be down at present."""
     return await _commands_are_here() or URL_VARIABLE in os.environ
 
 

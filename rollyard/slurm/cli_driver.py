@@ -1,7 +1,7 @@
 """The driver that calls Slurm's commands and parses their text. It works with Slurm 20.11 to 26.05.
 
-It reads text and not `--json`, because fields have kept their names for years, and because 1,000 jobs take milliseconds
-and not a second.
+The option `--json` is not used. The text has had the same field names for years. Text for 1,000 jobs takes milliseconds,
+JSON takes a second.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from rollyard.slurm.scontrol_text import read_site
 from rollyard.slurm.user_names import known_user
 
 MARK = "~|~"
-"""Separator of fields. Names and comments may contain any text, but are unlikely to contain this one."""
+"""Separator of fields. Names and comments may contain any text, but are unlikely to contain this separator."""
 QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "RestartCnt", "exit_code", "SubmitTime",
          "StartTime", "EndTime")  # fmt: skip
 ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
-"""The same fields in the same order, by sacct's names. In Slurm 22.05 sacct has no count of a job's restarts."""
+"""The fields of QUEUE in the same order, under sacct's names. The number of restarts is missing, because sacct of Slurm
+22.05 does not have it."""
 IDS_AT_ONCE = 500
 """Greatest number of ids in one command line."""
 _NOT_FROM_SLURM = re.compile(
@@ -46,9 +47,9 @@ class CliDriver:
     name = "cli"
 
     def __init__(self, env: Mapping[str, str] | None = None, *, limit_seconds: float = LIMIT_SECONDS) -> None:
-        """`env`: environment of the commands and, with `--export=ALL`, of the jobs; default: that of this process."""
-        # SBATCH_* would override the script's own directives. A server that is a Slurm job itself must not pass its
-        # identity to its jobs.
+        """`env`: environment of the commands; None for the environment of this process. With `--export=ALL` jobs get it."""
+        # SBATCH_* would override the directives in the script. If the server runs in a Slurm job, its own jobs must not
+        # get the SLURM_* variables of that job.
         source = os.environ if env is None else env
         self._env = {
             k: v for k, v in source.items() if k in _KEEP_ENV or not k.startswith(("SLURM", "SBATCH", "SQUEUE"))
@@ -61,7 +62,7 @@ class CliDriver:
     async def snapshot(self) -> Snapshot:
         taken_at = time.time()
         fields = ",".join(f"{field}:{MARK}" for field in QUEUE)
-        # With the header, which is printed for an empty queue too. So an empty output is an error, not an empty queue.
+        # squeue prints the header even if the queue is empty. So an empty output is an error, not an empty queue.
         text = await self._run_query("squeue", "-u", self._user, "-r", "-t", "all", "-O", fields)
         return Snapshot(taken_at, read_queue(text))
 
@@ -80,7 +81,7 @@ class CliDriver:
         return ids
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        # --batch: the signal goes to our own process and not to its children.
+        # With --batch only our own process gets the signal, and its children do not.
         options = () if signal is None else ("--batch", f"--signal={signal}")
         for some in _portions(ids):
             code, _, err = await self._run(("scancel", *options, *some), self._asking)
@@ -112,7 +113,7 @@ class CliDriver:
         return read_site(config, partitions, await self._run_query("scontrol", "-o", "show", "node"))
 
     async def show_job(self, id: str) -> dict[str, str]:
-        """Return Slurm's fields of one job by their own names; empty for an unknown job. Raises SlurmUnreachable."""
+        """Return the fields of one job under Slurm's names; empty for an unknown job. Raises SlurmUnreachable."""
         code, out, err = await self._run(("scontrol", "-o", "show", "job", id), self._asking)
         if code != 0:
             if _NOT_FOUND.search(err):
@@ -161,7 +162,7 @@ def _printed_id(text: str) -> str | None:
 
 
 def read_queue(text: str) -> dict[str, Job]:
-    """Return our jobs in squeue's output, by id. Raises SlurmUnreachable for text that is not such a table."""
+    """Return our jobs in squeue's output: id -> job. Raises SlurmUnreachable if the text is not a table of squeue."""
     jobs = (_job(row) for row in _rows(text, len(QUEUE)) if row[1].startswith(JOB_PREFIX))
     return {job.id: job for job in jobs}
 
@@ -171,8 +172,8 @@ def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _rows(text: str, width: int) -> Iterator[list[str]]:
-    """Yield the rows below the header. They are split by the MARK after every field and not by lines, because another
-    user's comment may contain line breaks.
+    """Yield the rows below the header. Each field ends with MARK, and fields are counted. Lines are not used, because
+    comments of jobs that are not ours may contain line breaks.
 
     Raises SlurmUnreachable for text that is not a table of this width.
     """
@@ -185,7 +186,7 @@ def _rows(text: str, width: int) -> Iterator[list[str]]:
 
 
 def _job(row: Sequence[str]) -> Job:
-    """Parse a row. Raises SlurmUnreachable for a malformed one."""
+    """Parse a row. Raises SlurmUnreachable for a malformed row."""
     id, name, comment, state, reason, node, restarts, code, submit, start, end = row
     try:
         word = JobState.read(state)
@@ -229,6 +230,6 @@ def _seconds(text: str) -> float | None:
 
 
 def _complaint_text(text: str) -> str:
-    """Return all errors of a command, without its name before each line. Often the last line but one has the cause."""
+    """Return all error lines of a command, without the command's name. The cause is often in the last line but one."""
     lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

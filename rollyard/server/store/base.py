@@ -1,7 +1,7 @@
 """Protocol and records of a store.
 
-The effects of a call are on disk before it returns. Writes that wait together are committed together (group commit).
-Each has a savepoint of its own, so a failed write undoes no other one.
+The effects of a call are on disk before the call returns. All waiting writes are committed together (group commit). Each
+write has its own savepoint, so a failed write does not undo the others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ L = TypeVar("L", bound=KindObject)
 class WatchEvent:
     type: Literal["ADDED", "MODIFIED", "DELETED"]
     object: KindObject
-    """The object; for DELETED its last state, with the resourceVersion of the deletion."""
+    """The object. For DELETED: the last state of the object, with the resourceVersion of the deletion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """A rollout's durable state; only `server.rollouts.step` changes it."""
+    """A rollout's durable state. Only `server.rollouts.step` changes a record."""
 
     namespace: str
     id: str
     digest: str
-    """sha256 of the canonical request, by which bodies are compared."""
+    """sha256 of the canonical request. It shows whether two request bodies are equal."""
     request: str
-    """The accepted `RolloutRequest` as JSON, n = 1."""
+    """The accepted `RolloutRequest` as JSON, with n = 1."""
     pool: str
     task_kind: str
     group: str | None
@@ -66,30 +66,30 @@ class RolloutRecord:
     """Order of arrival; the store sets it at the first put."""
     status: Status = Status.QUEUED
     stage: Stage = Stage.INIT
-    """Stage in which a leased rollout is, or with which a queued one begins."""
+    """Present stage of a leased rollout; the stage with which a queued rollout will begin."""
     attempt: int = 1
     faults: int = 0
-    """Infrastructure failures so far. They count as retries."""
+    """Number of infrastructure failures so far. Each counts as a retry."""
     losses: int = 0
-    """Leases in a row that ended without a message from their holder. They are no retries, but they have a limit too."""
+    """Number of leases in a row that were lost. A loss is no retry; the limit is `step.MAX_LOSSES`."""
     fence: int = 0
-    """Grows with every lease. A message with a lower fence is void."""
+    """Number of the last lease. A message with a lower number is void."""
     holder: str | None = None
     """Instance id of the node agent that holds the lease."""
     node: str | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Role -> endpoint id, chosen with the lease; live sessions are counted from these. While it is queued again: the
-    last endpoints, whose caches have its prefix.
+    """Role -> endpoint id. The endpoints are chosen with the lease, and live sessions are counted from leased records. A
+    rollout that is queued again keeps its last endpoints, because their caches have its prefix.
     """
     queued_at: float = 0.0
     not_before: float = 0.0
-    """End of the back-off in Unix seconds; the rollout is not leased before."""
+    """End of the back-off in Unix seconds. The rollout is not leased before this time."""
     queued_seconds: float = 0.0
-    """Time in queues so far."""
+    """Total time that the rollout has waited in the queue, without the present wait."""
     run: BlobRef | None = None
-    """The stored `RunResult`, once RUN is done."""
+    """The stored `RunResult`; None before the end of RUN."""
     result: BlobRef | None = None
-    """The stored `Outcome`, once the rollout has ended."""
+    """The stored `Outcome`; None before the rollout has ended, or if it ended without an outcome."""
     reward: float | None = None
     error: RolloutError | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -100,14 +100,16 @@ class RolloutRecord:
     min_weights_version: str | None = None
     """Oldest weights version with which the rollout may run."""
     weights: WeightsConstraint | None = None
-    """Constraint on the weights after the rollout has begun, or None. When weights change, only records with one are read."""
+    """Constraint on the weights after the rollout has begun, or None. After a change of weights only records with a
+    constraint are read."""
     weights_version: str | None = None
-    """Version of the policy when the lease was granted; removed when the sampling is to be repeated."""
+    """Version of the policy when the lease was granted. None after a requeue that repeats the sampling."""
     outdated: int = 0
-    """Leases taken back because the weights had become too old. They are no retries, but they have a limit too."""
+    """Number of leases taken back because the weights no longer matched the request. This is no retry; the limit is
+    `step.MAX_OUTDATED`."""
     queue_rank: float = 0.0
-    """Place in the queue within its priority. Ranks grow within a batch, and those of the pool's batches are interleaved.
-    All rollouts that belong to no batch count as one more batch."""
+    """Place in the queue among the rollouts of the same priority. Ranks grow within a batch. The ranks of the pool's
+    batches are interleaved. All rollouts without a batch count as one more batch."""
 
     @property
     def key(self) -> RolloutKey:
@@ -128,7 +130,7 @@ def allocation_uid(holder: str | None) -> str:
 
 
 class Transaction(Protocol):
-    """Operations inside `Store.transact`. They run in the writer, and block no other thread."""
+    """Operations inside `Store.transact`. They run in the writer's thread, and block no other thread."""
 
     @property
     def batches(self) -> BatchTables: ...
@@ -136,7 +138,10 @@ class Transaction(Protocol):
     def get(self, namespace: str, id: str) -> RolloutRecord | None: ...
 
     def put(self, record: RolloutRecord) -> RolloutRecord:
-        """Insert or replace. Sets `seq`, and `cursor` of a terminal record, which is never replaced (Conflict)."""
+        """Insert or replace a record. Sets `seq`; for a terminal record also `cursor`.
+
+        Raises Conflict if the stored record is already terminal.
+        """
         ...
 
     def queued(
@@ -150,10 +155,11 @@ class Transaction(Protocol):
         minima: Collection[str] | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
-        """Records that wait for a lease in these pools, without those in back-off at `now`.
+        """Records that wait for a lease in these pools. Records in back-off at `now` are left out.
 
-        EVAL before INIT, then by priority, by rank, and in order of arrival. `kinds`: only these task kinds. `minima`:
-        only records without a minimum version, or with one of these. `after`: in each stage only records behind this one.
+        The order is: EVAL before INIT, then priority, then rank, then arrival. `kinds`: only these task kinds. `minima`:
+        only records without a minimum version or with one of these minimum versions. `after`: in each stage only records
+        behind this record.
         """
         ...
 
@@ -166,7 +172,7 @@ class Transaction(Protocol):
         ...
 
     def version_bound(self, pool: PoolKey) -> list[VersionBound]:
-        """Live records of this pool that depend on versions of the weights."""
+        """Live records of this pool with a constraint on weights (`RolloutRecord.weights`)."""
         ...
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:
@@ -180,13 +186,13 @@ class Transaction(Protocol):
 class QueueRanks:
     """Ranks of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
 
-    New rollouts of a batch get the ranks after its last rank, or after `served`, if `served` is greater.
+    New rollouts of a batch get the ranks after the batch's last rank, or after `served`, if `served` is greater.
     """
 
     served: float = 0.0
-    """Greatest rank of a leased rollout."""
+    """Greatest rank that a lease was granted for."""
     submitted: float = 0.0
-    """Last rank of the rollouts that belong to no batch."""
+    """Last rank of the rollouts without a batch."""
 
     def first(self, last: float) -> float:
         """Return the next rank of a batch whose last rank was `last`."""
@@ -195,7 +201,7 @@ class QueueRanks:
 
 @dataclass(frozen=True, slots=True)
 class VersionBound:
-    """Fields of a record that decide whether its weights still match its request."""
+    """Fields of a record that decide whether the rollout's weights still match its request."""
 
     id: str
     group: str | None
@@ -208,12 +214,12 @@ class VersionBound:
 
 @dataclass(frozen=True, slots=True)
 class GroupVersions:
-    """Versions of a group's rollouts, except those that ended `Cancelled` or `InfraFailed`."""
+    """Versions of a group's rollouts. Rollouts that ended `Cancelled` or `InfraFailed` do not count."""
 
     sampled: frozenset[str] = frozenset()
-    """Versions of rollouts that have been sampled."""
+    """Versions of rollouts that are at EVAL or have ended, so that all their tokens are sampled."""
     begun: frozenset[str] = frozenset()
-    """Versions of rollouts that are being sampled."""
+    """Versions of the other rollouts, which are still being sampled."""
 
     @property
     def fixed(self) -> str | None:
@@ -233,9 +239,9 @@ class RolloutFilter:
 
 class Store(Protocol):
     epoch: int
-    """Grows with every opening of the store. With it an earlier server's writes to files are refused."""
+    """Number of this opening of the store; each opening has a higher one. Writes of an earlier server are refused."""
     server_id: str
-    """Random id, made with the store and kept for ever. It distinguishes our jobs from those of another server."""
+    """Random id of the store, which never changes. It distinguishes our jobs from the jobs of another server."""
 
     # objects
 
@@ -249,51 +255,54 @@ class Store(Protocol):
     async def get(self, key: ObjectKey, kind: type[K]) -> K: ...
     @overload
     async def get(self, key: ObjectKey, kind: tuple[type[K], type[L]]) -> K | L:
-        """Return the object. `kind`: the class that the caller expects, or two, as for isinstance.
+        """Return the object. `kind`: one or two classes that the caller expects, as for isinstance.
 
-        Raises NotFound with kubectl's text, and TypeError if the key names another kind.
+        Raises NotFound with kubectl's text, and TypeError if the object has another class.
         """
         ...
 
     async def list_objects(self, kind: str, namespace: str | None = None) -> tuple[list[KindObject], str]:
-        """All objects of a kind by namespace and name, and the resourceVersion to watch from."""
+        """All objects of a kind, in order of namespace and name, and the resourceVersion from which to watch."""
         ...
 
     async def update(self, obj: K, part: Literal["spec", "status"]) -> K:
-        """Write metadata (labels, annotations, finalizers) and spec, or status alone.
+        """Write the spec with the metadata (labels, annotations, finalizers, owner references), or only the status.
 
-        A given resourceVersion or uid must be the current one (Conflict). Generation grows when spec changes. Nothing
-        is written when nothing changes. An object that is being deleted gets no new finalizer (Invalid); it disappears
-        with its last finalizer. Raises NotFound.
+        The generation grows if the spec changes. An update without changes is not written. An object that is being
+        deleted disappears with its last finalizer.
+
+        Raises NotFound; Conflict if a given resourceVersion or uid is not the current one; Invalid for a new finalizer on
+        an object that is being deleted; MethodNotAllowed if the kind has no status.
         """
         ...
 
     async def delete(self, key: ObjectKey, *, uid: str | None = None) -> KindObject:
-        """Set deletionTimestamp if the object has finalizers, else remove it; return its last state.
+        """Remove the object, or set its deletionTimestamp if it has finalizers. Return the object's last state.
 
-        Raises NotFound, and Conflict for another uid.
+        Raises NotFound, and Conflict if the object has another uid.
         """
         ...
 
     async def prune_events(self, older_than: float) -> int:
-        """Delete Events last seen before `older_than` (Unix seconds); return how many."""
+        """Delete the Events that last occurred before `older_than` (Unix seconds); return how many."""
         ...
 
     def watch(self, kind: str | None, since: str) -> AsyncIterator[WatchEvent]:
-        """Every change after `since`, in order and without a gap.
+        """Iterate over every change after `since`, in order and without a gap.
 
-        Waiting for the next change may be cancelled and begun again; nothing is lost. Raises Expired, here or later,
-        when `since` is too long ago, BadRequest when it is no resourceVersion, Unavailable once the store is closed.
+        A caller may cancel its wait for the next change and wait again; no change is lost. Raises BadRequest if `since` is
+        no resourceVersion, Expired if the changes after it are no longer kept, Unavailable if the store is closed. The
+        iterator can raise the last two as well.
         """
         ...
 
     # rollouts
 
     async def transact(self, change: Callable[[Transaction], T]) -> T:
-        """Run `change` in the writer; return after its effects are on disk.
+        """Run `change` in the writer; return its result after its effects are on disk.
 
-        An exception of `change` undoes all its writes and is raised to this caller alone. Raises Unavailable when the
-        disk is full or fails; then no write happened.
+        An exception of `change` undoes all writes of this change, and only this caller gets the exception. Raises
+        Unavailable if the disk is full or fails; then nothing is written.
         """
         ...
 
@@ -306,42 +315,42 @@ class Store(Protocol):
     async def finished(
         self, after: int, limit: int, namespace: str | None = None, group: str | None = None
     ) -> list[RolloutRecord]:
-        """Terminal records after this cursor, in order."""
+        """Terminal records after this cursor, in order of the cursor."""
         ...
 
     async def newest_seq(self) -> int:
-        """Return the seq of the newest rollout; 0 where there is none."""
+        """Return the seq of the newest rollout; 0 if there is no rollout."""
         ...
 
     async def newest_cursor(self) -> int:
-        """Newest cursor; 0 as long as no rollout has ended."""
+        """Return the greatest cursor; 0 if no rollout has ended."""
         ...
 
     async def counts(
         self, namespace: str, pool: str | None = None, group: str | None = None
     ) -> dict[tuple[Stage, Status], int]:
-        """Number of records by stage and status. A terminal record counts for the stage in which it ended."""
+        """Number of records by stage and status. A terminal record counts for the stage in which the rollout ended."""
         ...
 
     async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
-        """Places in a pool's queue: seq -> number of records before it in its stage, for the first `limit` of each.
+        """Places in a pool's queue: seq of a record -> number of records of the same stage before this record.
 
-        Records in back-off at `now` are in no queue.
+        Each stage has at most `limit` places. Records in back-off at `now` do not count.
         """
         ...
 
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
-        """Mean over the records that have a reward; None if there are none."""
+        """Mean of the rewards; None if no record has a reward."""
         ...
 
     # batches
 
     async def batch(self, key: BatchKey) -> tuple[BatchRecord, SeriesRecord | None] | None:
-        """Return a batch with its series."""
+        """Return a batch and its series; None if there is no such batch."""
         ...
 
     async def list_batches(self, namespace: str, limit: int) -> list[tuple[BatchRecord, SeriesRecord | None]]:
-        """Return the newest batches, newest first."""
+        """Return the last `limit` batches, each with its series, newest first."""
         ...
 
     async def running_batches(self) -> list[BatchRecord]:
@@ -349,7 +358,7 @@ class Store(Protocol):
         ...
 
     async def delivered_groups(self, key: BatchKey, after: int, limit: int) -> list[GroupRecord]:
-        """Return the delivered groups after this delivery, in order."""
+        """Return the groups that the batch delivered after delivery number `after`, in order."""
         ...
 
     async def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...
@@ -357,26 +366,29 @@ class Store(Protocol):
     async def list_datasets(self, namespace: str) -> list[DatasetRecord]: ...
 
     async def task_histories(self, namespace: str, dataset: str) -> list[TaskHistory]:
-        """Return the histories of all tasks of a dataset that have one."""
+        """Return the histories of a dataset's tasks. Tasks without a history are left out."""
         ...
 
     async def prune_rollouts(self, end_of_life: Callable[[PoolKey], float]) -> int:
-        """Delete ended rollouts; return how many. The counts keep them.
+        """Delete old ended rollouts; return how many. `counts` without a group still includes them.
 
-        `end_of_life`: time (Unix seconds) before which a pool's rollouts must have ended.
+        `end_of_life`: function of a pool; rollouts that ended before its result (Unix seconds) are deleted.
         """
         ...
 
     async def prune_acknowledged(self, before: float) -> int:
-        """Delete the rollouts of groups acknowledged before this time (Unix seconds); return how many."""
+        """Delete the rollouts of groups that were acknowledged before this time (Unix seconds); return how many."""
         ...
 
     async def reclaim_packs(self, kept_seconds: float) -> int:
-        """Free the space of deleted results; return the bytes. A pack stays for `kept_seconds` after its last use."""
+        """Free the space of deleted results; return the number of bytes freed.
+
+        A pack is kept for `kept_seconds` after it was found unused.
+        """
         ...
 
     async def read_blob(self, ref: BlobRef) -> bytes:
-        """Read a blob and check its digest. Raises Unavailable when the blob is missing or damaged."""
+        """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Records of batches as rows. Fields that a query needs are columns; the others are one JSON body."""
+"""Records of batches as rows. Fields that queries need are columns. All other fields are in one JSON body."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _NO_DEFAULT = object()
 
 
 def _body_fields(kind: type, columns: Iterable[str] = ()) -> list[tuple[str, Any, Callable[[Any], Any] | None]]:
-    """Names, defaults and encoders of the fields that are not columns."""
+    """Name, default and encoder of each field that is not a column."""
     return [
         (f.name, f.default if f.default is not MISSING else _NO_DEFAULT, _TO_JSON.get(f.name))
         for f in fields(kind)
@@ -70,7 +70,7 @@ _BODIES = {
 
 
 def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory) -> str:
-    """Fields that are not columns and differ from their defaults, as JSON."""
+    """Return the body as JSON: all fields that are not columns, except those with their default value."""
     found = {}
     for name, default, encode in _BODIES[type(record)]:
         value = getattr(record, name)
@@ -80,7 +80,7 @@ def body(record: BatchRecord | GroupRecord | SeriesRecord | TaskHistory) -> str:
 
 
 def parse(kind: type[T], columns: Iterable[str], row: tuple[Any, ...]) -> T:
-    """Return the record of a row: first the columns, then the body."""
+    """Return the record of a row. The row has the values of `columns` and then the body."""
     *values, text = row
     found = {**dict(zip(columns, values, strict=True)), **json.loads(text)}
     return kind(**{name: _FROM_JSON[name](v) if name in _FROM_JSON else v for name, v in found.items()})

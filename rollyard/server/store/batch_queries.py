@@ -99,6 +99,6 @@ def series_of_dataset(db: sqlite3.Connection, namespace: str, dataset: str) -> l
 
 
 def histories(db: sqlite3.Connection, namespace: str, dataset: str) -> list[TaskHistory]:
-    """Return the histories of all tasks of a dataset that have one."""
+    """Return the histories of a dataset's tasks. Tasks without a history are left out."""
     rows = db.execute("SELECT body FROM task_history WHERE namespace = ? AND dataset = ?", (namespace, dataset))
     return [parse(TaskHistory, (), row) for row in rows]

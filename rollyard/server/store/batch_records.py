@@ -1,4 +1,4 @@
-"""Durable state of batches: the batch, its groups, their series, the tasks and their history."""
+"""Durable state of batches: batches, their groups, series, datasets, and the history of tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rollyard.kinds.rollout import Status
 
 
 class GroupState(StrEnum):
-    """State of a group. `Open` and `Informative` are live: the group is not whole, or it waits for a batch."""
+    """State of a group. Groups in the states `Open` and `Informative` are live: they can still be delivered."""
 
     OPEN = "Open"
     INFORMATIVE = "Informative"
@@ -29,7 +29,7 @@ class GroupState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndedRollout:
-    """Terminal rollout of a group."""
+    """A rollout of a group that is terminal."""
 
     sample: int
     status: Status
@@ -41,28 +41,28 @@ class EndedRollout:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """The n rollouts of one task. The group's id is the `group` of its rollouts."""
+    """A group: the n rollouts of one task. The group's id is the field `group` of these rollouts."""
 
     namespace: str
     id: str
     series: str
     number: int
-    """Order of the draw within the series."""
+    """Number of the draw within the series, from 0."""
     pool: str
     n: int
     task_index: int
     epoch: int
     drawn_at: float
     drawn_step: int
-    """Training step of the series at the draw."""
+    """Number of training steps of the series before the draw."""
     batch: str | None
-    """Batch that the group counts for; None: it is carried over and waits for the next batch of the series."""
+    """Batch to which the group belongs; None if the group was carried over and waits for the next batch of the series."""
     state: GroupState = GroupState.OPEN
     delivery: int | None = None
-    """Position among the groups that the batch delivered, from 1."""
+    """Number of the delivery within the batch, from 1; None if the group is not delivered."""
     ended: tuple[EndedRollout, ...] = ()
     tries: int = 0
-    """Number of faulty groups of this task before this one, in this epoch."""
+    """Number of earlier faulty groups of this task in this epoch."""
 
     @property
     def whole(self) -> bool:
@@ -75,7 +75,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Sums over rollouts with a reward, and over shares of discarded rollouts."""
+    """Sums of lengths. A rollout with a reward counts fully, a discarded rollout by a share."""
 
     rollouts: float = 0.0
     tokens: float = 0.0
@@ -102,14 +102,14 @@ class LengthSums:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch's request and counters; only `server.batches.advance` changes them."""
+    """A batch's request and counters. Only `server.batches.advance` changes the counters."""
 
     namespace: str
     id: str
     digest: str
-    """sha256 of the canonical request, by which bodies are compared."""
+    """sha256 of the canonical request. It shows whether two request bodies are equal."""
     request: str
-    """The accepted `BatchRequest` as JSON. Of the request's tasks it has only the first; the others are in `dataset_tasks`."""
+    """The accepted `BatchRequest` as JSON, with only the first of its tasks. All tasks are in `dataset_tasks`."""
     pool: str
     series: str
     created_at: float
@@ -120,20 +120,20 @@ class BatchRecord:
     engine_priority: bool = False
     """Whether the engines of the pool order requests by priority."""
     slots: int = 0
-    """Number of rollouts that the pool can work on for this batch at once; 0 while no node agent is connected."""
+    """Number of rollouts of this batch on which the pool can work together; 0 if no node agent is connected."""
     step: int = 0
     """Number of training steps of the series before this batch."""
     settled: float = 0.0
-    """Number of groups of the series whose verdict is known; older ones count less."""
+    """Number of groups of the series with a verdict. Older groups count less."""
     settled_informative: float = 0.0
     queue_rank: float = 0.0
-    """Rank of its last rollout in the pool's queue."""
+    """Rank of the batch's last rollout in the pool's queue."""
     open: int = 0
     """Number of groups without a verdict."""
     informative: int = 0
-    """Number of informative groups that are not whole."""
+    """Number of live groups whose verdict is informative."""
     unfinished: int = 0
-    """Number of rollouts of the live groups that have not ended."""
+    """Number of rollouts in live groups that have not ended."""
     delivered: int = 0
     acknowledged: int = 0
     drawn: int = 0
@@ -147,7 +147,7 @@ class BatchRecord:
     wasted_tokens: int = 0
     drained: bool = False
     staleness: int = 0
-    """Sum, over delivered groups, of the training steps between draw and use."""
+    """Sum of the staleness of delivered groups: training steps between draw and use."""
     whole_lengths: LengthSums = LengthSums()
     """Lengths in whole informative groups."""
     delivered_lengths: LengthSums = LengthSums()
@@ -167,7 +167,7 @@ class BatchRecord:
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """Task of a faulty group, to be drawn again."""
+    """Task of a faulty group. The task will be drawn again."""
 
     index: int
     epoch: int
@@ -179,25 +179,25 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class SeriesRecord:
-    """State that the batches of a series share: the source with its position, and observed rates."""
+    """State that the batches of a series share: the source of tasks, the position in it, and statistics."""
 
     namespace: str
     name: str
     digest: str
-    """Digest of the tasks that are drawn."""
+    """Digest of the series' tasks."""
     dataset: str | None
-    """Name of the dataset from which tasks are drawn."""
+    """Name of the dataset from which tasks are drawn; None for another source."""
     seed: int | None
-    """Seed of the order of draws; None for the order of the source."""
+    """Seed of the order in which tasks are drawn; None for the order of the source."""
     tasks: int | None
-    """Number of tasks; None while a plug-in has not given it."""
+    """Number of tasks; None as long as a plug-in has not given this number."""
     epoch: int = 0
     position: int = 0
     next_number: int = 0
     """Number of the next group."""
     put_back: tuple[PutBack, ...] = ()
     step: int = 0
-    """Number of training steps taken with its groups."""
+    """Number of training steps that used groups of the series."""
     settled: float = 0.0
     settled_informative: float = 0.0
     passed_over: int = 0
@@ -212,9 +212,9 @@ class TaskHistory:
     groups: int = 0
     informative: int = 0
     streak: int = 0
-    """Number of uninformative groups in a row, up to now."""
+    """Number of uninformative groups in a row, counted back from the last group."""
     rollouts: int = 0
-    """Number of rollouts with a reward in the means below."""
+    """Number of rollouts with a reward, over which `seconds` and `tokens` are means."""
     seconds: float = 0.0
     """Mean seconds of a rollout."""
     tokens: float = 0.0
@@ -223,14 +223,14 @@ class TaskHistory:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRecord:
-    """Uploaded dataset: a name for tasks."""
+    """An uploaded dataset: a name for tasks."""
 
     namespace: str
     name: str
     digest: str
     tasks: int
     kinds: tuple[str, ...]
-    """Kinds of its tasks, without repetition."""
+    """Task kinds of the dataset, each once."""
     created_at: float
 
 
@@ -240,7 +240,7 @@ class BatchTables(Protocol):
     def batch(self, key: BatchKey) -> BatchRecord | None: ...
 
     def put_batch(self, record: BatchRecord) -> BatchRecord:
-        """Insert or replace; sets `seq`."""
+        """Insert or replace a batch. The first put sets `seq`."""
         ...
 
     def running(self) -> list[BatchRecord]:
@@ -256,11 +256,11 @@ class BatchTables(Protocol):
         ...
 
     def carried(self, namespace: str, series: str, pool: str | None = None, n: int | None = None) -> list[GroupRecord]:
-        """Groups of a series that wait for a batch, oldest first: of all pools, or those that a batch can take over."""
+        """Groups of a series that wait for a batch, oldest first. `pool`, `n`: only groups with these values."""
         ...
 
     def note_acknowledged(self, key: BatchKey, after: int, upto: int, at: float) -> None:
-        """Note that the groups of these deliveries were used, at this time (Unix seconds)."""
+        """Record that the trainer has used the groups of deliveries after `after`, up to `upto`. `at`: Unix seconds."""
         ...
 
     def unended(self, namespace: str, group: str) -> list[str]:
@@ -280,15 +280,15 @@ class BatchTables(Protocol):
     def put_dataset(self, record: DatasetRecord) -> None: ...
 
     def delete_dataset(self, namespace: str, name: str) -> None:
-        """Delete the dataset with its history and its series, and the tasks that are used nowhere else."""
+        """Delete the dataset, its history and its series. Its tasks are deleted too, unless others use them."""
         ...
 
     def task(self, digest: str, index: int) -> str | None:
-        """A task as JSON."""
+        """Return a task as JSON; None if it is not stored."""
         ...
 
     def add_tasks(self, digest: str, start: int, tasks: Sequence[str]) -> None:
-        """Store tasks as JSON. Tasks that are stored already stay."""
+        """Store tasks (JSON) under the indices from `start` on. Stored tasks are not replaced."""
         ...
 
     def stored_tasks(self, digest: str) -> int:

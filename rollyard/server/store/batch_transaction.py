@@ -1,4 +1,4 @@
-"""`BatchTables` on the writer's connection: batches, groups, series and tasks inside a transaction."""
+"""`BatchTables` on the writer's connection, for use inside a transaction."""
 
 from __future__ import annotations
 

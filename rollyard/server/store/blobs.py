@@ -1,7 +1,8 @@
-"""Blobs in append-only pack files. All blobs of one group commit share one fsync, before the rows that name them.
+"""Blobs in append-only pack files. All blobs of one group commit share one fsync. Then the rows that name them are
+committed.
 
-A row never names bytes that are not on disk. A crash between the two leaves bytes that no row names, which are
-harmless. A pack belongs to one opening of the store, so no blob is ever appended after an incomplete one.
+So a row never names bytes that are not on disk. A crash before the commit leaves bytes that no row names. These bytes do
+no harm. Each opening of the store begins new packs, so a blob is never appended after an incomplete blob.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from rollyard.core.errors import Unavailable
 from rollyard.server.store.base import BlobRef
 
 PACK_LIMIT = 1 << 30
-"""Size in bytes after which the next batch begins a new pack."""
+"""Size in bytes from which on the next group commit begins a new pack."""
 _PACK_NAME = re.compile(r"([0-9]{1,20})-[0-9]{1,20}\.pack")
 
 
 class PackWriter:
-    """Pack files for the writer thread: `add` collects, `sync` makes durable, then `keep` or `drop` follows."""
+    """Pack files, for the writer thread. `add` collects blobs and `sync` writes them; then call `keep` or `drop`."""
 
     def __init__(self, folder: Path, epoch: int, limit: int = PACK_LIMIT) -> None:
         self._folder = folder
@@ -35,7 +36,7 @@ class PackWriter:
 
     @property
     def name(self) -> str:
-        """Pack that the next blobs go to; those before it are complete."""
+        """Pack for the next blobs. Earlier packs are complete."""
         return f"{self._epoch:08d}-{self._number:04d}.pack"
 
     def add(self, data: bytes) -> BlobRef:
@@ -45,7 +46,7 @@ class PackWriter:
         return ref
 
     def mark(self) -> int:
-        """Position to which `cut` goes back if the change that adds blobs is undone."""
+        """Return the present position. If a change is undone, pass it to `cut`, which removes the later blobs."""
         return len(self._waiting)
 
     def cut(self, mark: int) -> None:
@@ -53,7 +54,7 @@ class PackWriter:
         del self._waiting[mark:]
 
     def sync(self) -> None:
-        """Make all added blobs durable. Raises OSError; then `drop` must follow."""
+        """Write all added blobs to the disk. Raises OSError; after an error call `drop`."""
         if not self._waiting:
             return
         if self._fd is None:
@@ -65,7 +66,7 @@ class PackWriter:
         os.fdatasync(self._fd)
 
     def keep(self) -> None:
-        """Keep the added blobs, after the commit of their rows."""
+        """Keep the added blobs, because their rows are committed."""
         self._committed_size += self._added
         self._added = 0
         self._waiting.clear()
@@ -76,7 +77,7 @@ class PackWriter:
         """Remove the added blobs after a failed commit, and continue in a new pack."""
         self._added = 0
         self._waiting.clear()
-        # Not in the same pack: after a failed fsync the kernel may mark pages as clean that did not reach the disk.
+        # The same pack is not used again: after a failed fsync the kernel may take unwritten pages for written ones.
         self._next_pack(cut_at=self._committed_size)
 
     def _next_pack(self, cut_at: int | None = None) -> None:
@@ -86,7 +87,7 @@ class PackWriter:
             self._fd,
             None,
             0,
-        )  # first, because a failed close frees the descriptor too
+        )  # before the close, because a failed close frees the descriptor too
         self._number += 1
         with contextlib.suppress(OSError):  # `sync` has saved all bytes of committed rows
             if cut_at is not None:
@@ -99,13 +100,13 @@ class PackWriter:
 
 
 def newest_epoch(folder: Path) -> int | None:
-    """Epoch of the newest pack; None if there is no pack. Blocks; raises OSError."""
+    """Return the epoch of the newest pack; None if there is no pack. Blocks. Raises OSError."""
     found = [int(match[1]) for name in os.listdir(folder) if (match := _PACK_NAME.fullmatch(name))]
     return max(found, default=None)
 
 
 def read_blob(folder: Path, ref: BlobRef) -> bytes:
-    """Read the bytes of a reference and check them. Raises Unavailable if they are missing or damaged."""
+    """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged."""
     if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
         raise Unavailable(f"{ref.pack!r} is not a pack of this store")
     try:
@@ -121,7 +122,7 @@ def read_blob(folder: Path, ref: BlobRef) -> bytes:
 
 
 def pack_size(folder: Path, pack: str) -> int:
-    """Size in bytes; 0 for a pack that is gone. Raises OSError."""
+    """Return the size of a pack in bytes; 0 if the file does not exist. Raises OSError."""
     try:
         return (folder / pack).stat().st_size
     except FileNotFoundError:
@@ -129,7 +130,7 @@ def pack_size(folder: Path, pack: str) -> int:
 
 
 def delete_pack(folder: Path, pack: str) -> None:
-    """Delete a pack, if it is there. Raises OSError."""
+    """Delete a pack, if the file exists. Raises OSError."""
     (folder / pack).unlink(missing_ok=True)
     _sync_folder(folder)
 

@@ -1,4 +1,4 @@
-"""Opening of a data folder: lock it, probe it, migrate the database, count the epoch."""
+"""Opening of a data folder: lock and probe the folder, migrate the database, begin a new epoch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger(__name__)
 
 READERS = 4
 BUSY_SECONDS = 10.0
-"""Seconds that SQLite waits for a lock. Without WAL a reader and a commit wait for each other; neither takes long."""
+"""Seconds that SQLite waits for a lock. Without WAL, readers and commits wait for each other, but only for a short time."""
 TAKE_OVER_SECONDS = 10.0
-"""Seconds to wait for the lock. A live holder checks the epoch every second, and then ends."""
+"""Seconds to wait for the lock after a new epoch. A live holder checks the epoch every second, and ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """An opened folder. Connections may move between threads, but only one thread at a time may use them."""
+    """An opened folder. Any thread may use a connection, but only one thread at a time."""
 
     lock: FolderLock
     journal: Journal
@@ -43,11 +43,12 @@ class Database:
 
 
 def open_database(folder: Path, run: JobRun | None = None, told_epoch: int = 0) -> Database:
-    """Open a folder. Blocks for milliseconds; up to TAKE_OVER_SECONDS if an earlier run of the same job still has it.
+    """Open a folder. Blocks for milliseconds; for up to TAKE_OVER_SECONDS if an earlier run of this job holds the lock.
 
-    `told_epoch`: the newest epoch that other processes know. The next epoch is higher, whatever the database has.
+    `told_epoch`: the newest epoch that other processes know. The new epoch is higher than this one, and higher than the
+    epochs of the database and of the packs.
 
-    Raises Unavailable with the reason for any fault of the folder.
+    Raises Unavailable with the reason if the folder cannot be used.
     """
     with ExitStack() as undo:
         try:
@@ -73,7 +74,7 @@ def _take_lock(lock: FolderLock, folder: Path) -> None:
     if not lock.is_left_over():
         raise lock.refusal_text()
     with closing(_connect(folder / "rollyard.db")) as db:
-        tables.begin_epoch(db)  # from here on the former holder commits nothing
+        tables.begin_epoch(db)  # from this epoch on, the store refuses the former holder's commits
     if not lock.acquire_within(TAKE_OVER_SECONDS):
         log.warning("continuing without the lock of %s: a node that Slurm has given up still holds it", folder)
 
@@ -81,8 +82,8 @@ def _take_lock(lock: FolderLock, folder: Path) -> None:
 def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: Journal, told_epoch: int) -> Database:
     packs = newest_epoch(blobs)
     if packs is not None and not (path.exists() and path.stat().st_size):
-        raise _why_rows_missing(path, blobs)  # before an empty database is created
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite itself would use the umask
+        raise _why_rows_missing(path, blobs)  # raised before an empty database is created
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))  # SQLite would use the umask
     writing = _connect(path)
     undo.callback(writing.close)
     if writing.execute(f"PRAGMA journal_mode={journal}").fetchone()[0].upper() != journal:
@@ -128,7 +129,7 @@ def _why_rows_missing(path: Path, blobs: Path) -> Unavailable:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # isolation_level=None: only our own code begins transactions. The cache is for statements, which are reused.
+    # isolation_level=None: only our own code begins transactions. cached_statements: prepared statements are reused.
     db = sqlite3.connect(
         path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
     )

@@ -1,7 +1,8 @@
-"""One server for a folder: an exclusive lock that ends with its holder, and names the holder.
+"""Exclusive lock that lets one server at a time use a folder. The lock ends with its holder, and names the holder.
 
-The lock prevents accidents only: the store refuses the writes of all servers but the newest (`tables.check_epoch`). So
-a job may run without the lock if Slurm has ended the job that holds it, but that job's node is cut off and holds it.
+The lock only prevents accidents. Even without the lock the store accepts writes of the newest server only
+(`tables.check_epoch`). So a server may run without the lock in one case: Slurm has ended the holder's job, but the job's
+node is cut off, and the file system has not released the lock.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from rollyard.server.store.journal_mode import file_system_of
 
 POLL_SECONDS = 0.1
 _WHOLE_FILE = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-"""struct flock of a 64-bit Linux."""
+"""The C structure `flock` of a 64-bit Linux, for a write lock on the whole file."""
 _HOLDER = re.compile(r", run (\d+)\.(\d+) of job (\S+)$")
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """One run of a Slurm job. Slurm runs only one job of this name at a time (`--dependency=singleton`)."""
+    """One run of a Slurm job. Slurm runs only one job with this name at a time (`--dependency=singleton`)."""
 
     name: str
     id: int
     restart: int = 0
 
     def succeeds(self, other: JobRun) -> bool:
-        """Whether Slurm started this run later, and so has ended the other one."""
+        """Whether Slurm started this run after the other run. If so, Slurm has ended the other run."""
         return self.name == other.name and (self.id, self.restart) > (other.id, other.restart)
 
 
 class FolderLock:
-    """Lock of a data folder. A new object does not hold it: call `acquire`, and in any case `release`."""
+    """Lock of a data folder. A new object does not hold the lock: call `acquire`. Call `release` in any case."""
 
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
@@ -49,7 +50,7 @@ class FolderLock:
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def acquire(self) -> bool:
-        """Try to take the lock; return whether it is held now. Raises Unavailable if the file system has no locks."""
+        """Try to take the lock; return whether this object holds it. Raises Unavailable if the file system has no locks."""
         if self.held:
             return True
         try:
@@ -65,7 +66,7 @@ class FolderLock:
         return True
 
     def acquire_within(self, seconds: float) -> bool:
-        """Try to take the lock for this many seconds. Blocks."""
+        """Try to take the lock for `seconds`; return whether this object holds it. Blocks."""
         deadline = time.monotonic() + seconds
         while not self.acquire():
             if time.monotonic() > deadline:
@@ -74,12 +75,12 @@ class FolderLock:
         return True
 
     def holder_run(self) -> JobRun | None:
-        """Run of the holder's job; None if the holder is unknown, or is not in a job."""
+        """Run of the holder's Slurm job; None if the holder is unknown or runs outside a job."""
         found = _HOLDER.search(self._holder())
         return JobRun(found[3], int(found[1]), int(found[2])) if found else None
 
     def is_left_over(self) -> bool:
-        """Whether the holder is an earlier run of our own job, which Slurm has ended."""
+        """Whether the holder is an earlier run of our own job. Slurm has ended such a run."""
         holder = self.holder_run()
         return holder is not None and self._run is not None and self._run.succeeds(holder)
 
@@ -88,18 +89,18 @@ class FolderLock:
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 
     def release(self) -> None:
-        """Release the lock. The file stays: without it two processes could lock two files of the same name."""
-        # A network file system may have taken the lock from a node that it lost. Then the name in the file is that of
-        # the next holder.
+        """Release the lock. The file is not deleted: if it were, two processes could lock two files of the same name."""
+        # A network file system may have taken the lock from this node and given it to another process. Then the file
+        # names the other process.
         if self.held and self._holder() == self._name():
             os.ftruncate(self._fd, 0)
         self.held = False
         os.close(self._fd)
 
     def _lock(self) -> None:
-        # A byte-range lock of the open file. Not lockf: it does not exclude the same process, and ends when any
-        # descriptor of the file is closed. Not flock: on the machine that has the disk, flock does not see the
-        # byte-range locks that the kernel's NFS server holds for its clients.
+        # A byte-range lock of the open file is used. A lock of lockf does not exclude the same process, and ends when
+        # any descriptor of the file is closed. flock, on the machine that has the disk, does not see the byte-range
+        # locks that the kernel's NFS server holds for its clients.
         if not self._by_fuse:
             try:
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)

@@ -1,8 +1,8 @@
-"""Choice of the journal mode that works on the folder's file system, by test writes.
+"""Choice of a journal mode that works on the folder's file system. Test writes show whether a mode works.
 
-WAL is the fastest mode, but its shared memory does not reach across nodes: on a network file system it corrupts the
-database (sqlite.org/wal.html). WAL is chosen only if the file system is known to be local, Rollyard's server
-stays on one machine, and a test with two connections works.
+WAL is the fastest mode, but it uses memory that processes share, and nodes do not share memory. So WAL corrupts a
+database on a network file system (sqlite.org/wal.html). WAL is chosen only if three conditions hold: the file system is
+known to be local, Rollyard's server stays on one machine, and a test with two connections succeeds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ Journal = Literal["WAL", "TRUNCATE", "DELETE"]
 LOCAL = frozenset(
     {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "tmpfs", "ramfs", "overlay"}
 )
-"""File systems of one machine. Others may be shared between nodes (nfs, lustre, gpfs, beegfs, fuse.*)."""
+"""File systems that only one machine uses. Other file systems may be shared (nfs, lustre, gpfs, beegfs, fuse.*)."""
 
 
 def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
-    """Probe the folder with real writes. Raises Unavailable if it cannot be written or SQLite does not work there.
+    """Probe the folder with real writes; return the first mode that works.
 
-    `moves`: the next server may run on another node, which reaches this local file system over a network.
+    `moves`: the next server may run on another node, which would reach this local file system over a network. Raises
+    Unavailable if the folder cannot be written or SQLite does not work in it.
     """
     _probe_write(folder)
     alone = not moves and file_system_of(folder) in LOCAL
@@ -46,7 +47,7 @@ def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
 
 
 def file_system_of(folder: Path) -> str:
-    """Return the type of the mount that has the folder, as in /proc/self/mountinfo; "unknown" if this cannot be read."""
+    """Return the type of the folder's file system from /proc/self/mountinfo; "unknown" if this file cannot be read."""
     path, best, found = str(folder.resolve()), -1, "unknown"
     try:
         mounts = Path("/proc/self/mountinfo").read_text()
@@ -55,7 +56,7 @@ def file_system_of(folder: Path) -> str:
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         point = _unescape(left.split()[4])
-        # If mount points are equal, the last one hides the earlier ones.
+        # Of several mounts at the same point, the last mount hides the earlier ones.
         if len(point) >= best and (path == point or path.startswith(point.rstrip("/") + "/")):
             best, found = len(point), right.split()[0]
     return found
@@ -80,7 +81,7 @@ def _probe_write(folder: Path) -> None:
 
 
 def _probe_database(folder: Path, mode: Journal) -> bool:
-    """Return whether two connections can write in turn and read each other's rows, as writer and readers will."""
+    """Return whether two connections can write one after the other, and read each other's rows."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as probe, contextlib.ExitStack() as stack:
         path = Path(probe, "probe.db")
         one, two = (stack.enter_context(contextlib.closing(sqlite3.connect(path, timeout=2))) for _ in range(2))

@@ -1,6 +1,7 @@
 """Objects and the log of their changes, inside the writer: versions, generations, finalizers, preconditions.
 
-resourceVersion is the number of the change in one dense, store-wide log; it is kept in the body as well.
+The resourceVersion is the number of the change in the log. One log has the changes of all objects, and has no gaps. The
+stored object contains its resourceVersion.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.writer import WriteUnit
 
 KEPT_CHANGES = 10_000
-"""Least number of changes that the log keeps. A watch may begin this far back."""
+"""Number of changes that the log keeps at least. A watch may begin this many changes ago."""
 _PRUNE_EVERY = 1000
 _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -55,7 +56,7 @@ def delete(unit: WriteUnit, key: ObjectKey, uid: str | None, now: datetime) -> K
 
 
 def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
-    """Delete the objects that are still exactly as given; return how many."""
+    """Delete those of the objects that are stored exactly as given; return how many."""
     found = [o for o in objects if _find(unit.db, o.key) == o]
     for obj in found:
         _record(unit, "DELETED", obj)
@@ -63,7 +64,7 @@ def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
 
 
 def load(db: sqlite3.Connection) -> list[KindObject]:
-    """All stored objects. Raises Unavailable with the name of an object that this version cannot read."""
+    """Return all stored objects. Raises Unavailable if this version cannot read an object; the message names it."""
     found = []
     for kind, name, body in db.execute("SELECT kind, namespace || '/' || name, body FROM objects"):
         try:
@@ -79,7 +80,7 @@ def latest_version(db: sqlite3.Connection) -> int:
 
 
 def oldest_start(db: sqlite3.Connection) -> int:
-    """Lowest version that a watch may begin from."""
+    """Return the lowest version from which a watch may begin."""
     (version,) = db.execute("SELECT min(version) FROM changes").fetchone()
     return version - 1 if version else 0
 
@@ -92,7 +93,7 @@ def read_changes(db: sqlite3.Connection, after: int, limit: int) -> list[tuple[i
 
 
 def describe(key: ObjectKey) -> str:
-    """The object's name as kubectl prints it: `rolloutpools.rollyard.dev "swe"`."""
+    """Return the object's name as kubectl prints it, such as `rolloutpools.rollyard.dev "swe"`."""
     return f'{KINDS[key.kind].PLURAL}.{GROUP} "{key.name}"'
 
 
@@ -131,7 +132,7 @@ def _with_status(current: KindObject, obj: KindObject) -> KindObject:
 
 
 def _with_spec(current: KindObject, obj: KindObject) -> KindObject:
-    """The stored object and its status with the user's metadata and content. Generation grows if the content changes."""
+    """Return the stored object with the new metadata and content. Changed content raises the generation."""
     _check_finalizers(current, obj.metadata)
     content = {name: getattr(obj, name) for name in type(obj).model_fields if name not in _NOT_CONTENT}
     metadata = evolve(
@@ -155,7 +156,8 @@ def _check_finalizers(current: KindObject, metadata: ObjectMeta) -> None:
 
 
 def _normalized(obj: KindObject) -> KindObject:
-    """The object as it will be read back, so that comparisons are by meaning and nothing is shared with the caller."""
+    """Return the object as it will be read from the store. So equal objects compare as equal, and the caller's later
+    changes have no effect on the stored object."""
     return _parse(obj.kind, _dump(obj))
 
 
@@ -168,7 +170,7 @@ def _dump(obj: KindObject) -> str:
 
 
 def _record(unit: WriteUnit, change: Change, obj: KindObject) -> KindObject:
-    """Write the object and its line in the log; return it with its new resourceVersion."""
+    """Write the object and its change in the log; return the object with its new resourceVersion."""
     version = latest_version(unit.db) + 1
     body = _dump(_with_metadata(obj, resource_version=str(version)))
     key = obj.key

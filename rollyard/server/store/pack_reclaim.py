@@ -1,4 +1,5 @@
-"""One pass over the loose packs: delete those that are long unused, compact those of which little is needed."""
+"""One pass over the loose packs (see `pruning`). Packs that have long been unused are deleted. Packs with little needed
+data are compacted."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from rollyard.server.store.writer import Writer
 log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.25
-"""Needed share of a pack below which it is compacted. A greater share would write most results twice: a pack's results
-mostly become old together, and half of a pack are RUN results."""
+"""A pack is compacted if its needed share is below this. With a higher limit most results would be written twice, because
+the RUN results, half of a pack, are soon not needed. The other results mostly become old at the same time."""
 MOVED_BYTES = 4 << 20
-"""Bytes of results in one transaction; other writes go in between."""
+"""Bytes of results that one transaction moves. Other writes can run between two transactions."""
 
 
 class PackReclaim:
@@ -31,13 +32,13 @@ class PackReclaim:
         self._writer = writer
 
     async def run(self, now: float, kept_seconds: float) -> int:
-        """Make one pass; return the bytes that were freed. `kept_seconds`: time for which an unused pack is kept.
+        """Make one pass; return the number of bytes freed. `kept_seconds`: time for which an unused pack is kept.
 
-        Raises Unavailable, after which the next pass continues.
+        Raises Unavailable; then a later pass continues.
         """
         current, freed = self._writer.pack_name, 0
         for pack in await self._readers.call(pruning.loose_packs):
-            if pack.name != current:  # a pack that is still written to has no size yet
+            if pack.name != current:  # the pack in use has no final size yet
                 try:
                     freed += await self._step(pack, now, kept_seconds)
                 except OSError as error:

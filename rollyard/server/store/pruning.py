@@ -1,8 +1,8 @@
-"""Deletion of ended rollouts, and of the packs that their results leave behind. Each step is one transaction or one unlink.
+"""Deletion of ended rollouts, and of packs that are no longer needed. Each step is one transaction or one unlink.
 
-A pack that has lost a record is loose. Once no record names it, it is kept for a while, then deleted. A loose pack of
-which little is still needed is compacted: one transaction writes its results again and updates their records. A crash
-between two steps leaves a state that the next pass continues from. RUN results of ended rollouts are not needed.
+A pack is loose after a record that names the pack was deleted. A pack that no record needs is kept for a while, then
+deleted. A loose pack with little needed data is compacted: its results are written again, and their records are updated.
+RUN results of ended rollouts are not needed. After a crash between two steps the next pass continues.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rollyard.server.store.base import BlobRef
 from rollyard.server.store.writer import WriteUnit
 
 _PACK = "substr({0}, 3, instr({0}, '.pack') + 2)"
-"""SQL expression for a pack's name: the first string in a reference, which is a JSON list."""
+"""SQL expression for the name of a pack. A reference is a JSON list, and its first string is the name."""
 _NEEDED = (
     "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
     "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL"
@@ -27,13 +27,14 @@ _NOT_NEWEST = (
     "cursor IS NOT NULL AND seq < (SELECT max(seq) FROM rollouts) "
     "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL)"
 )
-"""Condition for rows that may be deleted. The greatest seq and cursor stay, because new rows are numbered after them."""
+"""Condition for rows that may be deleted. The rows with the greatest seq and the greatest cursor stay, because new rows
+are numbered after these."""
 _OF_LIVE_GROUP = (
     "EXISTS (SELECT 1 FROM batch_groups WHERE batch_groups.namespace = rollouts.namespace "
     "AND batch_groups.id = rollouts.\"group\" AND state IN ('Open', 'Informative'))"
 )
 DELETED_ROWS = 200
-"""Rollouts that one statement deletes. Old rollouts are deleted in such portions, so other writes go in between."""
+"""Greatest number of rollouts that one statement deletes. A larger number would delay other writes."""
 GroupName = tuple[str, str]
 """(namespace, id)."""
 
@@ -42,26 +43,29 @@ GroupName = tuple[str, str]
 class LoosePack:
     name: str
     unused_since: float | None
-    """Unix seconds since which no record names the pack; None while one does."""
+    """Time at which the pack was found unused (Unix seconds); None if it has not been found unused."""
     needed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """Result of an ended rollout, by the number of its row."""
+    """Result of an ended rollout. `seq`: number of the rollout's row."""
 
     seq: int
     ref: BlobRef
 
 
 def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
-    """Pools of which rollouts have ended, also pools that no longer exist."""
+    """Pools in which rollouts have ended, including deleted pools."""
     return [PoolKey(*row) for row in db.execute("SELECT DISTINCT namespace, pool FROM tallies")]
 
 
 def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
-    """Rows of rollouts that ended before this time, the oldest first; never the newest of all rollouts, nor those of a
-    group that a batch has still to deliver."""
+    """Rows of rollouts that ended before this time, the oldest first.
+
+    Rollouts of a live group are left out, because a batch may still deliver the group. Rows that must stay
+    (`_NOT_NEWEST`) are left out too.
+    """
     query = (
         "SELECT seq FROM rollouts INDEXED BY rollouts_ended WHERE cursor IS NOT NULL AND namespace = ? AND pool = ? "
         f"AND finished_at < ? AND {_NOT_NEWEST} AND NOT {_OF_LIVE_GROUP} ORDER BY finished_at LIMIT ?"
@@ -70,7 +74,7 @@ def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -
 
 
 def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> dict[GroupName, list[int]]:
-    """Groups that were acknowledged before this time -> the rows of their rollouts."""
+    """Group -> rows of the group's rollouts, for the first `limit` groups that were acknowledged before this time."""
     groups = (
         "SELECT namespace, id FROM acknowledged_groups INDEXED BY acknowledged_by_time WHERE acknowledged_at < ? "
         "ORDER BY acknowledged_at LIMIT ?"
@@ -82,7 +86,7 @@ def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> dict[G
 
 
 def delete_acknowledged(unit: WriteUnit, groups: Mapping[GroupName, Sequence[int]]) -> int:
-    """Delete the rollouts of these groups; return how many there were."""
+    """Delete the rollouts of these groups; return the number of deleted rollouts."""
     unit.db.executemany("DELETE FROM acknowledged_groups WHERE namespace = ? AND id = ?", list(groups))
     return sum(
         delete_ended(unit, rows[i : i + DELETED_ROWS])
@@ -92,7 +96,7 @@ def delete_acknowledged(unit: WriteUnit, groups: Mapping[GroupName, Sequence[int
 
 
 def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
-    """Delete these rows, and note the packs of their results as loose; return how many there were."""
+    """Delete these rows, and record the packs of their results as loose. Return the number of deleted rows."""
     marks = ", ".join("?" * len(rows))
     for column in ("result", "run"):
         unit.db.execute(
@@ -105,7 +109,7 @@ def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
 
 
 def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:
-    """Loose packs, with the bytes that records still need. Reads all records if there is a loose pack."""
+    """Loose packs, with the number of bytes that records still need. Reads all records if there is a loose pack."""
     loose = dict(db.execute("SELECT pack, unused_since FROM loose_packs"))
     if not loose:
         return []
@@ -116,17 +120,17 @@ def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:
 
 
 def results_in(db: sqlite3.Connection, pack: str) -> list[StoredResult]:
-    """Results of ended rollouts in a pack, in its order; none if a live rollout needs the pack too."""
+    """Results of ended rollouts in a pack, in the order of the pack. Empty if a live rollout also needs the pack."""
     live = "SELECT 1 FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL AND {} = ?"
     if db.execute(live.format(_PACK.format("run")), (pack,)).fetchone():
-        return []  # its record may change at any time, and the pack stays for it anyway
+        return []  # the live rollout's record may change at any time, and the pack must stay anyway
     query = f"SELECT seq, result FROM rollouts WHERE result IS NOT NULL AND {_PACK.format('result')} = ?"
     found = [StoredResult(seq, row_codec.blob_of(text)) for seq, text in db.execute(query, (pack,))]
     return sorted(found, key=lambda one: one.ref.offset)
 
 
 def move_results(unit: WriteUnit, moved: Sequence[tuple[StoredResult, bytes]]) -> None:
-    """Write these results again, and name the new places in their records. A record that is gone is left out."""
+    """Write these results again, and store the new references in the records. Deleted records are skipped."""
     for one, data in moved:
         before = row_codec.blob_text(one.ref)
         if unit.db.execute("SELECT 1 FROM rollouts WHERE seq = ? AND result = ?", (one.seq, before)).fetchone():
@@ -139,5 +143,5 @@ def set_unused_since(unit: WriteUnit, pack: str, at: float | None) -> None:
 
 
 def forget_pack(unit: WriteUnit, pack: str) -> None:
-    """Forget a pack that is deleted."""
+    """Remove a deleted pack from the list of loose packs."""
     unit.db.execute("DELETE FROM loose_packs WHERE pack = ?", (pack,))

@@ -1,4 +1,4 @@
-"""Read-only connections in a few threads of their own. A slow query delays neither the event loop nor the writer."""
+"""Read-only connections, used in separate threads. A slow query delays neither the event loop nor the writer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Readers:
-    """Pool with as many connections as threads, so that every thread finds a free one."""
+    """Pool with as many connections as threads, so that every thread finds a free connection."""
 
     def __init__(self, connections: list[sqlite3.Connection]) -> None:
         self._free: queue.SimpleQueue[sqlite3.Connection] = queue.SimpleQueue()
@@ -44,7 +44,7 @@ class Readers:
             self._free.put(connection)
 
     async def close(self) -> None:
-        """Finish running queries, then close."""
+        """Finish the running queries, then close the connections."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Queries about rollouts for readers. Each is one statement, and so reads one state of the store."""
+"""Queries about rollouts. Each query except `queue_places` is one statement, so it reads a single state of the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_rollouts(db: sqlite3.Connection, filter: RolloutFilter) -> list[Rollout
 
 
 def _list_index(filter: RolloutFilter, live: bool) -> str | None:
-    """Index with the fewest rows to read for this filter. All indexes are in order of seq."""
+    """Return the index with which the fewest rows are read; None for no index. Rows are in order of seq in each case."""
     if filter.namespace is None:
         return None
     if filter.group is not None:
@@ -87,7 +87,7 @@ def reward_mean(db: sqlite3.Connection, namespace: str, pool: str | None, group:
     if group is None:
         query = f"SELECT sum(rewards) / nullif(sum(rewarded), 0) FROM tallies WHERE {where}"
     mean: float | None = db.execute(query, values).fetchone()[0]
-    return mean if mean is not None and math.isfinite(mean) else None  # rewards of 1e308 have no finite sum
+    return mean if mean is not None and math.isfinite(mean) else None  # the sum of rewards near 1e308 is infinite
 
 
 def _counts(db: sqlite3.Connection, query: str, values: list[Any]) -> Counts:
@@ -95,6 +95,6 @@ def _counts(db: sqlite3.Connection, query: str, values: list[Any]) -> Counts:
 
 
 def _where(**equal: str | None) -> tuple[str, list[Any]]:
-    """Conditions on the given columns."""
+    """Return an SQL condition on the given columns, and its values."""
     given = {name: value for name, value in equal.items() if value is not None}
     return " AND ".join(["TRUE", *(f'"{name}" = ?' for name in given)]), list(given.values())

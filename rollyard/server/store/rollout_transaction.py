@@ -1,4 +1,4 @@
-"""Rollouts inside the writer: one record read or written at a time, and the queries for a grant."""
+"""Rollouts inside the writer: reads and writes of single records, and the queries for grants."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RolloutTransaction:
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
-            return found  # SQLite finds no plan for this query
+            return found  # no kind can match, and for an empty list SQLite finds no plan
         also, values = _queue_conditions(kinds, minima, after)
         for stage in (s for s in STAGES_LAST_FIRST if s in stages):
             room = limit - len(found)
@@ -135,7 +135,7 @@ class RolloutTransaction:
 def _queue_conditions(
     kinds: Collection[str] | None, minima: Collection[str] | None, after: RolloutRecord | None
 ) -> tuple[str, list[object]]:
-    """Further conditions on a queue, and their values."""
+    """Return further SQL conditions on a queue, and their values."""
     also, values = "", list[object]()
     if kinds is not None:
         also, values = f"AND task_kind IN ({', '.join('?' * len(kinds))})", [*kinds]
@@ -143,7 +143,7 @@ def _queue_conditions(
         also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
         values += minima
     if after is not None:
-        # SQLite uses the index only for the first part.
+        # `priority <= ?` adds nothing to the rest of the condition, but SQLite uses the index only for this part.
         also += " AND priority <= ? AND (priority < ? OR queue_rank > ? OR (queue_rank = ? AND seq > ?))"
         values += [after.priority, after.priority, after.queue_rank, after.queue_rank, after.seq]
     return also, values

@@ -1,4 +1,4 @@
-"""A rollout's record as a row. Columns have the names of the fields; values that are not scalars are stored as JSON."""
+"""A rollout's record as a row. Columns have the names of the fields. Values that are not scalars are stored as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Codec = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def mapping_text(value: Mapping[str, Any]) -> str:
-    """Canonical text of a mapping, so that rows can be grouped by it."""
+    """Return the canonical JSON of a mapping. Equal mappings have equal texts, so rows can be grouped by the text."""
     return json.dumps(dict(value), sort_keys=True, separators=(",", ":")) if value else "{}"
 
 
@@ -43,7 +43,7 @@ _CODECS: dict[str, Codec] = {
     "summary": (mapping_text, mapping_of),
     "weights": (WeightsConstraint.model_dump_json, WeightsConstraint.model_validate_json),
 }
-"""Field -> (function to the column's value, function back). None stays None."""
+"""Field -> (function that encodes a value for the column, function that decodes it). None is not encoded."""
 
 _FIELDS = [f.name for f in fields(RolloutRecord)]
 _COLUMNS = [name for name in _FIELDS if name not in ("request", "seq")]
@@ -55,16 +55,17 @@ _NAMES = {name: f'"{name}"' for name in _FIELDS} | {"request": "body"}
 
 _SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
 INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-"""Statement for `to_row`."""
+"""Statement for the values of `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
-"""Statement for `to_moving` and the seq. It writes neither the fields of the accepted request, nor a terminal record."""
+"""Statement for the values of `to_moving`, followed by the seq. It leaves terminal records and fixed fields unchanged."""
 
 
 def select(index: str | None) -> str:
-    """SELECT of rows for `from_row`; a WHERE clause follows. With None, rows are read in order of seq.
+    """Return a SELECT of rows for `from_row`, to which a WHERE clause is added. If `index` is None, no index is used, and
+    rows are read in order of seq.
 
-    The index is named, because SQLite has no statistics, and a wrong choice would sort a million rows. SQLite refuses a
-    named index that cannot serve the query.
+    The index is named because SQLite has no statistics here: it could choose an index with which it must sort a million
+    rows. SQLite raises an error if the named index cannot be used.
     """
     by = f"INDEXED BY {index}" if index else "NOT INDEXED"
     return f"SELECT {_SELECTED} FROM rollouts {by} JOIN requests USING (seq)"
@@ -97,7 +98,7 @@ VERSION_BOUND_COLUMNS = (
     'SELECT id, "group", stage, holder IS NOT NULL, endpoints, weights, weights_version FROM rollouts '
     "INDEXED BY rollouts_demanding WHERE namespace = ? AND pool = ? AND weights IS NOT NULL AND cursor IS NULL ORDER BY seq"
 )
-"""Columns for `version_bound_from`; the query is by namespace and pool."""
+"""Query of rows for `version_bound_from`. The parameters are namespace and pool."""
 
 
 def version_bound_from(row: tuple[Any, ...]) -> VersionBound:

@@ -1,6 +1,6 @@
 """`SqliteStore`: the store on one SQLite database, with blobs in pack files beside it.
 
-Objects are read from memory, rollouts through reading connections in threads. One writer makes all writes.
+Objects are read from memory. Rollouts are read through read-only connections in threads. One writer makes all writes.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ K = TypeVar("K", bound=KindObject)
 LOG_CHUNK = 500
 PRUNE_CHUNK = 500
 DELETED_GROUPS = 16
-"""Groups whose rollouts one transaction deletes."""
+"""Greatest number of groups whose rollouts one transaction deletes."""
 
 
 class SqliteStore:
-    """A `Store`; `open` makes it. Only one process at a time can have a folder open."""
+    """A `Store` in a data folder, created with `open`. Only one process at a time can have a folder open."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.epoch = database.epoch
         self.server_id = database.server_id
         self.journal = database.journal
-        """The journal mode that works on the folder's file system."""
+        """Journal mode of the database, chosen for the folder's file system."""
         self._clock = clock
         self._lock = database.lock
         self._blobs = database.blobs
@@ -60,20 +60,20 @@ class SqliteStore:
     ) -> SqliteStore:
         """Open the folder and create missing files.
 
-        `run`: run of the Slurm job that this process is in; the lock of an earlier run is taken over. `told_epoch`:
-        newest epoch that other processes know; a database from a backup may have a lower one.
+        `run`: the run of the Slurm job in which this process runs. The lock of an earlier run is taken over.
+        `told_epoch`: the newest epoch that other processes know. A database from a backup may have a lower epoch.
 
-        Raises Unavailable: in use by another process, not writable, written by a newer Rollyard.
+        Raises Unavailable if another process uses the folder, if it cannot be written, or if a newer Rollyard wrote it.
         """
         return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
 
     async def confirm(self) -> None:
         """Check that the folder still belongs to this process.
 
-        Raises Superseded when a newer server has it, Unavailable when it cannot be read.
+        Raises Superseded if a newer server uses the folder, Unavailable if the database cannot be read.
         """
         if not self._lock.held:
-            await asyncio.to_thread(self._lock.acquire)  # a lost node may have released it by now
+            await asyncio.to_thread(self._lock.acquire)  # the lost node may have released it by now
         await self._readers.call(lambda db: tables.check_epoch(db, self.epoch))
 
     async def close(self) -> None:

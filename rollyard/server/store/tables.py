@@ -1,7 +1,10 @@
-"""The tables, and the migration of an older data folder. Written for SQLite 3.24, which old clusters still have.
+"""The tables of the database, and the migration of older data folders.
 
-Stored data only grows. A released script is never changed: a new table or column is a new script. A field that is added
-to a stored JSON body has a default and comes with a new script, possibly an empty one: older servers must not read it.
+The SQL works with SQLite 3.24, which old clusters still have.
+
+Stored data only grows. A released script is never changed. A new table or column comes in a new script. A field that is
+added to a stored JSON body has a default, and comes with a new script, which may be empty. The new script raises the
+schema number, so that older servers refuse the folder.
 """
 
 from __future__ import annotations
@@ -129,15 +132,16 @@ CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 _VERSION_9 = "-- BatchRecord.engine_priority, in the body of a batch.\n"
 
 FIRST_SCHEMA = 3
-"""Number of the first script. Data folders with a lower number cannot be opened."""
+"""Schema number of the first script. Data folders with a lower number cannot be opened."""
 MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8, _VERSION_9)
-"""Scripts in order. The first one makes schema FIRST_SCHEMA in an empty database; each later one adds 1."""
+"""Scripts in order. The first script makes schema FIRST_SCHEMA in an empty database. Each later script raises the schema
+number by 1."""
 
 
 def migrate(db: sqlite3.Connection) -> None:
-    """Bring the database to this version, step by step.
+    """Bring the database to the newest schema, script by script.
 
-    Raises Unavailable if a newer Rollyard wrote it, or if it is from before FIRST_SCHEMA.
+    Raises Unavailable if this release does not know the schema, or if the schema is lower than FIRST_SCHEMA.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
     newest = FIRST_SCHEMA + len(MIGRATIONS) - 1
@@ -153,18 +157,21 @@ def migrate(db: sqlite3.Connection) -> None:
         )
     for number, script in enumerate(MIGRATIONS, start=FIRST_SCHEMA):
         if number > version:
-            # One transaction for each step and its number: a crash leaves the old version or the new one.
+            # Script and number are in one transaction, so a crash leaves either the old schema or the new schema.
             db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
 def is_new(db: sqlite3.Connection) -> bool:
-    """Whether no data has ever been written."""
+    """Whether the database has no schema yet."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     return bool(version == 0)
 
 
 def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
-    """Count this opening. Return the new epoch, greater than `above`, and the server id, which the first opening makes."""
+    """Begin a new epoch. Return its number, which is greater than `above`, and the server id.
+
+    The first call for a database creates the server id.
+    """
     db.execute("BEGIN IMMEDIATE")
     db.execute("INSERT OR IGNORE INTO meta VALUES ('server_id', ?), ('epoch', '0')", (secrets.token_hex(6),))
     db.execute("UPDATE meta SET value = max(CAST(value AS INTEGER), ?) + 1 WHERE name = 'epoch'", (above,))
@@ -174,15 +181,15 @@ def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
 
 
 def last_epoch(db: sqlite3.Connection) -> int:
-    """Last epoch; 0 before the first opening."""
+    """Return the number of the last epoch; 0 before the first epoch."""
     row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
     return int(row[0]) if row else 0
 
 
 def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
-    """Raise Superseded once a later opening has been counted.
+    """Raise Superseded if another epoch has begun.
 
-    Call this in the transaction that writes: until the transaction ends, no other process can count an opening.
+    Call this in the transaction that writes: until the transaction ends, no other process can begin an epoch.
     """
     newest = last_epoch(db)
     if newest != epoch:

@@ -1,7 +1,7 @@
 """Committed objects and their changes, on the event loop, for readers and watchers.
 
-The view and the latest version change together, so a watch from a list's version misses nothing. Each watcher has its
-own position. A slow watcher reads from the log on disk, and delays no other.
+The objects and the latest version change together, so a watch from the version of a list misses no change. Each watcher
+has its own position. A slow watcher reads the log on disk, and does not delay other watchers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.objects import KEPT_CHANGES
 
 IN_MEMORY = 1000
-"""Number of changes kept in memory. A watcher further behind reads the log."""
+"""Number of changes kept in memory. A watcher that is further behind reads the log."""
 ReadLog = Callable[[int], Awaitable[list[tuple[int, WatchEvent]]]]
 """Function that reads the changes after a version from the log on disk."""
 
 
 class WatchFeed:
-    """View and recent changes. The writer adds to it after each commit."""
+    """All objects, and the recent changes. The writer publishes the changes of each commit here."""
 
     def __init__(self, objects: Iterable[KindObject], version: int, oldest: int, read_log: ReadLog) -> None:
         self._view: dict[str, dict[ObjectKey, KindObject]] = {}
@@ -68,7 +68,7 @@ class WatchFeed:
         return self._recent.get(version)
 
     def check(self, position: int) -> None:
-        """Raise Expired if the log does not reach so far back, Unavailable once closed."""
+        """Raise Expired if a watch cannot continue from this position, Unavailable if the feed is closed."""
         if self._closed:
             raise Unavailable("the store is closed")
         if not self._oldest <= position <= self.version:
@@ -77,13 +77,13 @@ class WatchFeed:
             )
 
     async def changed(self, position: int) -> None:
-        """Wait until there is a change after this position, or the feed is closed."""
+        """Wait until there is a change after this position, or until the feed is closed."""
         while self.version == position and not self._closed:
             await self._published.wait()
 
 
 class Watch:
-    """One watcher's position in the feed. It changes only when a change is returned, so waiting may be cancelled."""
+    """One watcher's position in the feed. It moves only after a change was read, so a cancelled wait loses no change."""
 
     def __init__(self, feed: WatchFeed, kind: str | None, since: str) -> None:
         if not since.isdecimal():

@@ -1,8 +1,8 @@
-"""One thread owns the writing connection. All changes that wait are committed together, with one fsync.
+"""The writer: a thread that owns the writing connection. All waiting changes are committed together, as one batch.
 
-Each change runs in a savepoint: a change that raises is undone alone. If the disk fails, no change of the batch has
-happened, and each caller gets the error; the next batch starts normally. Once another server has counted a later epoch,
-nothing is written any more.
+Each change runs in a savepoint, so a change that raises is undone alone. If the disk fails, all changes of the batch are
+undone, and each caller gets the error. The next batch starts normally. After another server has begun a later epoch, all
+writes are refused.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_BATCH = 1024
 
 @dataclass(slots=True)
 class WriteUnit:
-    """Arguments of a change. All writes to it are undone with the change, and durable with the commit."""
+    """Objects through which a change writes. The writes are undone if the change fails; the commit makes them durable."""
 
     db: sqlite3.Connection
     packs: PackWriter
     events: list[WatchEvent] = field(default_factory=list)
-    """Changes of objects in this batch. Watchers get them after the commit."""
+    """Changes of objects in this batch. Watchers get these changes after the commit."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,8 @@ class _Request:
 
 
 class Writer:
-    """Runs changes in order of arrival. `published` gets the committed changes, on the loop, before the calls return."""
+    """Runs changes in order of arrival. `published` is called on the event loop with the committed changes of objects,
+    before the calls return."""
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
@@ -59,11 +60,11 @@ class Writer:
 
     @property
     def pack_name(self) -> str:
-        """Pack that is written to now. Packs before it are complete, and all their committed blobs have their rows."""
+        """Pack for the next blobs. Earlier packs are complete, and the rows of their blobs are committed."""
         return self._unit.packs.name
 
     async def call(self, change: Callable[[WriteUnit], T]) -> T:
-        """Run `change` in the writer; return its result once it is on disk."""
+        """Run `change` in the writer; return its result after the change is on disk."""
         if self._closing:
             raise Unavailable("the store is closed")
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -71,7 +72,7 @@ class Writer:
         return cast(T, await future)
 
     async def close(self) -> None:
-        """Finish the earlier calls, then stop."""
+        """Finish the earlier calls, then stop the thread."""
         if not self._closing:
             self._closing = True
             self._requests.put(None)
@@ -91,7 +92,7 @@ class Writer:
         self._loop.call_soon_threadsafe(self._ended.set)
 
     def _next_batch(self) -> tuple[list[_Request], bool]:
-        """Wait for at least one request; return all that wait, and whether to go on."""
+        """Wait for a request. Return all waiting requests, and whether the thread should continue after them."""
         batch: list[_Request] = []
         request = self._requests.get()
         while request is not None:
@@ -135,21 +136,21 @@ class Writer:
 
     def _fail_batch(self, batch: list[_Request], error: Unavailable) -> None:
         unit = self._unit
-        # SQLite may have rolled back already (a full disk, an I/O error). If neither works, the next BEGIN fails too.
+        # After some errors (disk full, I/O) SQLite has already rolled back. If ROLLBACK fails, the next BEGIN fails too.
         with contextlib.suppress(sqlite3.Error):
             if unit.db.in_transaction:
                 unit.db.execute("ROLLBACK")
         unit.packs.drop()
         unit.events.clear()
         for request in batch:
-            # Also if the change itself raised, because it may have read another change of the batch.
+            # This replaces an exception of the change itself, because the change may have read others of the batch.
             request.error = error
 
     def _publish(self, batch: list[_Request], events: list[WatchEvent]) -> None:
         self._published(events)
         for request in batch:
             if request.future.done():
-                continue  # the caller is gone
+                continue  # the call was cancelled
             if request.error is not None:
                 request.future.set_exception(request.error)
             else:
@@ -157,5 +158,5 @@ class Writer:
 
 
 def storage_failed(error: Exception) -> bool:
-    """Whether the disk is the cause (full, I/O, busy, corrupt), and not the caller's data."""
+    """Whether the database or disk caused the error (disk full, I/O, busy, corrupt), and not the caller's data."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError

@@ -1,1 +1,1 @@
-"""Updates of a pool's weights, decided from the pool's status. Pure."""
+"""Updates of a pool's weights, computed from the pool's status. Pure."""

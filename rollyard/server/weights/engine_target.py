@@ -1,4 +1,4 @@
-"""Weights target of one engine, and whether new work may go to it because of its weights. Pure, from the pool's status."""
+"""Weights target of one engine, and the check whether the engine's weights permit new work. Pure."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WEIGHTS_UPDATING = Reason("WeightsUpdating")
 
 @dataclass(frozen=True, slots=True)
 class EndpointWeights:
-    """Last report of an endpoint, and how this server got the report."""
+    """Last report of an endpoint about its weights, and how recent the report is."""
 
     id: str
     report: WeightsReport = field(default_factory=WeightsReport)
     is_heard: bool = False
     """Whether this server got a report recently."""
     known_for: float = math.inf
-    """Seconds for which this server has listened; for a silent endpoint, since its last report, if there was one."""
+    """Seconds since the server started; for a silent endpoint, seconds since its last report or registration, if any."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
-    """Target that the endpoint had received before this report."""
+    """Target that the endpoint had received before it sent the report."""
 
     @property
     def is_serving(self) -> bool:
@@ -40,8 +40,8 @@ def has_weights(member: EndpointWeights, record: WeightsRecord) -> bool:
 def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
     """Whether the endpoint serves the operation's target.
 
-    Until an endpoint has reported the checksum, this one must also have received the target. Otherwise its weights may
-    be from another folder, which an earlier target named with the same version.
+    The first reported checksum becomes the checksum of the target. The endpoint that reports it must also have received
+    the target, because its weights may come from an earlier target with the same version and another folder.
     """
     target, progress = operation.target, operation.endpoints.get(member.id)
     if target.proven is not None or not member.report.checksum:
@@ -52,7 +52,10 @@ def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
 
 
 def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Target that the endpoint should serve; None for its first weights. `fresh`: it just started and serves nothing yet."""
+    """Target that the endpoint should serve; None for the weights of the model folder in the spec.
+
+    `fresh`: the endpoint has just started, and serves nothing yet.
+    """
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(id) if operation is not None else None
     attempt = progress.attempt if progress is not None else None
@@ -68,12 +71,15 @@ def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weigh
 
 
 def _from_folder(order: WeightsTarget) -> WeightsTarget:
-    """Target of an ended update: its trainer no longer waits to transfer the weights."""
+    """Target without a transfer. The update to this target has ended, so its trainer no longer sends weights."""
     return evolve(order, transfer=False)
 
 
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
-    """Target of a record. `attempt`: that of a retry. A retry gets the checksum, since its engine may have read other files."""
+    """Target of a record. `attempt`: number of a retry; None for the first attempt.
+
+    The target of a retry contains the checksum, because the engine may have read other files.
+    """
     return WeightsTarget(
         version=record.version,
         mode=record.mode,
@@ -86,7 +92,7 @@ def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarge
 
 
 def why_not_routable(weights: WeightsStatus, member: EndpointWeights) -> Reason | None:
-    """Reason why no new work may go to the endpoint; None if its weights are no obstacle."""
+    """Return why the endpoint's weights do not permit new work; None if they permit it."""
     operation, current = weights.operation, weights.current
     progress = operation.endpoints.get(member.id) if operation is not None else None
     if operation is not None and operation.is_running:

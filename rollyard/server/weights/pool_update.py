@@ -1,7 +1,7 @@
-"""Update of a pool's weights, decided from the pool's status and from its endpoints' last reports. Pure.
+"""Update of a pool's weights, computed from the pool's status and from the last reports of the pool's endpoints. Pure.
 
-The status has the whole state of the operation: after a crash between any two lines a server continues from it. `begin`
-accepts an update, `advance` does its next step.
+`begin` accepts an update, and `advance` computes its next step. The status contains the whole state of the update, so a
+server can continue the update after a crash at any point.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from rollyard.kinds.weights import (
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 ENDPOINTS_PER_RELOAD = 4
-"""In mode Drain, one of this many endpoints reloads at a time, so that the pool keeps serving; at least one."""
+"""In mode Drain, one in this many endpoints reloads at a time, so that the pool keeps serving. In a small pool one does."""
 GIVE_UP_FAILURES = 3
-"""Number of failed endpoints without a successful one after which the others are not tried and keep their weights."""
+"""In mode Drain, an update is given up after this many failed endpoints, if no endpoint has succeeded. The other endpoints
+keep their weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,11 @@ class WeightsStep:
 
 
 def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
-    """Return the status with this update, and whether it changed. Raises Conflict if the version means something else.
+    """Return the status with this update, and whether the update changed it.
 
-    The same update again attaches to the running one. The current version again retries the endpoints that failed.
-    Another update replaces the running one.
+    If the same update is running, nothing changes. If the version is current already, endpoints that failed retry it.
+    Another update replaces a running update. Raises Conflict if the version was used for other weights, or if it is being
+    loaded in another way.
     """
     weights = _follow_spec_model(weights, model, now).weights
     last = weights.operation
@@ -89,7 +91,7 @@ def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) 
     orders = weights.orders + 1
     again = EndpointProgress(since=now, attempt=orders)
     endpoints = {id: again if p.phase == "Failed" else p for id, p in last.endpoints.items()}
-    target = evolve(last.target, transfer=asked.transfer)  # the trainer may have gone, or may be back
+    target = evolve(last.target, transfer=asked.transfer)  # the trainer may have stopped or restarted
     update = {"target": target, "phase": "Pending", "message": "", "endpoints": endpoints}
     update |= {"started_at": now, "finished_at": None}
     return evolve(weights, operation=evolve(last, **update), orders=orders), True
@@ -119,9 +121,9 @@ def _proof(record: WeightsRecord) -> str:
 
 
 def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime) -> WeightsStep:
-    """Do the next step of the operation, by the endpoints' reports.
+    """Return the next step of the operation, computed from the endpoints' reports.
 
-    `model`: folder in the spec. `members`: endpoints that serve it.
+    `model`: model folder in the spec. `members`: endpoints that serve this model.
     """
     step = _follow_spec_model(weights, model, now)
     weights, operation = step.weights, step.weights.operation
@@ -132,7 +134,7 @@ def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeight
 
 
 def _follow_spec_model(weights: WeightsStatus, model: str, now: datetime) -> WeightsStep:
-    """Reset to a new model in the spec, because earlier updates were made for the model before it."""
+    """Reset the weights if the spec has a new model, because earlier updates were made for the earlier model."""
     if weights.model == model:
         return WeightsStep(weights)
     if not weights.model:
@@ -155,9 +157,10 @@ def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation |
 def _adopt_checksum(
     weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStatus:
-    """Name the spec's own model by the checksum that the first engine found in its folder.
+    """Set the current version from the first serving endpoint, if there is no current version.
 
-    But if an endpoint serves the version of a failed first update, that version is taken.
+    The version of the spec's own model is the checksum of the model folder, as reported by the endpoint. But if the
+    endpoint serves the version of a failed first update, this version becomes current.
     """
     if weights.current is not None:
         return weights
@@ -181,7 +184,7 @@ def _adopt_checksum(
 
 
 def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]) -> WeightsStatus:
-    """Forget the failures of endpoints that succeeded in the end, or are gone."""
+    """Remove the failures of endpoints that serve the current weights by now, or no longer exist."""
     operation, by_id = weights.operation, {m.id: m for m in members}
     if operation is None or weights.current is None:
         return weights
@@ -197,7 +200,10 @@ def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]
 
 
 def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
-    """Return the endpoints' failures and attempts. The attempt stays, because a target must not change after it was reached."""
+    """Return the entries of endpoints that failed or have an attempt number.
+
+    The attempt number is kept, because it is part of the target, and a target that was reached must not change.
+    """
     return {id: p for id, p in endpoints.items() if p.phase == "Failed" or p.attempt is not None}
 
 
@@ -207,7 +213,7 @@ def _advance_operation(
     events: list[PoolEvent] = []
     if operation.phase == "Pending":
         events.append(PoolEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
-    for member in members:  # the first one reports its checksum, and the others are compared with it
+    for member in members:  # the first reported checksum is compared with the later ones
         if operation.target.proven is None and member.report.checksum and is_at_target(member, operation):
             target = evolve(operation.target, proven=member.report.checksum)
             operation = evolve(operation, target=target)
@@ -245,7 +251,7 @@ def _progress(
         return _in_phase(progress, "Done", now, _why_from_folder(member, target))
     if progress.phase == "Failed":
         return progress
-    # An engine that was sent the checksum reports a mismatch itself, after it has read the files again.
+    # An engine whose target contains the checksum reports a mismatch itself, after it has read the files again.
     has_checksum = target_of(target, progress.attempt).checksum is not None
     if (
         report.version == target.version
@@ -258,7 +264,7 @@ def _progress(
         return _in_phase(progress, "Failed", now, report.error or "it gives no reason")
     if progress.phase == "Ordered" and target.transfer:
         progress = _transfer_progress(progress, member, target)
-    if progress.phase == "Done":  # its engine was restarted and loads again, or has not reported yet
+    if progress.phase == "Done":  # the engine was restarted, and loads again or has not reported yet
         return _in_phase(progress, "Ordered", now) if member.is_heard else progress
     turn_to_come = progress.phase == "Waiting" and member.is_heard
     waited = min((now - progress.since).total_seconds(), member.known_for)
@@ -269,7 +275,7 @@ def _progress(
 
 
 def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, target: WeightsRecord) -> EndpointProgress:
-    """Return the progress of a transfer: whether the endpoint waits for its trainer; if it will not, why not."""
+    """Return the progress of a transfer: whether the endpoint waits for the trainer, or why it does not wait."""
     if not (member.is_heard and member.healthy):
         return evolve(progress, transferring=False, reason="its engine is not running")
     if not _is_about_target(member, target, progress):
@@ -279,14 +285,14 @@ def _transfer_progress(progress: EndpointProgress, member: EndpointWeights, targ
 
 
 def _why_from_folder(member: EndpointWeights, target: WeightsRecord) -> str:
-    """Reason why it read the weights from the folder despite a transfer; empty if the trainer sent them."""
+    """Return why the endpoint read the folder although the update has a transfer; empty if there is no such reason."""
     if not target.transfer:
         return ""
     return "its release of Rollyard does not support transfers" if member.report.note is None else member.report.note
 
 
 def _is_about_target(member: EndpointWeights, target: WeightsRecord, progress: EndpointProgress) -> bool:
-    """Whether the member's report is about this target, and not about the one before."""
+    """Whether the member's report is about this target, and not about an earlier target."""
     order = target_of(target, progress.attempt)
     return member.acknowledged == order if member.report.attempt is None else member.report.attempt == order.attempt
 
@@ -303,7 +309,7 @@ def _next_to_update(
     members: Sequence[EndpointWeights],
     now: datetime,
 ) -> dict[str, EndpointProgress]:
-    """Begin the update at endpoints: at all that serve nothing, and at as many of the others as the mode allows."""
+    """Begin the update at waiting endpoints: at all that serve nothing, and at as many serving ones as the mode allows."""
     phases = [p.phase for p in endpoints.values()]
     waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.is_heard]
     free = [m for m in waiting if not m.is_serving]
@@ -318,7 +324,7 @@ def _next_to_update(
 
 
 def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatus:
-    """Return the history with this version as its newest."""
+    """Return the status with this version as the newest in the history."""
     there = weights.record(record.version)
     if there is not None and there is weights.history[-1]:
         numbered = evolve(record, number=there.number)
@@ -332,7 +338,10 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
 
 
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
-    """End the operation if no endpoint is left to wait for. If none succeeded, the version before it stays."""
+    """End the operation if all endpoints have ended their update, or if it is given up.
+
+    If no endpoint succeeded, the earlier version stays current.
+    """
     operation = weights.operation
     assert operation is not None
     phases = [p.phase for p in operation.endpoints.values()]
@@ -340,7 +349,7 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     hopeless = operation.target.mode == "Drain" and not done and failed >= GIVE_UP_FAILURES
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
         return WeightsStep(weights)
-    if not phases and operation.total:  # all endpoints are gone: the next one shows whether the version can be served
+    if not phases and operation.total:  # all endpoints are gone; a new endpoint will show the result
         return WeightsStep(weights)
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")
@@ -363,7 +372,7 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
 
 
 def _from_folder(operation: WeightsOperation) -> str:
-    """Text about endpoints that read the folder despite a transfer."""
+    """Text about endpoints that read the folder although the update has a transfer."""
     why = [f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Done" and p.reason]
     return f", {len(why)} of them without a transfer ({why[0]})" if why else ""
 
