@@ -1,1 +1,2 @@
-"""An HTTP server with the APIs of OpenAI and Anthropic, for agents with their own loop. It records exact tokens."""
+"""An HTTP server with the APIs of OpenAI and Anthropic, for agents with a loop of their own. The server records the
+exact tokens."""

@@ -1,7 +1,8 @@
-"""The application: one route for each API, errors in each API's own format, streams that begin with their first text.
+"""The gateway's HTTP application. It has a route for each API, and sends errors in the format of the API. A stream
+begins with its first text.
 
-The process that runs it provides the transport, and `handler_cancellation`: when a caller disconnects, its handler is
-cancelled, and with it the call.
+The process that runs the application provides the transport, and must set aiohttp's `handler_cancellation`. Then
+aiohttp cancels the handler when a caller disconnects, and the call ends with the handler.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ from rollyard.gateway.session.session import GatewaySession, SendText
 log = logging.getLogger(__name__)
 
 BODY_SECONDS = 120.0
-"""Seconds after which a request that has not arrived completely is refused, to free its memory for others."""
+"""A request that has not arrived completely after this time is refused, to free its memory."""
 WRITE_STALL_SECONDS = 60.0
 """A caller that reads nothing of its response for this many seconds counts as gone."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
-"""Maps (request, name of a session) to the session. Raises GatewayError."""
+"""Function that finds the session for a request and for the session's name, or None if there is no name. Raises
+GatewayError."""
 E = TypeVar("E", bound=Exchange)
 MakeExchange = Callable[[dict[str, Any]], Exchange]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -52,7 +54,7 @@ APIS: dict[str, MakeExchange] = {
 def build(find: FindSession) -> web.Application:
     """Build the application. Every path also exists below `/s/{session}`, for callers that can set only a base URL.
 
-    Bodies are decompressed here, after authentication. So the caller must turn aiohttp's `auto_decompress` off.
+    The caller must turn off aiohttp's `auto_decompress`, because the handlers decompress bodies, after authentication.
     """
     app = web.Application(middlewares=[_no_such_path])
     front = _GatewayRoutes(find)
@@ -82,7 +84,7 @@ class _GatewayRoutes:
         self._find_session = find
 
     def handler_for(self, make: MakeExchange) -> Handler:
-        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009 - of the class, before there is one
+        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009 - of the class: no exchange exists yet
 
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
@@ -144,13 +146,14 @@ async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 def _error(request: web.Request, refusal: GatewayError) -> dict[str, Any]:
-    """Build an error body. On a path that several APIs share, the request shows the client's API."""
+    """Build the body of an error. On a path that several APIs share, the headers show the client's API."""
     anthropics = "/v1/messages/" in f"{request.path}/" or "anthropic-version" in request.headers
     return MessagesExchange.error_body(refusal) if anthropics else openai_error(refusal)
 
 
 async def _stream_response(request: web.Request, session: GatewaySession, exchange: Exchange) -> web.StreamResponse:
-    """Stream the response. Raises GatewayError only before anything is sent, while the error can still set the status."""
+    """Stream the response. Raises GatewayError only if nothing has been sent, because the error can then still set the
+    HTTP status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
     async def send(events: bytes, *, last: bool = False) -> None:
@@ -158,7 +161,8 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
             async with asyncio.timeout(WRITE_STALL_SECONDS):
                 if not response.prepared:
                     await response.prepare(request)
-                # The last events and the end are one write: with two, the caller wakes up before the end.
+                # The last events and the end of the stream are one write: with two, the caller wakes up before the
+                # stream's end.
                 await (response.write_eof(events) if last else response.write(events))
         except TimeoutError:
             if request.transport is not None:
@@ -180,7 +184,8 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
 
 
 def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:
-    """Build an error response. A bug of the gateway would repeat, so a header tells clients not to retry."""
+    """Build an error response. After a bug of the gateway (500), a retry would fail in the same way, so a header tells
+    clients not to retry."""
     headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
     return web.json_response(body, status=refusal.status, headers=headers)
 
@@ -207,7 +212,8 @@ def _errors_as_refusals() -> Iterator[None]:
 
 
 def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
-    """Return the limit of the body in bytes. Raises GatewayError if the request's length header exceeds it."""
+    """Return the greatest number of bytes that the body may have. Raises GatewayError if the Content-Length is too
+    large."""
     most, length = session.config.max_body, request.content_length
     if length is not None and length > most:
         raise session.too_large()
@@ -262,7 +268,8 @@ def _check_value_count(body: dict[str, Any]) -> MessagesExchange:
 
 
 def _model(session: GatewaySession) -> dict[str, Any]:
-    """Describe the model in OpenAI's and Anthropic's fields. Its creation time is that of the session."""
+    """Describe the model in OpenAI's and Anthropic's fields. The creation time is the time at which the session was
+    opened."""
     name, at = session.config.model, session.opened_at
     created = {"created": at, "created_at": datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")}
     return {"id": name, "object": "model", "type": "model", "display_name": name, "owned_by": "rollyard", **created}

@@ -1,4 +1,4 @@
-"""`Allocation`: one Slurm job of ours, and the template that pools make it from."""
+"""`Allocation`: one Slurm job of Rollyard, and the template from which a pool makes its allocations."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ from rollyard.kinds.values.slurm_reasons import reason_with_text
 
 LIVE_STATES = frozenset(state for state in JobState if not state.ended)
 SUBMITTED = "Submitted"
-"""Type of the condition about a submit that Slurm did not answer at once. After an immediate answer there is none."""
+"""Type of the condition about a submit that Slurm did not answer at once. If Slurm answers at once, there is no such
+condition."""
 SUBMIT_REFUSED = "SubmitRefused"
 """Word of `status.reason` and of the pool's conditions if Slurm refused the submit."""
 LOG_OFFSET = "Rollyard-Log-Offset"
-"""Header with the offset of the answer in the whole output, in bytes. A client that was cut off goes on from there."""
+"""Header with the offset in bytes at which the answer begins in the whole output. A client that was cut off can
+continue at its last offset."""
 JOB_KINDS = (
     "partition", "account", "qos", "nodes", "memory_per_cpu", "constraint", "nodelist", "exclude", "reservation", "licenses",
     "exclusive", "nice", "extra_directives",
 )  # fmt: skip
-"""Fields that describe a job to submit. A step runs in an existing job, so it cannot set them."""
+"""Fields that describe a job to submit. A step runs in an existing job, so its template cannot set these fields."""
 
 
 class AllocationTemplate(KindModel):
     """Resources and job options of one allocation; both kinds of pool use the same fields."""
 
     within: str | None = Field(default=None, pattern=r"^[1-9][0-9]*$")
-    """Id of a running Slurm job of yours. Allocations become steps of it: no jobs are submitted, and all end with it."""
+    """Id of your running Slurm job. Allocations become steps of this job, and end with it; no other job is submitted."""
     partition: Names | None = None
     """Partition, or several separated by commas. Default: the site's default partition."""
     account: Name | None = None
@@ -64,7 +66,7 @@ class AllocationTemplate(KindModel):
     cpus_per_task: int = Field(default=1, ge=1)
     """CPU cores on each node."""
     memory: Memory | None = None
-    """Memory of each node, such as 128G; 0 for all of it. Default: the partition's default."""
+    """Memory of each node, such as 128G; 0 for the node's whole memory. Default: the partition's default."""
     memory_per_cpu: Memory | None = None
     """Memory for each CPU core, such as 4G. Use it instead of `memory`."""
     time_limit: Walltime = "08:00:00"
@@ -72,7 +74,7 @@ class AllocationTemplate(KindModel):
     constraint: Line | None = None
     """Required node features, as in sbatch --constraint."""
     nodelist: list[Hosts] = []
-    """Nodes such as [n1] or ["n[1-4]"]. Each allocation contains all of them."""
+    """Nodes, such as [n1] or ["n[1-4]"]. Each allocation contains all nodes of this list."""
     exclude: list[Hosts] = []
     """Nodes to avoid, such as [n7, "n[10-12]"]."""
     reservation: Names | None = None
@@ -80,7 +82,7 @@ class AllocationTemplate(KindModel):
     licenses: Word | None = None
     """Cluster licences, such as matlab:1."""
     exclusive: bool = False
-    """True: no other job may run on its nodes."""
+    """True: no other job may run on the nodes of the job."""
     nice: int = Field(default=0, ge=0, le=2_147_483_645)
     """Amount by which to lower the priority of the jobs."""
     extra_directives: Options = {}
@@ -92,7 +94,7 @@ class AllocationTemplate(KindModel):
     scratch: Folder = "/tmp"
     """Node-local folder for sockets, unpacked images and Rollyard's Python packages."""
     stage_python: Literal["Auto", "Always", "Never"] = "Auto"
-    """Whether each node imports Rollyard from a copy that it unpacks once in `scratch`. Auto: if it is on a network folder."""
+    """Whether each node imports Rollyard from a copy unpacked once in `scratch`. Auto: if Rollyard is in a network folder."""
 
     @model_validator(mode="after")
     def _consistent(self) -> AllocationTemplate:
@@ -124,7 +126,7 @@ class AllocationTemplate(KindModel):
 
     @property
     def gpus(self) -> int:
-        """GPUs on each node, by whichever field requests them."""
+        """GPUs on each node, from the field that requests them."""
         return self.gpus_per_node or (gpus_in(self.gres) if self.gres is not None else 0)
 
     @property
@@ -144,20 +146,20 @@ class PoolReference(KindModel):
 class AllocationSpec(KindModel):
     pool: PoolReference
     index: int
-    """Number within the pool, and part of the name. A pool never uses a number twice."""
+    """Number of the allocation within its pool, and part of its name. A pool never uses a number twice."""
     template_hash: str
-    """Hash of the pool's spec from which the allocation was made. If the pool's hash differs, the allocation is out of date."""
+    """Hash of the pool's spec when the allocation was made. The allocation is out of date if the spec's hash differs now."""
     template: AllocationTemplate
     drain: bool = False
-    """True: it accepts no new work, finishes its present work, then ends."""
+    """True: the allocation accepts no new work, finishes its present work, then ends."""
     drain_timeout_seconds: int = 600
-    """Longest time that draining may take. Then unfinished work is handed back and the job ends."""
+    """Longest time that draining may take. After this time, unfinished work is handed back and the job ends."""
     successor_of: str | None = None
-    """Allocation that this one replaces. The old one drains when this one is ready."""
+    """Name of the allocation that this allocation replaces. The old allocation drains when this allocation is ready."""
     after_job: str | None = None
-    """Slurm job that must end before this one starts, if both must not run at the same time."""
+    """Id of the Slurm job that must end before this job starts, if the two jobs must not run at the same time."""
     model: str | None = None
-    """InferencePool only: folder of the model that it was made to serve."""
+    """InferencePool only: folder of the model that the allocation was made to serve."""
 
 
 class Binding(StatusModel):
@@ -174,13 +176,13 @@ class Binding(StatusModel):
 class AllocationStatus(StatusModel):
     observed_generation: int = 0
     intended_at: datetime | None = None
-    """Time at which the submit was decided. It is written before sbatch is called."""
+    """Time at which the submit was decided. This time is written before sbatch is called."""
     intents: int = 0
     """Number of times that a submit was decided."""
     burst: str | None = None
     """Id of the job array of the last submit. Absent if the job was submitted alone."""
     task: int | None = None
-    """Index of this job in that array."""
+    """Index of this job in the job array of `burst`."""
     job_id: str | None = None
     restart_count: int = 0
     job_state: str | None = None
@@ -190,18 +192,18 @@ class AllocationStatus(StatusModel):
     start_time: datetime | None = None
     """Start time. While the job is pending: Slurm's estimate, if there is one."""
     end_time: datetime | None = None
-    """Time at which the job ended. While it runs: the end of its walltime."""
+    """Time at which the job ended. While the job runs: the end of its walltime."""
     ready_at: datetime | None = None
-    """Time at which it was ready for the first time."""
+    """Time at which the allocation was ready for the first time."""
     exit_code: int | None = None
     binding: Binding | None = None
     ready: bool = False
-    """True while its process reports that it is healthy: a connected node agent, or an engine that serves."""
+    """True while the allocation's process is healthy: a connected node agent, or an engine that serves."""
     conditions: list[Condition] = []
 
     @property
     def waiting_reason(self) -> str:
-        """Reason why the job waits, as Slurm's word and a sentence. After its end: how it ended."""
+        """Reason why the job waits, as Slurm's word and a sentence. After the job's end: how the job ended."""
         return reason_with_text(self.reason) if self.job_state == JobState.PENDING else self.reason
 
     @property

@@ -1,4 +1,5 @@
-"""Autoscaling of a pool: the user's bounds and rules, and the autoscaler's state that survives a restart.
+"""Autoscaling of a pool: the user's bounds and rules, and the state that the autoscaler keeps over a restart of the
+server.
 
 Words and defaults are those of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with `Count` for `Pods`.
 """
@@ -18,10 +19,10 @@ MAX_PERIOD_SECONDS = 1800
 
 
 class ScalingPolicy(KindModel):
-    """Limit of the change within a period."""
+    """Limit on the change of the size within a period."""
 
     type: Literal["Count", "Percent"]
-    """Unit of `value`: allocations, or per cent of the allocations at the start of the period."""
+    """Unit of `value`. Count: allocations. Percent: per cent of the allocations at the start of the period."""
     value: int = Field(ge=1)
     """Largest change within the period, in allocations or per cent."""
     period_seconds: int = Field(ge=1, le=MAX_PERIOD_SECONDS)
@@ -32,19 +33,19 @@ class ScalingRules(KindModel):
     """Speed of scaling in one direction."""
 
     policies: list[ScalingPolicy] = []
-    """Limits of the speed. Without limits, the size may change by any number at once."""
+    """Limits on the speed. Without limits, the size may change by any number in one step."""
     select_policy: Literal["Max", "Min", "Disabled"] = "Max"
     """Choice between the policies. Max allows the largest change, Min the smallest. Disabled never scales in this direction."""
 
 
 class ScaleUpRules(ScalingRules):
     stabilization_window_seconds: int = Field(default=0, ge=0, le=MAX_WINDOW_SECONDS)
-    """Window in seconds. The size rises to the lowest recommendation of the window; with 0 it follows at once."""
+    """Window in seconds. The size rises to the lowest recommendation of the window; with 0, to each new recommendation."""
 
 
 class ScaleDownRules(ScalingRules):
     stabilization_window_seconds: int = Field(default=300, ge=0, le=MAX_WINDOW_SECONDS)
-    """Window in seconds. The size falls to the highest recommendation of the window; with 0 it follows at once."""
+    """Window in seconds. The size falls to the highest recommendation of the window; with 0, to each new recommendation."""
 
 
 class Behavior(KindModel):
@@ -60,9 +61,9 @@ class Autoscaling(KindModel):
     """Bounds of a size that follows the demand."""
 
     min_replicas: int = Field(default=0, ge=0, le=MAX_REPLICAS)
-    """Fewest allocations that the pool has."""
+    """Smallest number of allocations of the pool."""
     max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
-    """Most allocations that the pool has."""
+    """Greatest number of allocations of the pool."""
     idle_timeout_seconds: int = Field(default=900, ge=0)
     """Seconds without work after which the last allocation is given back, if `minReplicas` is 0."""
     behavior: Behavior = Behavior()
@@ -77,9 +78,9 @@ class Autoscaling(KindModel):
 
 class InferenceAutoscaling(Autoscaling):
     target_sessions_per_replica: int = Field(default=48, ge=1)
-    """Target of live rollouts on one model server."""
+    """Target number of live rollouts on one model server."""
     target_waiting_per_replica: int = Field(default=5, ge=1)
-    """Target of requests that wait at one model server."""
+    """Target number of requests that wait at one model server."""
     target_kv_usage: float = Field(default=0.8, gt=0, le=1)
     """Target share of the key-value cache that one model server fills, 0 to 1."""
 
@@ -92,14 +93,14 @@ class ScalingDecision(StatusModel):
 
 
 class ScalingRecord(StatusModel):
-    """State of the autoscaler that survives a restart of the server."""
+    """State that the autoscaler keeps over a restart of the server."""
 
     idle_since: datetime | None = None
-    """Time since which there has been no work."""
+    """Time at which the pool's last work ended."""
     direction: Literal["Up", "Down"] | None = None
     """Direction of the last change."""
     turns: list[datetime] = []
-    """Times at which the direction changed, as far back as the flap budget looks."""
+    """Times of the recent changes of direction. The autoscaler allows only a few changes of direction in an hour."""
 
 
 class GpuUsage(StatusModel):
@@ -108,7 +109,7 @@ class GpuUsage(StatusModel):
     gpus: int
     start: datetime
     end: datetime | None = None
-    """Time at which the allocation ended. Until this is known: the end of its walltime. Absent if the walltime has no end."""
+    """Time at which the allocation ended. Until this is known: the end of its walltime. Absent if the walltime is unlimited."""
 
     def seconds(self, now: float) -> float:
         """GPU-seconds up to `now` (Unix seconds)."""
@@ -117,7 +118,8 @@ class GpuUsage(StatusModel):
 
 
 class GpuLedger(StatusModel):
-    """GPU time that the allocations of a pool have used. An allocation counts in `spells` while it exists, then in `past`."""
+    """GPU time that the allocations of a pool have used. While an allocation exists, its GPU time is in `spells`; after
+    that, it is in `past`."""
 
     past: float = 0
     """GPU-seconds of allocations that no longer exist."""

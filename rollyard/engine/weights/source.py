@@ -1,4 +1,4 @@
-"""A source of weights: a folder, possibly with an adapter, and their checked content."""
+"""A source of weights: a folder, possibly with a LoRA adapter, and the checksum of the files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.wire.engine import WeightsTarget
 
 IDENTITY = ("architectures", "model_type", "quantization_config")
-"""Fields of `config.json` that cannot change within one engine process. Changes of other fields show in the shapes."""
+"""Fields of `config.json` that all weights of a pool must have in common. Other differences of architecture show in the
+tensors' shapes."""
 NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
-"""Fields that describe a folder's origin and number format."""
+"""Fields of `config.json` that describe a folder's origin and number format, and do not change the computation."""
 CHUNK = 8 << 20
 PATTERNS = ("*.safetensors", "*.bin")
 
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """Weights that existed when they were read."""
+    """Weights, as their files were when Rollyard read them."""
 
     version: str
     checksum: str
@@ -37,7 +38,7 @@ class WeightsSource:
     adapter: Path | None = None
 
     def matches(self, order: WeightsTarget) -> bool:
-        """Return whether these are the weights of this target, with its version and its folder."""
+        """Return whether these weights have the version, the folder and the checksum of this target."""
         if order.version != self.version or (order.adapter is None) != (self.adapter is None):
             return False
         if Path(order.adapter or order.path or "") != (self.adapter or self.folder):
@@ -45,14 +46,15 @@ class WeightsSource:
         return order.checksum is None or order.checksum == self.checksum
 
     def mismatch_text(self, found: str) -> str:
-        """Describe that `found` was there instead of these weights."""
+        """Describe that the files have the checksum `found`, and not the checksum of these weights."""
         return f"ChecksumMismatch: {self.adapter or self.folder} has checksum {found}, but {self.version} has {self.checksum}"
 
 
 def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callable[[], bool]) -> WeightsSource:
-    """Read the weights of a target. Without one, read the pool's own model, whose version is its checksum.
+    """Read the weights of a target. Without a target, read the pool's own model; its checksum is also its version.
 
-    Reads all files completely: call it in a thread. Raises Invalid if they are missing, or are not those of the target.
+    Call this in a thread, because it reads all files completely. Raises Invalid if files are missing, or if they have
+    another checksum than the target.
     """
     own = Path(model.path)
     if order is None:
@@ -70,11 +72,11 @@ def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callabl
 
 
 def folder_checksum(folder: Path, stopping: Callable[[], bool] = lambda: False) -> str:
-    """Return the first 12 hex digits of the sha256 over the weight files' names, sizes and content. The path does not
-    count.
+    """Return the first 12 hex digits of the sha256 over the weight files' names, sizes and content. The folder's path
+    has no influence.
 
-    It reads the files completely and blocks: call it in a thread. It stops early when `stopping` returns True. Raises
-    Invalid if the folder is missing, cannot be read, or has no weights.
+    Call this in a thread, because it reads the files completely. Raises Invalid if the folder is missing, cannot be
+    read, or has no weights, and when `stopping` returns True.
     """
     if not folder.is_dir():
         raise Invalid(f"ModelMissing: {folder} is not a folder on this node")
@@ -100,7 +102,8 @@ def _add(digest: hashlib._Hash, file: Path, stopping: Callable[[], bool]) -> Non
 
 
 def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
-    """Return why the files have changed since they were read; empty if not. Reads them completely: call it in a thread."""
+    """Describe the change if the source's files have changed since they were read; return an empty text if not. Call
+    this in a thread, because it reads the files completely."""
     try:
         found = folder_checksum(source.adapter or source.folder, stopping)
     except Invalid as error:
@@ -109,7 +112,8 @@ def changed_on_disk(source: WeightsSource, stopping: Callable[[], bool]) -> str:
 
 
 def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSpec:
-    """Return the pool's spec with the weights of another folder. A trainer may have written only weights there."""
+    """Return the pool's spec with the weights of another folder. The tokenizer stays the same, because a trainer may
+    have written only weights to that folder."""
     model = spec.model
     if folder is None or folder == model.path:
         return spec
@@ -119,7 +123,7 @@ def with_weights(spec: InferencePoolSpec, folder: str | None) -> InferencePoolSp
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """A model's folder without its tensors' values: configuration and shapes."""
+    """The configuration and the tensors' shapes of a model's folder."""
 
     config: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
@@ -131,7 +135,7 @@ class CheckpointInfo:
         return bool(self.config.get("tie_word_embeddings")) or (bool(self.shapes) and HEAD not in self.shapes)
 
     def same_computation(self, other: CheckpointInfo) -> bool:
-        """Return whether the same tensors give the same model under either configuration."""
+        """Return whether the same tensors give the same model under both configurations."""
         mine, theirs = ({k: v for k, v in c.config.items() if k not in NOTES} for c in (self, other))
         return mine == theirs
 
@@ -154,7 +158,8 @@ class CheckpointInfo:
 
 
 def read_checkpoint_info(folder: Path) -> CheckpointInfo:
-    """Read a folder's configuration and shapes. Raises Invalid without config.json, or for a damaged safetensors file."""
+    """Read a folder's configuration and shapes. Raises Invalid if config.json cannot be read, or if a safetensors file
+    is damaged."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

@@ -1,8 +1,8 @@
 """`next_step(state, fact) -> (state, commands)`: decides every change of an engine's weights. A pure function.
 
-Only a process that has proven its weights gets requests. A target is checked before the engine is changed. A change
-of the engine ends in one of two ways: the engine has proven the new weights, or another process starts on the last
-proven ones.
+Requests go only to a process that has proven its weights. A target is checked before the engine is changed. A change of
+the engine ends in one of two ways: the engine has proven the new weights, or another process starts on the last proven
+weights. If no other process can be started, the allocation is given up.
 
     no checkpoint --------> Reading --> Restarting --> Waiting
     ready, not proven ----> Loading --> Probing -----> Waiting, proven
@@ -20,7 +20,7 @@ proven ones.
     Failed: Refused            the engine restarts     the engine starts on the last proven weights
     Failed: Broke, Lost, Wrong the engine is changed   Restarting on the last proven weights; Lost: another attempt later
     Failed: Broke, Lost, Wrong a new process is proven another proof; after Wrong the allocation is given up
-    Failed: FilesChanged       a new process is proven it has other files than the proven ones: Reading, nothing is served
+    Failed: FilesChanged       a new process is proven its files are not the proven ones: Reading, nothing is served
     ProcessBegan               any stage               no request is let in, results of the earlier process are ignored
 """
 
@@ -34,11 +34,14 @@ from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
 from rollyard.wire.engine import WeightsPhase, WeightsReport, WeightsTarget
 
 WAIT_FOR_UPDATE_SECONDS = 240.0
-"""Limit for requests that arrive during a change of weights; a client waits 300 s for its first token."""
+"""Longest wait of a request that arrives during a change of weights. It is shorter than the 300 s for which a client
+waits for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
-"""First and longest wait between two checks of files that do not match the target: perhaps they are still being copied."""
+"""First and longest wait before files that do not match the target are checked again. The copying of the files may not
+be finished."""
 ATTEMPTS = 3
-"""Greatest number of attempts: at an update if the engine ends during it, and at the proof of a new process's weights."""
+"""Greatest number of attempts at an update during which the engine ends, and at the proof of a new process's
+weights."""
 NO_RESTART = "an engine that spans nodes cannot be restarted, so it is replaced"
 
 UpdateStage = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]
@@ -46,7 +49,8 @@ ChangeWay = Literal["Reload", "Transfer", "Restart", "Undo"]
 Command = Literal[
     "CloseEntry", "Read", "Rename", "Stop", "Receive", "Load", "Prove", "Restart", "Accept", "Pause", "GiveUp"
 ]
-"""Work that `updater.py` does after a step, with arguments from the new state. A step's last command yields the next fact."""
+"""Work that `updater.py` does after a step. Its arguments are in the new state. CloseEntry, Accept, Pause and GiveUp
+yield no fact; the outcome of any other command is the next fact."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Checkpoint:
 
     source: WeightsSource
     info: CheckpointInfo | None
-    """None if the folder could not be read at a start: the engine reports the error itself."""
+    """None if the folder could not be read before a start. The engine then reports the error itself."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class WeightsChange:
     """Undo: the engine returns to its previous weights."""
     keep_requests: bool = False
     error: str = ""
-    """With Undo: why the target failed; empty if it is tried again."""
+    """With Undo: the reason why the target failed; empty if the target is tried again."""
 
 
 @dataclass(frozen=True)
@@ -83,27 +87,27 @@ class UpdateState:
     served: Checkpoint | None = None
     """Weights that the current process has proven or has to prove."""
     was: WeightsSource | None = None
-    """Proven weights whose files have changed since: other content with the same version is refused."""
+    """Weights that were proven, but whose files have changed. Other content with the same version is refused."""
     life: int = 0
     """Number of the current process; 0 before the first."""
     pinned_life: int = -1
-    """The process that is being changed or proven."""
+    """Number of the process that is being changed or proven."""
     proven_life: int = -1
     broken_proofs: tuple[str, ...] = ()
-    """Errors of the failed attempts to prove the weights of the current process since its start."""
+    """Errors of all failed attempts to prove the weights of the current process."""
     entry_wait_seconds: float = 0.0
-    """How long requests may wait at a closed entry."""
+    """Time for which new requests may wait while the proxy's entry is closed."""
     error: str = ""
     failed: WeightsTarget | None = None
     """The target to which `error` belongs."""
     note: str = ""
-    """Why the engine read the folder although a trainer was to move the weights."""
+    """Reason why the engine read the folder although a trainer was to move the weights."""
     attempts: int = 0
-    """Number of changes of the engine begun for the target."""
+    """Number of changes of the engine that have begun for the target."""
     retry_at: float = math.inf
     retry_after: float = RETRY_FIRST_SECONDS
     fatal: str = ""
-    """Why the allocation is given up."""
+    """Reason why the allocation is given up."""
 
     @property
     def proven(self) -> bool:
@@ -112,7 +116,7 @@ class UpdateState:
 
     @property
     def replaced(self) -> bool:
-        """Whether the pinned process has been replaced by another."""
+        """Whether the process `pinned_life` has been replaced by another."""
         return self.life != self.pinned_life
 
     @property
@@ -159,7 +163,7 @@ class UpdateState:
 
     @property
     def why_transfer_ends(self) -> str:
-        """Why the engine stops waiting for the trainer; empty while it waits."""
+        """Reason to stop waiting for the trainer; empty if there is none."""
         if self.replaced:
             return "TransferLost: the engine ended"
         return "" if self.target == self.tried else "TransferLost: the server has started another update"
@@ -169,7 +173,7 @@ class UpdateState:
 class TargetSet:
     """The server's target, perhaps the same as before.
 
-    None changes nothing, except for an engine whose first weights failed: it takes the pool's own model.
+    None changes nothing, with one exception: an engine whose first target failed takes the pool's own model.
     """
 
     target: WeightsTarget | None
@@ -182,7 +186,8 @@ class ProcessBegan:
 
 @dataclass(frozen=True)
 class Observed:
-    """The time (loop seconds), and whether the engine is ready. Sent while no command is carried out."""
+    """The time (loop seconds), and whether the engine is ready. This fact comes only while no command is carried
+    out."""
 
     at: float
     ready: bool
@@ -193,11 +198,11 @@ class FilesRead:
     at: float
     found: Checkpoint
     why_unsupported: str = ""
-    """Why no process of this engine can serve the weights; empty when one can."""
+    """Reason why no process of this engine can serve the weights; empty if a process can."""
     why_not_loadable: str = ""
-    """Why the current process cannot change to the weights; empty when it can."""
+    """Reason why the current process cannot change to the weights; empty if it can."""
     why_no_transfer: str = ""
-    """Why a trainer cannot transfer the weights to the current process; empty when one can."""
+    """Reason why a trainer cannot transfer the weights to the current process; empty if a trainer can."""
     can_keep_requests: bool = False
     """Whether running requests can continue with the weights."""
 
@@ -205,7 +210,7 @@ class FilesRead:
 @dataclass(frozen=True)
 class CarriedOut:
     unchanged: bool = False
-    """Whether the engine's output is the same as before the change, without an explanation."""
+    """Whether the engine's output is the same as before the change, although it should differ."""
 
 
 @dataclass(frozen=True)

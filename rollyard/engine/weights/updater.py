@@ -42,7 +42,7 @@ POLL_SECONDS = 0.05
 
 
 class WeightsUpdater:
-    """The weights updates of one engine."""
+    """Updates the weights of one engine."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class WeightsUpdater:
     ) -> None:
         """`target`: the weights to serve from the start. `restarts`: whether the engine can be started more than once.
 
-        `http`: for calls of the engine. `stopping`: returns True when a folder's checksum is no longer needed.
+        `http`: sends calls to the engine. `stopping`: returns True when a folder's checksum is no longer needed.
         """
         self._state = UpdateState(target, can_restart=restarts)
         self._model = model
@@ -109,7 +109,8 @@ class WeightsUpdater:
             await self._target_changed.pause(POLL_SECONDS)
 
     def _step(self, fact: Fact) -> Command | None:
-        """Pass on a fact. Carry out the commands that need no wait; return the other, if any. Raises EngineFailed."""
+        """Pass a fact to `next_step`. Carry out the resulting commands that need no wait. Return the command that needs
+        a wait, if there is one. Raises EngineFailed."""
         before, work = self._state, None
         self._state, commands = next_step(before, fact)
         if self._state.error not in ("", before.error):
@@ -127,7 +128,7 @@ class WeightsUpdater:
         return work
 
     async def _outcome(self, command: Command) -> Fact | None:
-        """Carry out a command and return its outcome; None after a pause."""
+        """Carry out a command and return its outcome; None for Pause."""
         state = self._state
         try:
             match command:
@@ -209,7 +210,8 @@ class WeightsUpdater:
         return CarriedOut()
 
     async def _prove(self, state: UpdateState) -> CarriedOut:
-        """Resume the engine and prove its weights. Its output is held back until then."""
+        """Resume the engine and prove its weights. The proxy holds back the engine's output until the weights are
+        accepted."""
         source, before = state.at_work.source, state.before
         await self._begin_epoch(source)
         if self._control.can_pause and before is not None:
@@ -229,7 +231,8 @@ class WeightsUpdater:
         log.info("the engine serves weights %s (%s)", source.version, source.checksum)
 
     async def _restart(self, state: UpdateState) -> Fact:
-        """End the process and start another. If it does not get ready on new weights, the old ones are started again."""
+        """End the process and start another. If the other does not get ready on new weights, start a process on the old
+        weights."""
         supervisor, source = self._supervisor, state.at_work.source
         or_else = self._prepare(state.served.source) if state.changes_by("Restart") and state.served else None
         log.info("starting the engine on weights %s", source.version)

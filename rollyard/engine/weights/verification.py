@@ -1,7 +1,8 @@
-"""Verifies that an engine has the right weights: compares its answer to a fixed prompt with the weights' files.
+"""Verifies that an engine has the right weights, by its answers to a fixed prompt.
 
-The prompt is sent twice. The answers must agree with each other, with the answer of an engine that was started on the
-same weights, and with the logprobs that the embedded engine's forward pass computes from the files.
+The prompt is sent twice. The answers must agree with each other, with an earlier answer of an engine that was started
+on the same weights, and with logprobs computed from the files. The forward pass of the embedded engine computes these
+logprobs.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ PROMPT = tuple(range(20, 52))
 TOKENS = 16
 PROBE_SECONDS = 120.0
 MAX_ANSWER_DIFFERENCE = 0.25
-"""Greatest difference of logprobs between two answers of one engine, in half precision and among other requests."""
+"""Greatest allowed difference of logprobs between two answers to the prompt. Half precision and the other requests in
+the batch make answers differ."""
 TOLERANCE = 0.02
-"""Greatest difference from the logprobs computed from the files in single precision."""
+"""Greatest allowed difference between an engine's logprobs and those computed from the files in single precision."""
 NOISE = 3.0
-"""Greatest factor by which an engine's difference from the files may exceed its difference just after its start."""
+"""The difference from the files may grow up to this many times the difference just after the engine's start."""
 STARTED_TOLERANCE = 0.5
-"""Greatest difference from the files for an engine that has just been started, in any precision."""
+"""Greatest allowed difference from the files for an engine that has just been started, in any precision."""
 MIN_DIFFERENCE = 1e-3
-"""Difference of computed logprobs from which on two weights must give different answers."""
+"""If the computed logprobs of two weights differ by more than this, the engine's answers must differ too."""
 MAX_BYTES = 256 << 20
-"""Greatest size of weights for which logprobs are computed. More would take memory and time from the engine on the node."""
+"""Greatest size of weights for which logprobs are computed. The computation of larger weights would take memory and
+time from the engine on the same node."""
 
 
 class WrongWeights(Exception):
@@ -52,7 +55,8 @@ class ProbeAnswer:
     logprobs: tuple[float, ...]
 
     def distance(self, other: ProbeAnswer) -> float:
-        """Return the greatest difference of logprobs over the common tokens; inf if even the first tokens differ."""
+        """Return the greatest difference of logprobs over the equal tokens at the beginning; inf if the first tokens
+        differ."""
         same = 0
         while same < min(len(self.ids), len(other.ids)) and self.ids[same] == other.ids[same]:
             same += 1
@@ -61,7 +65,7 @@ class ProbeAnswer:
 
 @dataclass(frozen=True)
 class WeightsProof:
-    """An answer with accepted weights, and its distance from the logprobs computed from their files."""
+    """An answer, and its distance from the logprobs computed from the files of the weights."""
 
     answer: ProbeAnswer
     error: float | None
@@ -78,16 +82,16 @@ class WeightsVerifier:
         self._latest: tuple[WeightsSource, WeightsProof, bool] | None = None
         """The latest weights and proof, and whether the process was started on these weights."""
         self._answer: ProbeAnswer | None = None
-        """Answer with the accepted weights."""
+        """Answer that the engine gave with the accepted weights."""
         self._proofs: dict[str, WeightsProof] = {}
-        """Checksum -> proof by a process that was started on these weights."""
+        """Checksum of weights -> proof by a process that was started on these weights."""
         self._noise: float | None = None
-        """Distance from the files of the engine's answer just after its last start."""
+        """Difference between the engine's answer just after its last start and the logprobs computed from the files."""
 
     async def prove(self, source: WeightsSource, now: WeightsSource | None) -> bool:
-        """Verify the weights. `now`: the weights before; None for a process that was started on `source`.
+        """Verify the weights. `now`: the weights before the change; None for a process that was started on `source`.
 
-        Return whether the answer is exactly that of `now` although it should differ. Raises ControlFailed,
+        Return True if the answer is exactly the same as with `now`, although it should differ. Raises ControlFailed,
         WrongWeights.
         """
         answer, started = await self._ask(source), now is None
@@ -103,7 +107,7 @@ class WeightsVerifier:
         return was is None or computed is None or _distance(was, computed) > MIN_DIFFERENCE
 
     def accept(self) -> None:
-        """Compare later answers with the latest proof."""
+        """Accept the latest proof; later answers are compared with it."""
         assert self._latest is not None
         source, proof, started = self._latest
         self._answer = proof.answer
@@ -126,7 +130,7 @@ class WeightsVerifier:
 
 
 def why_not_proven(proof: WeightsProof, again: ProbeAnswer, known: WeightsProof | None, noise: float | None) -> str:
-    """Return the objection to an answer; empty if there is none.
+    """Return why an answer does not prove the weights; empty if it proves them.
 
     `again`: the second answer. `known`: the proof by an engine that was started on the same weights. `noise`: this
     engine's distance from the files just after its start; None if it has just been started.
@@ -150,9 +154,9 @@ async def _computed(source: WeightsSource, ids: Sequence[int]) -> list[float] | 
 
 
 def reference_logprobs(source: WeightsSource, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
-    """Return one logprob for each sampled id; None for a model that is too large, or of an unknown architecture.
+    """Compute the logprob of each sampled id; None for a model that is too large, or of an unknown architecture.
 
-    It computes, so it blocks: call it in a thread.
+    Call this in a thread, because the computation takes long.
     """
     if sum(file.stat().st_size for file in source.folder.glob("*.safetensors")) > MAX_BYTES:
         return None

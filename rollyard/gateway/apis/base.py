@@ -22,7 +22,7 @@ MAX_MODEL = 512
 
 
 class Exchange(Protocol):
-    """One call of one API, made from the request's body. Making it raises GatewayError if the body cannot be parsed."""
+    """One call of one API. The constructor parses the request's body, and raises GatewayError if it cannot."""
 
     stream: bool
 
@@ -33,7 +33,8 @@ class Exchange(Protocol):
         ...
 
     def text_events(self, piece: str) -> bytes:
-        """Return the events for a piece of text. The first of them open the stream."""
+        """Return the events for a piece of text. For the first piece, they begin with the events that open the
+        stream."""
         ...
 
     def end_events(self, response: ChatResponse) -> bytes:
@@ -56,7 +57,8 @@ def openai_error(refusal: GatewayError) -> dict[str, Any]:
 
 
 def model_of(body: Body) -> str:
-    """Return the model's name. Any name is accepted: a session has one policy, and harnesses name it as they like."""
+    """Return the model's name. Any name is accepted: a session has one policy, and each harness has its own name for
+    the model."""
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise bad_request("`model` must be the name of a model", param="model")
@@ -95,11 +97,11 @@ def unix_now() -> int:
 def sse_data(body: Mapping[str, Any]) -> bytes:
     try:
         text = to_json(body)
-    except ValueError:  # half of a surrogate pair, in arguments that the policy wrote
+    except ValueError:  # the policy wrote half of a surrogate pair into arguments
         text = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "replace")
     return b"data: " + text + b"\n\n"
 
 
 def sse_event(body: Mapping[str, Any]) -> bytes:
-    """Format an event; its type is also the event's name."""
+    """Format an event. The `type` in the body is also the event's name."""
     return f"event: {body['type']}\n".encode() + sse_data(body)

@@ -1,4 +1,4 @@
-"""OpenAI's `/v1/completions`: a prompt of text or of ids, continued."""
+"""OpenAI's `/v1/completions`: continues a prompt of text or of token ids."""
 
 from __future__ import annotations
 

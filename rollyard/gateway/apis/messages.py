@@ -124,7 +124,8 @@ def read(body: Body) -> ChatRequest:
 
 
 def _merge_assistant_messages(messages: list[Message]) -> tuple[list[Message], str]:
-    """Merge consecutive assistant messages, as Anthropic does. If the last message is one, the next turn begins with it."""
+    """Merge consecutive assistant messages, as Anthropic does. If the last message is the assistant's, return its text
+    apart from the messages: the next turn begins with this text."""
     joined: list[Message] = []
     for message in messages:
         last = joined[-1] if joined else None

@@ -1,6 +1,6 @@
-"""The sessions of external agents: opened, found for a call, removed at the end.
+"""Opens the sessions of external agents, finds them for calls, and removes them.
 
-They exist only in this process's memory, so their number and size are limited.
+Sessions exist only in the memory of this process, so their number and size are limited.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ MAX_AT_ONCE = 128
 MAX_KEPT = 4096
 """Greatest number of sessions in memory, including closed ones that were not deleted."""
 MAX_BODIES = 256 << 20
-"""Greatest number of bytes of all sessions' requests in memory."""
+"""Greatest number of bytes of memory for the requests of all sessions together."""
 MAX_SESSION_TOKENS, MAX_TOKENS = 500_000, 4_000_000
-"""Greatest number of tokens recorded in one session, and in all. A token takes about 100 bytes."""
+"""Greatest number of recorded tokens in one session, and in all sessions together. A token takes about 100 bytes."""
 THREADS = 4
 LONG_CHARACTERS = 1 << 12
-"""Number of characters above which texts are processed in a thread. They take more than a few milliseconds, and the
-server's loop also serves rollouts."""
+"""A text with at least this many characters is processed in a thread. Such a text takes more than a few milliseconds,
+and the server's event loop also serves rollouts."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
-"""Time for which a refused request counts as demand. The second value is for one without an id: its retry is not recognised."""
+"""Time for which a refused request counts as demand. The second value is for a request without an id, because its retry
+is not recognised."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"
@@ -69,7 +70,7 @@ class ExternalSession:
 
     @property
     def idle_seconds(self) -> float:
-        """Seconds since the last call or read."""
+        """Seconds since the last call or read; 0 while a call is in flight."""
         return 0.0 if self.session.in_flight else time.monotonic() - self.session.last_used
 
     def view(self) -> SessionView:
@@ -102,7 +103,7 @@ class ExternalSessions:
         self._placement = placement
         self._sessions: dict[str, ExternalSession] = {}
         self._ended: dict[str, str] = {}
-        """Id -> reason for the end of the session; only the latest sessions."""
+        """Id of a removed session -> reason of the removal. Only the latest removals are kept."""
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
         self._templates = TemplateCache(self._threads)
         self._byte_budget = ByteBudget(MAX_BODIES)
@@ -111,7 +112,8 @@ class ExternalSessions:
         """Signal: a session was refused in this pool, because no endpoint had capacity."""
 
     def demand(self, pool: PoolKey) -> int:
-        """Number of sessions that a pool should serve: open ones, even without a working endpoint, and refused ones."""
+        """Return the number of sessions that a pool should serve. Open sessions count even without a working endpoint;
+        refused requests for sessions count too."""
         there = sum(s.open for s in self._sessions.values())
         own = sum(s.open for s in self._sessions.values() if s.pool == pool)
         return own + min(self._unmet_demand.count(pool), MAX_OPEN - there)
@@ -121,8 +123,8 @@ class ExternalSessions:
     async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[ExternalSession, bool]:
         """Open a session; return it, and whether it is new. `now` in Unix seconds.
 
-        Raises Conflict for an id of a different session, TooManyRequests, Unavailable without an endpoint,
-        TemplateUnusable for the model's template.
+        Raises Conflict if a different session has this id, TooManyRequests at a limit, Unavailable if no endpoint has
+        capacity, TemplateUnusable if the model's chat template cannot be used.
         """
         id, pool = request.id or f"s-{secrets.token_hex(8)}", PoolKey(namespace, request.pool)
         if (there := self._existing(id, pool, request)) is not None:
@@ -144,7 +146,7 @@ class ExternalSessions:
         return made, True
 
     def get(self, id: str) -> ExternalSession:
-        """Return the session; this counts as use. Raises NotFound, Expired."""
+        """Return the session, and count this as a use. Raises NotFound, Expired."""
         found = self._sessions.get(id)
         if found is None and id in self._ended:
             raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
@@ -154,7 +156,7 @@ class ExternalSessions:
         return found
 
     def all(self, namespace: str) -> list[ExternalSession]:
-        """List the sessions; this does not count as use."""
+        """List the sessions of a namespace. This does not count as a use."""
         return [found for found in self._sessions.values() if found.pool.namespace == namespace]
 
     async def record(self, id: str) -> str:
@@ -170,7 +172,8 @@ class ExternalSessions:
         return await session.run_serialized(read)
 
     def close(self, id: str) -> None:
-        """Refuse further calls and cancel those in flight. The trajectory stays. Raises NotFound, Expired."""
+        """Refuse further calls of the session, and cancel the calls in flight. The trajectory stays. Raises NotFound,
+        Expired."""
         found = self.get(id)
         if found.open:
             found.open = False
@@ -189,7 +192,7 @@ class ExternalSessions:
     # model calls
 
     def session_for_call(self, id: str, instance: str | None) -> GatewaySession:
-        """Find the session of a call. `instance`: the one in the caller's session key; None for callers that may
+        """Find the session of a call. `instance`: the instance in the caller's session key; None for callers that may
         use all sessions. Raises GatewayError."""
         found = self._sessions.get(id)
         if found is None or instance not in (None, found.instance):
@@ -212,8 +215,8 @@ class ExternalSessions:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def ask_to_move(self, id: str, endpoint: str, urgent: bool) -> bool:
-        """Move an idle session from its endpoint; if `urgent`, move only one with calls, which continue elsewhere. Return
-        whether it moves."""
+        """Move a session from its endpoint, and return whether it moves. If `urgent`, it moves only if calls are in
+        flight; these continue on another endpoint. If not `urgent`, it moves only if no call is in flight."""
         found = self._sessions[id]
         busy = found.session.in_flight > 0
         if busy is urgent:

@@ -1,4 +1,5 @@
-"""Samples for a session of an external agent. The session stays on one endpoint, and moves if it fails."""
+"""Samples turns for a session of an external agent. The session stays on one endpoint, and moves to another if that
+endpoint fails."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WAIT_SECONDS = 60.0
 
 
 class SessionPlacer(Protocol):
-    """Chooses the endpoints of sessions, and counts the sessions there.
+    """Chooses the endpoints of sessions, and counts the sessions on each endpoint.
 
     `least`: oldest weights version that a session may use; None for any.
     """
@@ -43,9 +44,9 @@ class SessionPlacer(Protocol):
     def choose_again(
         self, session: str, pool: PoolKey, current: str, failed: str, least: str | None
     ) -> Endpoint | None:
-        """Choose again: `current`, unless it failed or others are better. None if there is no endpoint.
+        """Choose again. Return `current`, unless it failed or another endpoint is better; None if there is no endpoint.
 
-        If the session is open, it then counts on the chosen endpoint.
+        An open session is then counted on the chosen endpoint.
         """
         ...
 
@@ -54,7 +55,7 @@ class SessionPlacer(Protocol):
         ...
 
     def is_out(self, endpoint: str) -> bool:
-        """Whether the endpoint does not answer."""
+        """Return True if the endpoint does not answer."""
         ...
 
     def complain(self, endpoint: str, session: str, why: str) -> None:
@@ -95,10 +96,10 @@ class RoutedSampler:
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
-        """Sample one turn, also if endpoints fail meanwhile.
+        """Sample one turn, even if an endpoint fails during the turn.
 
-        Raises ContextExceeded, EndpointRefused, and GatewayError if there is no endpoint, or if its answer cannot be
-        trained on. After a GatewayError the session goes on.
+        Raises ContextExceeded, EndpointRefused. Raises GatewayError if no endpoint can be reached, or if an answer
+        cannot be trained on. After a GatewayError the session can make further calls.
         """
         try:
             return await self._failover.sample(prompt_ids, sampling, sampling.max_tokens, on_progress)
@@ -110,8 +111,8 @@ class RoutedSampler:
             raise GatewayError(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
     def leave(self, *, in_flight: bool) -> None:
-        """Leave the endpoint if there is another one. `in_flight`: the calls in flight move too, because the
-        endpoint does not answer."""
+        """Leave the endpoint. `in_flight`: the calls in flight move too, because the endpoint does not answer. Without
+        `in_flight`, the session stays if no other endpoint can be chosen."""
         if in_flight:
             self._failover.leave()
         elif (found := self._choose_again("")) is not None:

@@ -1,4 +1,4 @@
-"""Requests for sessions that were refused. They count as demand until they are repeated or expire."""
+"""Refused requests for sessions. A request counts as demand until its retry succeeds, or until the request expires."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rollyard.kinds.pool import PoolKey
 
 class UnmetDemand:
     def __init__(self, most: int) -> None:
-        """`most`: limit for each pool; a further request replaces the oldest one."""
+        """`most`: greatest number of requests for each pool; a further request replaces the oldest."""
         self._most = most
         self._expires_at: dict[PoolKey, dict[str, float]] = {}
-        """Id -> expiry (monotonic seconds), for each pool, in order of arrival."""
+        """For each pool: id of a request -> time of its expiry (monotonic seconds), in order of arrival."""
 
     def add(self, pool: PoolKey, id: str, seconds: float) -> None:
         expiries = self._expires_at.setdefault(pool, {})

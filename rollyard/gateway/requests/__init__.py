@@ -1,1 +1,1 @@
-"""The common form of all APIs' requests, and the errors with which requests are answered."""
+"""The common form of all APIs' requests, and the errors that callers receive."""

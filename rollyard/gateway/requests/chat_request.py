@@ -12,9 +12,10 @@ from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.tokens.chat_template import Message
 
 MAX_OBJECTS = 20_000
-"""Greatest number of messages in a call. To render half a million takes a minute, whatever their content."""
+"""Greatest length of a list in a call, such as its messages. Rendering half a million messages takes a minute, whatever
+their content."""
 MESSAGE_CHARACTERS = 40
-"""Number of characters that a template adds to each message."""
+"""Approximate number of characters that a template adds to each message."""
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -31,13 +32,13 @@ class ChatToolCall:
 @dataclass(frozen=True)
 class ChatRequest:
     messages: list[Message]
-    """`role`, and `content` as text. An assistant's message may have `tool_calls`, whose arguments are objects; a
-    tool's has `tool_call_id`."""
+    """Each message has `role`, and `content` as text. An assistant's message may have `tool_calls`, whose arguments are
+    objects. A tool's message has `tool_call_id`."""
     tools: list[dict[str, Any]]
     """Tools in the form of OpenAI's chat API; empty if the caller wants no calls."""
     overrides: SamplingOverrides
     continued_text: str = ""
-    """Beginning of the next turn, after all messages; the policy continues it."""
+    """Beginning of the next turn, which the policy continues; empty if the caller gave none."""
 
     @property
     def characters(self) -> int:
@@ -63,7 +64,8 @@ class ChatResponse:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Return content as one text, with its parts joined. Raises GatewayError for anything but text, such as an image."""
+    """Join the parts of a message's content to one text. Raises GatewayError if a part is not text, for example an
+    image."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -113,7 +115,8 @@ def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, A
 
 
 def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools that a call's `tool_choice` allows: a word, or an object with a `type`."""
+    """Return the tools that a call's `tool_choice` allows. `choice`: a word, or an object with this word as its
+    `type`."""
     word = choice.get("type") if isinstance(choice, dict) else choice
     if word in (None, "auto"):
         return tools

@@ -1,4 +1,5 @@
-"""Request fields that this gateway parses and ignores: their accepted values, and why ignoring these is harmless.
+"""Request fields that this gateway ignores. For each field, it has the accepted values, and the reason why ignoring
+these values is harmless.
 
 A field is implemented (an API reads it, or it is part of `Sampling`), accepted by this list, or refused. Null is always
 accepted. docs/gateway.md has the same list as a table.
@@ -16,14 +17,14 @@ ANY = object()
 @dataclass(frozen=True)
 class FieldRule:
     why: str
-    """Reason why these values change nothing; empty if no value of the field is accepted."""
+    """Reason why the accepted values change nothing; empty if no value is accepted, or if there are `fields`."""
     values: tuple[Any, ...] = (ANY,)
     advice: str = "leave it out"
     """Advice for other values."""
     fields: Mapping[str, FieldRule] | None = None
-    """Rule for an object: one rule for each field."""
+    """Rules for the fields of an object."""
     items: Collection[str] | None = None
-    """Rule for a list: its accepted items."""
+    """Accepted items of a list."""
 
 
 def refused_field(advice: str = "leave it out") -> FieldRule:
@@ -173,7 +174,7 @@ STREAM: Mapping[str, FieldRule] = {
 
 
 def find_rejected(rules: Mapping[str, FieldRule], name: str, value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (field, advice) for everything in `value` that is not accepted. The caller checked that `name` has a rule."""
+    """Yield (field, advice) for everything in `value` that is not accepted. `name` must have a rule."""
     rule, path = rules[name], f"{path}{name}"
     if value is None or any(accepted is ANY or _is_accepted(value, accepted) for accepted in _values(rule)):
         return

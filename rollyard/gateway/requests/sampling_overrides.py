@@ -1,7 +1,7 @@
-"""Sampling parameters of callers, and the treatment of each.
+"""Reads the sampling parameters of callers.
 
-No field is ignored by accident. An API reads it, or it becomes part of the sampling, or the list of `ignored_fields`
-accepts it, or it is refused with advice.
+No field of a request is ignored by accident. An API reads the field, or the field becomes part of the sampling, or the
+list of `ignored_fields` accepts it, or it is refused with advice.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from rollyard.gateway.requests.ignored_fields import ACCEPTED, FieldRule, find_r
 from rollyard.kinds.rollout import Sampling
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
-"""Names for the greatest number of tokens in one turn. The first name that is present counts."""
+"""Names for the greatest number of tokens in one turn. The first name that is present is used."""
 STOPS = ("stop", "stop_sequences")
 OWN_RULES = ("logprobs", "extra")
 """Fields of `Sampling` that have another meaning in these APIs, or that only the trainer may set."""
 PARALLEL = "parallel_tool_calls"
 MAX_STOPS, MAX_STOP = 32, 256
-"""Greatest number of stop strings and length of each. Every piece of a stream is searched for all of them."""
+"""Greatest number of stop strings, and greatest length of each in characters. Every piece of a stream is searched for
+all of them."""
 
 
 @dataclass(frozen=True)
 class SamplingOverrides:
-    """The caller's sampling parameters. The session's own may override them."""
+    """The caller's sampling parameters. The session's own parameters may override them."""
 
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `Sampling` that the caller set."""
@@ -53,13 +54,14 @@ def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOve
     limit = next((body[name] for name in LIMITS if body.get(name) is not None), None)
     if limit is not None:
         fields["max_tokens"] = limit
-    # The validated value, because pydantic accepts "10" as a number and min() does not.
+    # Take the validated values: pydantic accepts "10" as a number, but min() does not.
     read = _validate(fields).model_dump(include=set(fields))
     return SamplingOverrides(read, parallel_tool_calls=body.get(PARALLEL) is not False)
 
 
 def merge_sampling(overrides: SamplingOverrides, own: Sampling, *, fixed: bool) -> Sampling:
-    """Return a session's sampling. `fixed`: its own values hold, and the caller may only shorten turns. Raises GatewayError."""
+    """Return the sampling of a call. `fixed`: the session's own values are used, and the caller may only shorten turns.
+    Raises GatewayError."""
     fields = dict(overrides.fields)
     limit = min(own.max_tokens, fields.pop("max_tokens", own.max_tokens))
     if own.stop or fields.get("stop"):

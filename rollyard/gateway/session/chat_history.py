@@ -1,10 +1,14 @@
-"""The history of a session as a tree of conversations. Each call extends the longest branch that is its prefix.
+"""The history of a session as a tree of conversations. Each call extends the longest branch that is a prefix of the
+call's history.
 
 A branch is a `Conversation`. Callers send the whole history as text with every call, and always with small changes. So
-each message has a key that leaves out the parts which callers change without meaning. A branch continues if the keys up
-to its last sampled turn are equal; then that turn's ids replace the text that came back. A history that matches no
-branch opens a new one: the caller has edited or shortened it, or is a sub-agent. Turns in it that were sampled before
-keep their ids, as context. A history without any sampled turn begins a new conversation.
+each message has a key, which leaves out the parts whose changes have no meaning. A call continues a branch if their
+keys are equal up to the branch's last sampled turn. The ids of the branch's turns then replace the text that the caller
+sent back.
+
+A history that matches no branch opens a new branch: the caller has edited or shortened the history, or is a sub-agent.
+Turns of such a history that were sampled before keep their ids, as context. A history without any sampled turn begins a
+new conversation.
 """
 
 from __future__ import annotations
@@ -29,9 +33,10 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
 Key = str
 """Digest of a message and all messages before it."""
 BEFORE, QUOTED = 10, 40
-"""Number of characters shown before a difference, and from it on."""
+"""Number of characters that are quoted before a difference, and after its beginning."""
 SEAM_CHARS = 64
-"""A beginning of a turn that the caller gives is tokenised after this many characters of the prompt, for the right tokens."""
+"""If the caller gives the beginning of a turn, it is tokenised together with this many last characters of the prompt,
+because the text before it can change its tokens."""
 
 
 @dataclass
@@ -40,9 +45,9 @@ class ChatBranch:
 
     conversation: Conversation
     start: Key
-    """Digest of the tools: the key before any message."""
+    """Digest of the tools: the key before the first message."""
     keys: list[Key] = field(default_factory=list)
-    """The key before any message, then one after each message up to the last sampled turn."""
+    """The key before the first message, then a key for each message up to the last sampled turn."""
     messages: list[Message] = field(default_factory=list)
     """Messages up to the last sampled turn, as the caller sees them."""
     first: int = 0
@@ -50,7 +55,7 @@ class ChatBranch:
     calls: dict[str, tuple[str, str]] = field(default_factory=dict)
     """The caller's id of a tool call -> (name, id in the template)."""
     busy: bool = True
-    """True: a call is in flight. Another call that could continue here opens its own branch."""
+    """True: a call of this branch is in flight. Another call that would continue this branch opens its own branch."""
     turns: list[Turn] = field(default_factory=list)
 
     @property
@@ -78,7 +83,7 @@ class ChatBranch:
         return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
 
     def append_messages(self, messages: Sequence[Message]) -> None:
-        """Append messages of the caller after the last sampled turn."""
+        """Replace the messages after the last sampled turn by these messages of the caller."""
         self.conversation.replace_unanswered([self._with_own_call_ids(m) for m in messages])
 
     def add(self, messages: Sequence[Message]) -> None:
@@ -105,17 +110,17 @@ class ChatBranch:
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A call on its branch, ready to be sampled."""
+    """A call that is ready to be sampled, with its branch."""
 
     branch: ChatBranch
     messages: Sequence[Message]
     prompt: list[int]
     keys: list[Key]
-    """The key before any message, then one after each message."""
+    """The key before the first message, then a key for each message."""
     results: list[str]
     """Tool results that the caller sent since the branch's last turn."""
     continued_ids: list[int] = field(default_factory=list)
-    """Ids of the beginning of the turn, if the caller gave one. They are the last ids of `prompt`."""
+    """Ids of the turn's beginning, if the caller gave a beginning. They are the last ids of `prompt`."""
 
 
 class ChatHistory:
@@ -125,23 +130,26 @@ class ChatHistory:
         self._template = template
         self._branches: list[ChatBranch] = []
         self._by_digest: dict[tuple[Key, str], SampledMessage | None] = {}
-        """(key before an assistant's message, the message's digest) -> the sampled turn, or None if it was not sampled."""
+        """(key before an assistant's message, the message's digest) -> the sampled turn, or None if the message was not
+        sampled."""
         self._latest: dict[str, SampledMessage] = {}
-        """Digest of an assistant's message -> the latest sampled turn with this text, wherever it was."""
+        """Digest of an assistant's message -> the latest sampled turn with this text, on any branch."""
         self._aliases: dict[tuple[Key, str], str] = {}
-        """(key before a message, digest of another form that callers may send) -> digest of the message as they received it."""
+        """(key before a message, digest of another form that callers may send) -> digest of the form that callers
+        received."""
 
     @property
     def branches(self) -> Sequence[ChatBranch]:
         return self._branches
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
-        """Find or open the branch, and hold it until `record` or `release`. Raises TaskError if the template refuses."""
+        """Find or open the branch, and hold it until `record` or `release`. Raises TaskError if the template refuses
+        the messages."""
         lead = self._continued_ids(request) if request.continued_text else []
         start = _digest("tools", json.dumps(request.tools, sort_keys=True))
         keys = self._keys(start, request.messages)
-        # Only a branch with the last message of role `assistant` can continue. Without such a branch a new one is opened, which
-        # gets the ids of messages that other branches sampled.
+        # Only a branch that has the request's last message of role `assistant` can continue. If no branch has it, a new
+        # branch is opened, which gets the ids of messages that other branches sampled.
         last = max((i for i, m in enumerate(request.messages, 1) if m["role"] == "assistant"), default=0)
         free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
@@ -161,9 +169,9 @@ class ChatHistory:
         return PreparedChat(branch, request.messages, [*prompt, *lead], keys, results, lead)
 
     def record(self, prepared: PreparedChat, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
-        """Record that the branch's conversation has the turn; `message` is the turn as the caller sees it.
+        """Record the last turn of the branch's conversation. `message`: the turn as the caller sees it.
 
-        `ended_by`: the stop string that ended the turn. Callers who know it may send it back too.
+        `ended_by`: the stop string that ended the turn. Callers may send it back at the end of the turn.
         """
         branch, before = prepared.branch, prepared.keys[-1]
         answer = branch.conversation.last
@@ -186,9 +194,9 @@ class ChatHistory:
         prepared.branch.busy = False
 
     def _continued_ids(self, request: ChatRequest) -> list[int]:
-        """Return the ids of the beginning that the caller gave for the next turn.
+        """Return the ids of the text with which the caller wants the next turn to begin.
 
-        Raises TaskError if the template renders an assistant's message with this beginning differently.
+        Raises TaskError if the template changes this text when it renders an assistant's message.
         """
         render, encode = self._template.render, self._template.encode
         open_turn = render(request.messages, request.tools, True)
@@ -218,7 +226,7 @@ class ChatHistory:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
-        # these are the first call's messages; `record` adds its answer, and lists the branch
+        # the messages of the first call; `record` adds the answer, and lists the branch
         branch.keys, branch.messages = list(keys), list(request.messages)
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch
@@ -246,10 +254,11 @@ class ChatHistory:
         return self._aliases.get((before, own), own)
 
     def _sampled(self, message: Message, before: Key, recalled: bool) -> SampledMessage | None:
-        """Find the sampled turn of a message. In an edited history, find it by the message alone.
+        """Find the sampled turn of a message. In an edited history, search by the message alone.
 
-        The ids of a turn found in this way are used only if the message shows the turn's thoughts (or the turn has none),
-        or if an earlier turn was `recalled`: the short answer of another turn may be equal by chance.
+        The short answer of another turn may be equal by chance. So a turn that was found by the message alone is used
+        only if the message shows the turn's thoughts, if the turn has no thoughts, or if an earlier turn was
+        `recalled`.
         """
         own = self._own_turn(message, before)
         if (before, own) not in self._by_digest:
@@ -260,13 +269,13 @@ class ChatHistory:
 
 
 def _trim_to_first_sampled(segment: Segment) -> Segment:
-    """Count the caller's ids at the beginning of a turn as prompt, which then ends before the first sampled id."""
+    """Count the caller's ids at the beginning of a turn as prompt. The prompt then ends before the first sampled id."""
     first = segment.loss_mask.index(1) if 1 in segment.loss_mask else segment.prompt_length
     return segment if first == segment.prompt_length else evolve(segment, prompt_length=first)
 
 
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:
-    """Describe where a history leaves the branch that has most in common with it."""
+    """Describe the first difference between a history and the branch with the longest common beginning."""
     if common < 0:
         return "the offered tools differ"
     if common >= len(messages):
@@ -280,27 +289,28 @@ def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> s
 
 
 def _quote_difference(message: Message, other: Message) -> str:
-    """Quote a message from the point where it differs from the other one."""
+    """Quote a message from the first difference to the other message."""
     text, others = (f"{m['content']}{m.get('tool_calls', '')}" for m in (message, other))
     same = common_length(text, others)
     return text[max(same - BEFORE, 0) : same + QUOTED]
 
 
 def common_length(text: str, other: str) -> int:
-    """Return the number of equal characters at the beginning."""
+    """Return the number of equal characters at the beginning of two texts."""
     return bisect(range(1, min(len(text), len(other)) + 1), True, key=lambda n: text[:n] != other[:n])
 
 
 def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
-    """Return whether the message shows the turn's thoughts. Callers never see those of Harmony."""
+    """Return whether the message shows the turn's thoughts. Callers never see the thoughts of a model with the Harmony
+    format."""
     sampled, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
     return sampled[0].strip() == shown[0].strip() and (bool(sampled[1]) or not answer.turn.thinks)
 
 
 def _message_digest(message: Message) -> str:
-    """Digest a message without the parts that callers change without meaning.
+    """Return the digest of a message without the parts whose changes have no meaning.
 
-    These are space around the text, thoughts, the formatting of arguments, and ids of calls.
+    These parts are space around the text, thoughts, the formatting of arguments, and ids of calls.
     """
     content = str(message["content"])
     if message["role"] == "assistant":

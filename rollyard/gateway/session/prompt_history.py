@@ -1,7 +1,8 @@
-"""Prompts without messages (`/v1/completions`): the same tree, with branches matched by the beginning of the prompt.
+"""The history of prompts without messages (`/v1/completions`): a tree as in `chat_history`. The beginning of a prompt
+decides which branch the prompt continues.
 
 A prompt of ids continues a branch if it begins with the branch's ids. A prompt of text continues a branch if it begins
-with the branch's text; then only the rest is tokenised.
+with the branch's text; in this case only the rest of the prompt is tokenised.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class PromptHistory:
         return Break(turn, BreakCause.HISTORY_CHANGED, f"turn {turn}: the prompt's character {common + 1} {what}")
 
     def record(self, prepared: PreparedPrompt, sampled: Sampled, text: str) -> None:
-        """Record a continuation. `text`: the text of all ids, as the caller sees it."""
+        """Record a continuation. `text`: the text of all sampled ids."""
         branch, track = prepared.branch, prepared.branch.track
         track.append_prompt(prepared.prompt[len(track.ids) :])
         if track.prompt_length is None:

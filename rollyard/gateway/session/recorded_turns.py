@@ -1,4 +1,5 @@
-"""Turns of a session, recorded as ids in its two histories. The session's trajectory consists of these turns."""
+"""Records the turns of a session as ids, in two histories: of chats and of prompts. The turns make up the session's
+trajectory."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 
 class RecordedTurns:
-    """Not for use by two threads at once."""
+    """The turns of one session. Two threads must not use it at the same time."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.chats = ChatHistory(template)
@@ -134,11 +135,12 @@ def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
 
 
 def _finish_reason(sampled: Sampled, stop: str | None) -> str:
-    """Return the finish reason. If a turn continued on another endpoint, its text may go on after a stop string."""
+    """Return the finish reason for the caller. A stop string comes before the length: if a turn continued on another
+    endpoint, its text may go on after a stop string."""
     return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 
 def _truncate_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """Return the text before the first stop string, and that string."""
+    """Return the text before the first stop string, and this stop string; None if there is no stop string."""
     at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
     return text[:at], stop

@@ -1,7 +1,7 @@
-"""Runs the work on one session's histories: one piece at a time, and long pieces in a thread.
+"""Runs the work on one session's histories, one piece at a time, because the histories are not thread-safe.
 
-A conversation of 100,000 characters takes hundreds of milliseconds to tokenise, and the event loop must serve others
-meanwhile. The histories are not thread-safe.
+Long pieces run in a thread. To tokenise 100,000 characters takes hundreds of milliseconds, during which the event loop
+must serve other callers.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 THREAD_ABOVE_CHARACTERS = 1 << 16
-"""Length in characters above which a piece runs in a thread. A million characters take seconds."""
+"""A piece of work on at least this many characters runs in a thread. A million characters take seconds."""
 
 
 class SerialExecutor:
     def __init__(self, executor: Executor | None = None, long: int = THREAD_ABOVE_CHARACTERS) -> None:
-        """`executor`: provides the threads; default: the loop's executor. `long`: length in characters that needs a thread."""
+        """`executor`: provides the threads; default: the loop's executor. `long`: work on at least this many characters
+        runs in a thread."""
         self._executor = executor
         self._long = long
         self._lock = asyncio.Lock()
@@ -29,7 +30,8 @@ class SerialExecutor:
         return self._lock.locked()
 
     async def run(self, work: Callable[[], T], characters: int, undo: Callable[[T], None] | None = None) -> T:
-        """Run `work` and return its result. If the caller is cancelled, begun work is still finished; then `undo` follows."""
+        """Run `work` and return its result. If the caller is cancelled, work that has begun is still finished; `undo`
+        is then called with the result."""
         await self._lock.acquire()
         if characters < self._long:
             try:
@@ -50,7 +52,8 @@ class SerialExecutor:
             raise
 
     def run_soon(self, work: Callable[[], None]) -> None:
-        """Run `work` at once, or right after the current piece. It is for callers that are being cancelled and cannot wait."""
+        """Run `work` at once, or right after the current piece of work. This is for callers that are being cancelled
+        and cannot wait."""
         if self.busy:
             self._waiting.append(work)
         else:

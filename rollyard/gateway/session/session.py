@@ -1,4 +1,4 @@
-"""One agent's session: its calls become turns and segments, on the endpoint that the session keeps."""
+"""One agent's session: its calls become turns and segments of a trajectory."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 SendText = Callable[[str], Awaitable[None]]
-"""Function that is called with each piece of text as it arrives."""
+"""Function that receives each piece of text when it arrives."""
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
-"""The requests of one session may use this many bytes of memory, or this many times the largest request if that is more."""
+"""The requests of one session may use `LEAST_HELD` bytes of memory, or `LARGEST_HELD` times the largest allowed request
+if that is more."""
 CHARACTERS_A_TOKEN = 4
 
 
@@ -59,13 +60,14 @@ class SessionSampler(Protocol):
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
     ) -> Sampled:
-        """Sample one turn, also if endpoints fail meanwhile. Raises ContextExceeded, EndpointRefused, and errors that
-        end the session."""
+        """Sample one turn, even if an endpoint fails during the turn. Raises ContextExceeded, EndpointRefused, and
+        errors that end the session."""
         ...
 
 
 class GatewaySession:
-    """Accepts parallel calls. A fault that the callers did not cause ends the session and is kept in `failure`."""
+    """A session that accepts parallel calls. An error that the callers did not cause ends the session, and is kept in
+    `failure`."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class GatewaySession:
         self.refused: EndpointRefused | None = None
         """The endpoint's last refusal of a request."""
         self.exceeded: ContextExceeded | None = None
-        """The last error of a prompt that did not fit the context."""
+        """The last error about a prompt that did not fit into the context."""
         self.truncated = False
         """True: a limit of calls, of tokens or of the context was reached."""
         self.opened_at = int(time.time())
@@ -97,7 +99,7 @@ class GatewaySession:
         self._recorded = RecordedTurns(template)
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
-        """Overrides of the last call, and the sampling that resulted."""
+        """Overrides of the last call, and the sampling that resulted from them."""
         self._calls_begun = 0
         self._calls_in_progress = 0
         self._calls_admitted = 0
@@ -123,11 +125,12 @@ class GatewaySession:
         return self._calls_in_progress
 
     async def run_for_body(self, read: Callable[[], T], size: int) -> T:
-        """Parse a request of `size` bytes, in a thread if it would block others."""
+        """Call `read`, which parses a request of `size` bytes; use a thread if the request is long."""
         return await self._executor.run(read, size)
 
     async def run_serialized(self, read: Callable[[], T]) -> T:
-        """Call `read`, which reads segments, turns or breaks; return its result. Meanwhile no call changes them."""
+        """Call `read`, which reads segments, turns or breaks; return its result. No model call changes these while
+        `read` runs."""
         return await self._executor.run(read, CHARACTERS_A_TOKEN * self.tokens)
 
     def segments(self) -> list[Segment]:
@@ -152,9 +155,9 @@ class GatewaySession:
     # calls
 
     def check_limits(self, *, counts: bool = True) -> None:
-        """Check the limits before a request is read. Raises GatewayError if no call can be answered any more.
+        """Check the limits before a request is read. Raises GatewayError if the session cannot take a call now.
 
-        `counts`: the refusal marks the session as truncated.
+        `counts`: whether a limit of calls or tokens marks the session as truncated.
         """
         self.last_used = time.monotonic()
         self._check_open()
@@ -171,12 +174,13 @@ class GatewaySession:
             raise token_limit(self.config.max_tokens)
 
     def _check_open(self) -> None:
-        """Raise GatewayError once the session is closed: its reported trajectory must not change when a turn ends later."""
+        """Raise GatewayError if the session is closed. Its trajectory may have been reported, and must not change when
+        a turn ends later."""
         if self._closed:
             raise session_gone("this session is closed")
 
     def too_large(self) -> GatewayError:
-        """Return the error for a request longer than `config.max_body`."""
+        """Return the error for a request longer than `config.max_body`, and mark the session as truncated."""
         message = f"a request may have at most {self.config.max_body} bytes; more do not fit into the context"
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
@@ -242,7 +246,8 @@ class GatewaySession:
 
     @contextlib.contextmanager
     def _admit(self, wanted: SamplingOverrides) -> Iterator[Sampling]:
-        """Admit a call right before sampling. Nothing is awaited here, so parallel calls cannot exceed the limit together."""
+        """Admit a call right before sampling. There is no `await` between the check and the count, so parallel calls
+        cannot exceed the limit together."""
         self.check_limits()
         self._calls_in_progress, self._calls_admitted = self._calls_in_progress + 1, self._calls_admitted + 1
         try:
@@ -255,7 +260,7 @@ class GatewaySession:
             self.last_used = time.monotonic()
 
     async def _record(self, add: Callable[[], ChatResponse], sampled: Sampled) -> ChatResponse:
-        """Record a turn, unless the session has been closed meanwhile. Raises GatewayError."""
+        """Record a turn. Raises GatewayError if the session has been closed."""
 
         def add_while_open() -> ChatResponse:
             self._check_open()
@@ -265,7 +270,7 @@ class GatewaySession:
         return await self._executor.run(add_while_open, size, self._record_abandoned)
 
     def _record_abandoned(self, response: ChatResponse) -> None:
-        """Record a turn whose caller left while a thread processed it."""
+        """Count the call of a recorded turn whose caller left while a thread recorded the turn."""
         self._calls_admitted += 1
 
     def _parameters(self, wanted: SamplingOverrides) -> Sampling:
@@ -275,7 +280,7 @@ class GatewaySession:
         number, self._calls_begun = self._calls_begun, self._calls_begun + 1
         if sampling.seed is None or not self.config.fixed:
             return sampling
-        # each call has its own seed, which is the same in every attempt
+        # each call has its own seed; the seed is the same in every attempt of the rollout
         seed = zlib.crc32(f"{sampling.seed}/{self.config.sample_index}/{number}".encode())
         return evolve(sampling, seed=seed)
 
@@ -307,7 +312,7 @@ class GatewaySession:
     async def _sampling(
         self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText | None
     ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
-        """Run the call inside the block. If the block ends first, the call is cancelled."""
+        """Sample during the block. If the block ends first, the sampling is cancelled."""
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_ids(ids: Sequence[int]) -> None:
@@ -329,7 +334,7 @@ class GatewaySession:
             self._in_flight.discard(task)
 
     def _parser(self, request: ChatRequest) -> ToolCallParser | None:
-        """Make the parser before anything is sampled; None if there are no tools. Raises GatewayError."""
+        """Make the parser of tool calls; None if the request offers no tools. Raises GatewayError."""
         try:
             return parser_for(self._template, self.config.tool_parser, request.tools) if request.tools else None
         except TaskError as error:

@@ -15,12 +15,13 @@ class SessionConfig:
     model: str
     sampling: Sampling
     fixed: bool = True
-    """True: the session's sampling holds, whatever callers request."""
+    """True: the session's sampling is used, and callers may only shorten turns."""
     max_calls: int | None = None
     tool_parser: str | None = None
     sample_index: int = 0
     max_tokens: int = 4 << 20
-    """Greatest number of tokens of all segments together. As JSON they stay below the size limit of a result."""
+    """Greatest number of tokens of all segments together. As JSON, this many tokens stay below the size limit of a
+    result."""
     max_at_once: int | None = None
     """Greatest number of calls in flight."""
     context: int | None = None
@@ -28,7 +29,8 @@ class SessionConfig:
 
     @property
     def max_body(self) -> int:
-        """Greatest length of a request in bytes. A longer one cannot fit the context, however it is tokenised."""
+        """Greatest length of a request in bytes. A longer request cannot fit into the context, however it is
+        tokenised."""
         if self.context is None:
             return USUAL_BODY
         return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)

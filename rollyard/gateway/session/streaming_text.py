@@ -1,4 +1,5 @@
-"""Text of ids as they arrive. It never ends within a character, or with the beginning of a tool call."""
+"""Decodes ids to text as they arrive. The text sent so far never ends in the middle of a character, or with the
+beginning of a tool call."""
 
 from __future__ import annotations
 
@@ -7,18 +8,20 @@ from collections.abc import Callable, Sequence
 from rollyard.tokens.sampled_turn import REPLACEMENT
 
 MAX_HELD_IDS = 16
-"""Number of ids without a whole character after which their text is returned anyway."""
+"""After this many ids without a whole character, the text of these ids is returned anyway."""
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip
-"""Beginnings of calls in the families that have a parser. From such a mark on, no text is sent before the turn is complete."""
+"""Beginnings of tool calls in the model families that have a parser. Text from such a mark on is sent only when the
+turn is complete."""
 
 
 class Detokenizer:
-    """Decodes a window of the last ids, so that it makes no difference how a tokenizer treats the start of a text."""
+    """Decodes a window of the last ids. The window begins before the new ids, because tokenizers treat the start of a
+    text in special ways."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], before: Sequence[int] = ()) -> None:
-        """`before`: ids of whole characters that come before; their text is not returned."""
+        """`before`: earlier ids, which end with a whole character; their text is not returned."""
         self._decode = decode
         self._ids: list[int] = list(before)
         self._start = 0
@@ -48,7 +51,8 @@ class Detokenizer:
 
 
 class StreamingText:
-    """The part of a turn that may be sent so far. `stops`: strings that end a turn and are not part of it."""
+    """Finds the part of a turn's text that may be sent already. `stops`: strings that end a turn and are not part of
+    it."""
 
     def __init__(
         self,
@@ -60,7 +64,8 @@ class StreamingText:
         trim: bool,
         lead: Sequence[int] = (),
     ) -> None:
-        """`calls`: tool calls are possible. `trim`: strip space around the turn. `lead`: ids with which the turn began."""
+        """`calls`: tool calls are possible. `trim`: strip space around the turn. `lead`: ids of the turn's beginning,
+        if the caller gave a beginning."""
         self._detokenizer = Detokenizer(decode, lead)
         self._continued_text = bool(lead)
         self._stop_ids = frozenset(stop_ids)
