@@ -27,7 +27,7 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 COOKIE = "ROLLYARD_LOCAL_JOB"
-"""Environment variable that marks the job's processes, for the case that the step has died."""
+"""Environment variable by which the driver finds the job's processes if the step has died."""
 END_REASONS = {"FAILED": "NonZeroExitCode", "TIMEOUT": "TimeLimit", "NODE_FAIL": "NodeDown"}
 POLL_SECONDS = 1.0
 ENDING_POLL_SECONDS = 0.1
@@ -108,7 +108,7 @@ def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
     """Wait until the job has ended; return its state and exit code.
 
     A SIGTERM to this process cancels the job. In this case, and at the time limit, the leader gets TERM. As in Slurm
-    (cgroup.conf, SignalChildrenProcesses=no) the children of the leader do not, so that the leader can end them in its
+    (cgroup.conf, SignalChildrenProcesses=no) the leader's children get no TERM, so that the leader can end them in its
     own order. After `kill_wait` seconds all processes of the job get KILL.
     """
     deadline, kill_at = time.monotonic() + limit, math.inf
@@ -141,7 +141,7 @@ def reap(leader: int) -> int | None:
 
 
 def job_processes() -> list[int]:
-    """Return every living process below this process in the process tree, which are those of the job."""
+    """Return every living process of the job: the processes below this process in the process tree."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """Child process of the pyslurm driver: the only code that imports pyslurm.
 
-This module imports nothing of Rollyard and works with Python 3.9 or later. The reason: its interpreter may differ from
-the server's, and may have no Rollyard installed. Each line on stdin is a request: `{"id": 1, "call": "jobs", ...}`. Each
+This module imports nothing of Rollyard and works with Python 3.9 or later, because the child may run under another
+interpreter than the server, without Rollyard. Each line on stdin is a request: `{"id": 1, "call": "jobs", ...}`. Each
 line on the original stdout is an answer: `{"id": 1, "answer": ...}` or `{"id": 1, "error": "why"}`. Before any request
 the child writes an answer with the id 0: pyslurm's version, or the reason why pyslurm cannot be loaded. The process ends
 when its stdin ends.
@@ -78,7 +78,7 @@ def jobs(prefix: str) -> list[dict[str, Any]]:
     for job in pyslurm.Jobs.load().values():
         if job.user_id == me and text(job, "name").startswith(prefix):
             end = job.end_time
-            if job.time_limit is None and end and end > now:  # Slurm's value for no limit: in one year
+            if job.time_limit is None and end and end > now:  # without a limit Slurm reports an end in a year
                 end = None
             found += job_records(job, node=job.allocated_nodes, end=end)
     return found
@@ -98,7 +98,7 @@ def accounting(ids: list[int]) -> list[dict[str, Any]]:
 def job_records(job: Any, node: str | None, end: int | None) -> Iterator[dict[str, Any]]:
     """Yield the records of a job.
 
-    One record of pyslurm can stand for all waiting tasks of an array. It yields one record for each task.
+    One record of pyslurm can stand for all waiting tasks of an array. Such a record yields one record for each task.
     """
     facts = {
         "name": text(job, "name"),

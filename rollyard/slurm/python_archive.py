@@ -1,6 +1,6 @@
 """Rollyard's Python packages in one archive file. Each node unpacks the archive once.
 
-If hundreds of jobs import thousands of files from a network file system at the same time, its servers are busy for
+If hundreds of jobs import thousands of files from a network file system at the same time, the file servers are busy for
 minutes. The archive contains Rollyard, the installed plug-ins of the node agents, and the dependencies of both. It
 contains no packages of a model server.
 """

@@ -113,7 +113,7 @@ class Conversation:
         return answer
 
     def add_recalled(self, answer: SampledMessage) -> None:
-        """Append a turn of another conversation. Its ids are context here: they are not trained on.
+        """Append a turn of another conversation. The turn's ids are context here: they are not trained on.
 
         Call this before a turn is sampled in this conversation.
         """

@@ -1,4 +1,4 @@
-"""Finds the dialect of an endpoint. Servers that are not Rollyard's are probed, and again after ROUTE_TTL_SECONDS."""
+"""Finds the dialect of an endpoint. Servers that are not Rollyard's are probed every ROUTE_TTL_SECONDS."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from rollyard.tokens.streamed_response import OnProgress
 QUIET_SECONDS = 2.0
 """Seconds without new ids after which a request is quiet.
 
-Other processes may report a server as down that still answers this process. So a request with new ids is not ended.
+A server that other processes report as down may still answer this process. So a request with new ids is not ended.
 """
 
 

@@ -12,7 +12,7 @@ CHANNEL = "<|channel|>"
 ANALYSIS = CHANNEL + "analysis"
 MESSAGE = "<|message|>"
 NEXT_MESSAGE = "<|start|>assistant"
-"""Marker between thoughts and answer in Harmony, the form of gpt-oss, in which each is a message of its own."""
+"""Marker between thoughts and answer, which are separate messages in Harmony, the form of gpt-oss."""
 MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
 REPLACEMENT = "\ufffd"
 """Text to which an incomplete character is decoded."""

@@ -228,7 +228,7 @@ _SMALLEST: dict[str, DTypeLike] = {
     **{"token_ids": np.int32, "loss_mask": np.uint8, "logprobs": np.float32},
     **{name: np.uint8 for name in _ARRAYS if name.endswith("_json")},
 }
-"""Type of an array if it is empty; int64 for other arrays."""
+"""Array -> its type if it is empty. An array that is not listed is int64."""
 
 
 def encode(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | None = None) -> bytes:

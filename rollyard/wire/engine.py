@@ -30,7 +30,7 @@ class WeightsTarget(WireMessage):
     path: str | None = None
     """Folder of the weights, as a path on the engine's node. Null if `adapter` is set."""
     adapter: str | None = None
-    """Folder of a LoRA adapter for the weights of the pool's spec. Null if `path` is set."""
+    """Folder of a LoRA adapter for the weights of the pool's spec; null for whole weights."""
     checksum: str | None = None
     """Expected checksum of the folder. The engine refuses a folder with another checksum. Null: any content is accepted."""
     attempt: int = 1

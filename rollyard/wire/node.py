@@ -66,9 +66,10 @@ class Lease(LeaseRef):
 
     @field_serializer("agent", "sampling", "budgets")
     def _dump_without_defaults(self, given: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
-        """Leave out fields with default values. An older node agent refuses a lease with fields that it does not know.
+        """Leave out fields with default values.
 
-        So it refuses only a lease whose user has set a new field.
+        An older node agent refuses a lease with unknown fields. Without the defaults it gets a new field only if the user
+        has set this field.
         """
         return given.model_dump(mode="json", exclude_defaults=True)
 
@@ -142,11 +143,11 @@ class Welcome(WireMessage):
     protocol: int = PROTOCOL
     epoch: int
     lease_seconds: float
-    """Seconds after its last renewal when a lease ends. The node agent then stops the work of this lease."""
+    """Seconds from a lease's last renewal to its end. At the end the node agent stops the work of the lease."""
     sandbox: SandboxTemplate
     stages: Stages
     places: int = 0
-    """Number of such sandboxes that fit into the allocation.
+    """Number of sandboxes with this `sandbox` that fit into the allocation.
 
     A node agent takes `sandbox`, `stages` and `places` from its first welcome, and ignores them in later ones.
     """

@@ -1,1 +1,1 @@
-"""Driver that uses slurmrestd. It needs none of Slurm's commands, and it submits faster than they do."""
+"""Driver that uses slurmrestd. It needs none of Slurm's commands, and submits are faster than with `sbatch`."""

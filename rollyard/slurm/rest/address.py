@@ -67,7 +67,8 @@ class SlurmCredentials:
         return cls(env.get(TOKEN_VARIABLE) or None, Path(file) if file else None)
 
     def read(self) -> str | None:
-        """Return the current token; None without one. A Unix socket needs no token, because it identifies its callers.
+        """Return the current token; None if there is none. On a Unix socket no token is needed, because the socket
+        identifies its callers.
 
         Raises SlurmUnreachable if the file cannot be read or the token has expired.
         """
@@ -96,7 +97,7 @@ class SlurmCredentials:
 
     @staticmethod
     def user(token: str | None) -> str:
-        """Return the name in the token; without one, the user name of this process."""
+        """Return the user name in the token. If there is none, return the user name of this process."""
         found = claims(token) if token else {}
         name = found.get("sun") or found.get("username")
         return name if isinstance(name, str) else getpass.getuser()

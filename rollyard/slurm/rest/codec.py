@@ -1,4 +1,4 @@
-"""Reading and writing of slurmrestd's bodies, as far as all versions are alike. Pure.
+"""Reading and writing of slurmrestd's bodies: the parts that are the same in all versions. Pure.
 
 A malformed body raises KeyError, TypeError, ValueError or AttributeError. The driver turns these errors into
 SlurmUnreachable.

@@ -50,7 +50,7 @@ class QueueReader:
                     f"the process that reads slurmrestd's jobs has ended: {type(error).__name__}"
                 ) from None
             except asyncio.CancelledError:
-                await self.close()  # a new child: the old one may still send its answer to this call
+                await self.close()  # the next call must not read the answer to this call
                 raise
         if isinstance(found, Exception):
             raise found

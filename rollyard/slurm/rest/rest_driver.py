@@ -69,7 +69,7 @@ class RestDriver:
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
-        if last is None:  # this query did not ask for changes only
+        if last is None:  # only a query with `update_time` may get this answer
             raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
         return Snapshot(taken_at, last[1])
 
@@ -124,7 +124,7 @@ class RestDriver:
     async def _negotiate(self) -> RestVersions:
         """Return the versions to use; negotiate them if they are not known.
 
-        After a call that failed they are negotiated again, because slurmrestd may have been replaced by another release.
+        After a failed call the versions are negotiated again, because slurmrestd may have been replaced by another release.
         """
         if self._versions is None:
             body = await self._call("GET", "/openapi/v3")
@@ -184,7 +184,7 @@ class RestDriver:
 
 
 def umask() -> str:
-    """Return this process's umask. It is read from /proc, because `os.umask` cannot read without a change."""
+    """Return this process's umask. It is read from /proc, because `os.umask` also changes it, for all threads."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return found[1] if found else "0022"
 

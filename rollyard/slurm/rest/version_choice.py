@@ -50,7 +50,7 @@ def _served(paths: Iterable[str], pattern: str) -> set[int]:
 
 
 def _best(served: Iterable[int]) -> int | None:
-    """Return the newest tested version that is served. Without one, return the oldest served version after LAST_TRIED."""
+    """Return the newest tested version that is served. If there is none, return the oldest version after LAST_TRIED."""
     spoken = {v for v in served if v == OLDEST or v >= FIRST_OF_NOW}
     tried = {v for v in spoken if v <= LAST_TRIED}
     return max(tried) if tried else min(spoken, default=None)

@@ -1,4 +1,4 @@
-"""Rollouts and weights for `GRPOTrainer` and `AsyncGRPOTrainer` of TRL 1.9 or later, as docs/trl.md shows.
+"""Rollouts and weights for `GRPOTrainer` and `AsyncGRPOTrainer` of TRL 1.9 or later. docs/trl.md shows their use.
 
 `pip install rollyard[trl]` installs what this package needs.
 """

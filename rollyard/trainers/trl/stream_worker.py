@@ -31,7 +31,7 @@ class SampleQueue(queue.Queue[Any]):
     """Queue of samples for the trainer. It also records up to which group the trainer has taken all samples."""
 
     def __init__(self) -> None:
-        super().__init__()  # no limit, because the server delivers only some steps more than are acknowledged
+        super().__init__()  # no limit: the server delivers only some steps ahead of the acknowledged groups
         self.taken = 0
         """Number of the delivery up to which the trainer has taken all samples."""
         self._left: dict[int, int] = {}
