@@ -1,10 +1,10 @@
 """Times at which allocations are replaced, so that a successor is ready before the walltime ends. Pure.
 
-The successor of an allocation that ends at `end` has to be submitted by `end - lead`. `lead` includes the time that
-recent allocations of this pool took from submit to ready. At most `maxSurge` successors may exist beside the
-allocations that they replace. So if several allocations end at about the same time, they are renewed one after the
-other, and the first one early enough. A successor that is ready early serves beside the allocation that it replaces,
-until that one's retire time, or until another successor needs its place.
+An allocation ends at `end`. Its successor has to be submitted by `end - lead`. `lead` includes the time that recent
+allocations of this pool took from submit to ready. At most `maxSurge` successors may exist beside the allocations that
+they replace. So if several allocations end at about the same time, they are renewed one after the other, and the first
+renewal begins early enough for all. A successor that is ready early serves beside the old allocation until the old
+allocation's retire time, or until another successor needs the place.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rollyard.kinds.values.quantity import walltime_seconds
 
 BEFORE_EXPIRY_SECONDS = 900
 MARGIN_SECONDS = 10
-"""Seconds in addition to the budgets: an allocation stops taking work slightly before the budgets no longer fit."""
+"""Seconds added to a rollout's budgets. An allocation stops taking work a little before the budgets no longer fit."""
 STARTUP_GUESS_SECONDS = 30.0
-"""Start-up time before one was measured."""
+"""Start-up time until one has been measured."""
 STARTUP_SHARE = 0.25
 MAX_EARLY_SHARE = 0.5
-"""Greatest lead as a share of the walltime. After one long wait in the queue the lead may be long; without this limit
-an allocation would be renewed as soon as it runs."""
+"""Limits of the start-up time and of `before_expiry`, as shares of the walltime. After one long wait in the queue the
+measured start-up time is long. Without these limits an allocation would be renewed as soon as it runs."""
 MIN_LEFT_SECONDS = 20.0
-"""Seconds from the order to drain to the end of the job, in which it hands back its work."""
+"""Least seconds from the last new work to the end of the job, beyond the budgets. The job hands back its work in them."""
 
 
 def before_expiry(pool: Pool) -> float:
@@ -38,7 +38,7 @@ def before_expiry(pool: Pool) -> float:
 
 
 def startup_seconds(pool: Pool) -> float:
-    """Expected seconds from submit to ready: measured, else a guess."""
+    """Expected seconds from submit to ready: the measured time, or else a guess."""
     known = pool.status.startup_seconds
     longest = STARTUP_SHARE * walltime_seconds(pool.spec.allocation.time_limit)
     return min(STARTUP_GUESS_SECONDS if known is None else known, longest)
@@ -48,13 +48,13 @@ class RenewalTime(NamedTuple):
     """Times at which one allocation is replaced (Unix seconds)."""
 
     submit_at: float
-    """Time to submit its successor."""
+    """Time to submit the successor."""
     retire_at: float
-    """Time for the allocation to go if its successor is ready. It is earlier if another successor needs its place."""
+    """Time to end the allocation if its successor is ready. It is earlier if another successor needs the place."""
 
 
 def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
-    """Renewal times for ends in ascending order. Rounds are shortened so that no allocation is replaced before it runs."""
+    """Renewal times for ends in ascending order. Rounds are shortened so that an allocation runs before it is replaced."""
     before, start, surge = before_expiry(pool), startup_seconds(pool), pool.spec.renewal.max_surge
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)
@@ -64,8 +64,8 @@ def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
 def due_times(ends: Sequence[float], lead: float, round_seconds: float, surge: int) -> list[float]:
     """Times to submit the successor of each allocation, for ends in ascending order.
 
-    A successor uses one of `surge` places for `round_seconds`. So the i-th one must begin before the (i + surge)-th one
-    needs its place: due[i] = min(end[i] - lead, due[i + surge] - round_seconds).
+    A successor uses one of `surge` places for `round_seconds`. So the i-th successor must be submitted that long before
+    the (i + surge)-th one needs the place: due[i] = min(end[i] - lead, due[i + surge] - round_seconds).
     """
     due = [end - lead for end in ends]
     for i in range(len(due) - 1 - surge, -1, -1):
@@ -84,7 +84,8 @@ def learn_startup(
 ) -> tuple[float | None, float | None]:
     """Update the start-up time from new measurements: (ready at, seconds from submit to ready) of each allocation.
 
-    It rises at once and falls by half of the difference, because being early costs little and being late leaves a gap.
+    A longer time counts immediately; a shorter time counts by half of the difference. An early successor costs little,
+    but a late successor leaves a gap.
     """
     for ready_at, seconds in sorted(seen):
         if known_until is not None and ready_at <= known_until:

@@ -1,4 +1,4 @@
-"""Observer of RolloutPools: stages, queues, node agents."""
+"""Observer of RolloutPools: reads their queues, leases and node agents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RolloutPoolObserver:
         assert isinstance(pool, RolloutPool)
         queued = await self._rollouts.queued(pool.pool_key)
         in_flight = self._rollouts.leases.in_flight(*pool.pool_key)
-        # By leases, because after a restart of the server an allocation is busy before its node agent has reconnected.
+        # Leases and not connections: after a restart of the server an allocation is busy before its agent reconnects.
         loads = self._rollouts.leases.by_allocation()
         agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
         stages = {

@@ -1,4 +1,4 @@
-"""One Slurm snapshot for all readers. No other code queries the queue."""
+"""One Slurm snapshot for all readers in the server. No other part of the server queries the queue."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 1.0
 REST_RATIO = 4.0
-"""Pause after a slow query, as a multiple of its time."""
+"""Pause after a slow query, as a multiple of the query's duration."""
 SITE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
-"""Time limit of a query. The driver has shorter limits of its own, and its budget waits between attempts."""
+"""Time limit of a query, with all attempts of the driver and the waits of its call budget. Each attempt has less time."""
 SOON_POLL_SECONDS = 0.1
 OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
-"""A query slower than this, and by this factor slower than the one before, makes Slurm's state unknown until its answer."""
+"""Seconds, and multiple of the last query's duration. While a query takes longer than both, Slurm's state is unknown."""
 ACCOUNTING_SECONDS = 10.0
 """Seconds between two queries to accounting about the same missing jobs."""
 ACCOUNTING_POLL_SECONDS = 0.2
@@ -47,11 +47,12 @@ class QueueAccess:
     """Unix seconds of the first failure; None after a success."""
     why: str = ""
     is_doubted: bool = False
-    """Whether the last answer, if there was one, is not believed."""
+    """True: the last query gave an answer that is not believed."""
 
 
 class SnapshotFeed:
-    """The latest snapshot that is believed; None before the first one, and while Slurm cannot be read or is not believed."""
+    """Feed of snapshots. `latest` is the newest believed snapshot; None before the first one, and while Slurm is unreachable
+    or its answers are not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
         """`known_jobs`: jobs that are alive according to allocations and heartbeats."""
@@ -65,16 +66,17 @@ class SnapshotFeed:
         """Known jobs that the last query did not show, by id."""
         self.latest: Snapshot | None = None
         self.count = 0
-        """Number of complete snapshots so far, by which a reader distinguishes two of them."""
+        """Number of believed snapshots so far. By this number a reader notices a new snapshot."""
         self.unreachable_since: float | None = None
-        """Unix seconds of the first failure."""
+        """Unix seconds of the first failure; None after a success."""
         self.unreachable_why = ""
         self.is_doubted = False
-        """Whether the last answer, if there was one, is not believed."""
+        """True: the last query gave an answer that is not believed."""
         self.site: Site | None = None
         """Partitions and nodes, at most about a minute old; None until they have been read."""
         self.jobs_changed = Signal[set[str]]()
-        """Signal with the owners whose jobs changed. The set is empty when Slurm became unreachable or reachable."""
+        """Signal with the owners of changed jobs. An empty set stands for all owners: Slurm became reachable or
+        unreachable, or the reason for being unreachable changed."""
 
     @property
     def access(self) -> QueueAccess:
@@ -91,13 +93,13 @@ class SnapshotFeed:
             tasks.create_task(self._ask_accounting())
 
     def believed_gone(self, id: str) -> bool:
-        """Whether this job is missing, and nothing contradicts this any more."""
+        """Whether this job is missing, and is believed to be gone."""
         absence = self.missing.get(id)
         return absence is not None and judge_absence(absence, self._clock.time()) is AbsenceVerdict.BELIEVED
 
     @property
     def incomplete(self) -> bool:
-        """Whether jobs may exist that the latest snapshot does not show."""
+        """Whether the latest snapshot may lack jobs that exist."""
         return is_incomplete(self.missing.values(), self._clock.time())
 
     async def _poll(self) -> None:
@@ -115,7 +117,7 @@ class SnapshotFeed:
             await asyncio.sleep(SITE_SECONDS if self.site is not None else INTERVAL_SECONDS)
 
     async def _poll_queue(self) -> float:
-        """Query the queue; return the seconds that this took. 0 after a failure: the call budget delays further queries."""
+        """Query the queue; return the query's seconds. After a failure return 0, because the call budget delays queries."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 snapshot = await self._request_snapshot()
@@ -128,7 +130,7 @@ class SnapshotFeed:
         if why := self._why_doubted(snapshot):
             if self.is_doubted:
                 self._set_unreachable(why)
-            else:  # a controller that has just started also makes errors: it is queried again at once
+            else:  # a controller that has just started also makes errors, so query again soon
                 self.is_doubted = True
                 self._soon.set()
             return seconds
@@ -140,11 +142,11 @@ class SnapshotFeed:
         changed = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
         changed |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
         if changed or was_unknown:
-            self.jobs_changed.emit(set() if was_unknown else changed)  # vanished jobs are in neither
+            self.jobs_changed.emit(set() if was_unknown else changed)  # jobs may have vanished meanwhile: all
         return seconds
 
     async def _request_snapshot(self) -> Snapshot:
-        """Return the driver's answer. While a slow answer is awaited, Slurm's state counts as unknown."""
+        """Return the driver's answer. If the answer is slow, Slurm's state counts as unknown until it arrives."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
         try:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._last_seconds))
@@ -155,13 +157,13 @@ class SnapshotFeed:
             call.cancel()
 
     def _why_doubted(self, snapshot: Snapshot) -> str:
-        """Reason why the snapshot is not believed; empty if it is believed, except about single jobs."""
+        """Update `missing`. Return the reason why the snapshot is not believed; empty if it is believed for most jobs."""
         known, now = self._known_jobs(), self._clock.time()
         self.missing = absences(self.missing, known, snapshot)
         return why_doubted(known, self.missing, now)
 
     async def _ask_accounting(self) -> None:
-        """Query accounting about all missing jobs, in one call."""
+        """Query accounting about missing jobs, for ever. One call has all jobs that are due."""
         while True:
             await asyncio.sleep(ACCOUNTING_POLL_SECONDS)
             now = self._clock.time()

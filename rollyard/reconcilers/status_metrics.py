@@ -1,4 +1,4 @@
-"""Metrics of endpoints for a pool's status. They always change, so they are copied rarely, to write the status rarely."""
+"""Metrics of endpoints for a pool's status. The metrics always change, so they are copied rarely: each copy is a write."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class StatusMetrics:
     taken_at: float
     """Monotonic seconds."""
     endpoints: Mapping[str, EndpointMetrics]
-    """Metrics by endpoint id, where the load is known."""
+    """Endpoint id -> metrics, for endpoints whose load is known."""
     total: EndpointMetrics
     limits: Mapping[str, Admission]
-    """Limits by endpoint id, if there are any. A limit changes with each heartbeat, and its text has numbers."""
+    """Endpoint id -> limit of sessions, for endpoints with a limit. A limit and its text change with each heartbeat."""
 
 
 class StatusMetricsCache:
-    """Last copy for each pool.
+    """Last copy of the metrics for each pool.
 
-    A new copy is taken when the last one is old, and when an endpoint began or stopped reporting its load or having a
-    limit of sessions.
+    A new copy is taken if the last copy is old, or if its endpoints with a known load or with a limit of sessions are no
+    longer the same.
     """
 
     def __init__(self, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""All reconcilers together, with the table of changes: which change queues which keys.
+"""Builds all reconcilers. A table says which keys are queued for a reconcile after which change.
 
 The functions below the table map a change to keys, as in controller-runtime: the changed object itself (For), its owner
 (Owns), and other objects that depend on it (Watches).
@@ -39,15 +39,15 @@ from rollyard.slurm.base import Driver
 
 T = TypeVar("T", bound=KindObject)
 ChangedKeys = Callable[[T | None, T | None], Iterable[ObjectKey]]
-"""Function from a change (before, after) to the keys to reconcile. Before its creation and after its end an object is None."""
+"""Function (old, new) -> keys to reconcile after a change. `old` is None for a created object, `new` for a deleted one."""
 
 
 @dataclass(frozen=True)
 class Reconcilers:
     manager: Manager
-    """Manager to `run`; `add` queues a key."""
+    """Manager of all reconcilers. `run` runs them; `add` queues a key."""
     feed: SnapshotFeed
-    """Slurm's state for all reconcilers; the manager runs it."""
+    """Slurm's state for all reconcilers. The manager runs this feed."""
 
 
 def build_reconcilers(
@@ -60,7 +60,10 @@ def build_reconcilers(
     outside_demand: Callable[[PoolKey], int],
     clock: Clock,
 ) -> Reconcilers:
-    """Make the reconcilers of all kinds. `outside_demand`: external agents' sessions in an InferencePool, open or requested."""
+    """Make the reconcilers of all kinds.
+
+    `outside_demand`: returns the number of open and requested sessions of external agents in an InferencePool.
+    """
     recorder, expectations = EventRecorder(store, clock), Expectations(clock)
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
@@ -105,10 +108,10 @@ def build_reconcilers(
             for pool in (*inference_pools.list(), *rollout_pools.list()):
                 manager.add(pool.key)
 
-    # a change of                 is taken note of by
+    # a change of                 is recorded by
     allocations.subscribe(partial(_meet_expectations, expectations))
     inference_pools.subscribe(partial(_follow_weights, endpoints))
-    # a change of                 has these reconciled
+    # a change of                 queues these keys
     reconcile(allocations,        allocation_itself, owning_pool)  # fmt: skip
     reconcile(inference_pools,    pool_itself, partial(rollout_pools_that_may_use, rollout_pools))  # fmt: skip
     reconcile(rollout_pools,      pool_itself, inference_pools_it_uses)  # fmt: skip
@@ -128,7 +131,7 @@ def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[Obje
 
 
 def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
-    """The pool whose spec or metadata changed, but not if only its reconciler has written its status."""
+    """Key of the changed pool; no key if only a status changed that the pool's reconciler writes."""
     return (_seen(old, new).key,) if _declared_part(old) != _declared_part(new) else ()
 
 
@@ -139,7 +142,7 @@ def rollout_pools_that_may_use(
 
 
 def inference_pools_it_uses(old: RolloutPool | None, new: RolloutPool | None) -> Iterable[ObjectKey]:
-    """InferencePools that a changed RolloutPool uses, because its queue is demand on them."""
+    """InferencePools that a changed RolloutPool uses. The RolloutPool's queue is demand on these pools."""
     if not _matters_to_others(old, new):
         return ()
     pool = _seen(old, new)
@@ -181,7 +184,7 @@ def _matters_to_others(old: Pool | None, new: Pool | None) -> bool:
 
 
 def _declared_part(pool: Pool | None) -> tuple[object, ...] | None:
-    """The part of a pool that its controller does not write."""
+    """The part of a pool whose change needs a reconcile: what users write, finalizers, and a requested weights update."""
     if pool is None:
         return None
     meta = pool.metadata

@@ -1,4 +1,4 @@
-"""`python -m rollyard.sandbox_agent`: serves the Unix socket that is its standard input, until the socket is closed."""
+"""`python -m rollyard.sandbox_agent`: serves the Unix socket on standard input, until the socket is closed."""
 
 from __future__ import annotations
 

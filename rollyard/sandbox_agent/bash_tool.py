@@ -1,13 +1,13 @@
 """A resident bash on a pseudo-terminal. Its directory, variables and background jobs last from call to call.
 
-How a command is passed in and its end detected, and which trap each choice avoids:
+How a command is passed to bash, how its end is detected, and which trap each choice avoids:
 
-- The command goes through a file in memory that bash sources. If typed, it would be cut at 4,095 characters, and an open
-  quote or a heredoc would swallow whatever is typed next. A file in memory works on a full disk too.
-- It is sourced with /dev/null as standard input, so a program that reads gets an end of file instead of the next line.
-- The end is a sentinel that bash prints before its next prompt, with the exit status. The sentinel goes to /dev/tty, so
-  that `exec >file` cannot redirect it. `set -x` does not show the command that prints it: its stderr goes to /dev/null.
-- Job control stays on. So every command has a process group of its own, which can be stopped while bash lives on.
+- Bash sources the command from a file in memory. A typed command would be cut at 4,095 characters, and an open quote or
+  heredoc would swallow the next typed line. A file in memory works on a full disk too.
+- Standard input of the command is /dev/null. So a program that reads gets an end of file instead of the next line.
+- Before its next prompt bash prints a sentinel with the exit status. The sentinel goes to /dev/tty, so that `exec >file`
+  cannot redirect it. The printing command's stderr goes to /dev/null, so that `set -x` does not show this command.
+- Job control stays on, so every command has a process group of its own. The group can be stopped without bash.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SCRIPT_FD = 99
 _LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
 _CHUNK = 1 << 16
 _SENTINEL_ROOM = 64
-"""Greatest length of a sentinel. Output that may be the beginning of one, at most this many bytes, is held back."""
+"""Greatest length of a sentinel. At most this many last bytes are kept back while they may begin a sentinel."""
 _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
 @dataclass(frozen=True)
 class CommandFinished:
-    """The result of one command. `exit_code` is None if it did not end by itself."""
+    """The result of one command. `exit_code` is None if the command did not end by itself."""
 
     output: bytes
     exit_code: int | None = None
@@ -56,7 +56,7 @@ class ShellEnded(Exception):
 
 
 class BashTool:
-    """One bash. Only one thread calls `run`; another thread may set `wake` to stop the running command."""
+    """One bash. Only one thread may call `run`. Another thread may set `wake` to stop the running command."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self.wake = WakeFlag()
@@ -89,7 +89,7 @@ class BashTool:
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
     def drain(self) -> None:
-        """Read background jobs' output between calls: unread, it would block them. The next call's output includes it."""
+        """Read the output of background jobs between calls; unread output would block the jobs. The next call returns it."""
         if self._terminal is None:
             return
         try:
@@ -102,12 +102,12 @@ class BashTool:
         return self._terminal.fd if self._terminal else None
 
     def _stop_command(self) -> None:
-        """End the running command and keep bash if possible. Raises ShellEnded if it is not possible."""
+        """End the running command, and keep bash. Raises ShellEnded if the command does not end."""
         assert self._terminal is not None
         for signal_number, seconds in ((signal.SIGINT, INTERRUPT_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
-                # Repeated, because a script may start its next command after the stopped one.
+                # The signal is repeated, because a script may start another command after the stopped one.
                 self._terminal.signal_foreground(signal_number)
                 step = min(deadline, time.monotonic() + 0.25)
                 if self._terminal.until_prompt(self._capture, step, None) is not None:
@@ -128,8 +128,8 @@ class BashTool:
 
 
 def _no_translation() -> None:
-    """Turn off the translation of line ends. Do it before bash starts, because bash restores the terminal modes of its
-    start when a job is killed."""
+    """Turn off the translation of line ends, before bash starts. When a job is killed, bash restores the terminal modes
+    that it found when it started."""
     mode = termios.tcgetattr(0)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(0, termios.TCSANOW, mode)
@@ -181,7 +181,10 @@ class _Terminal:
             os.write(self.fd, _LINE)
 
     def until_prompt(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> int | None:
-        """Feed `capture` until bash is ready; return its `$?`, or None at the deadline or after `wake`. Raises ShellEnded."""
+        """Feed `capture` until the next prompt; return the exit status, or None at the deadline or after `wake`.
+
+        Raises ShellEnded.
+        """
         watched = [self.fd, self._child.exited, *([wake.fileno()] if wake else [])]
         while True:
             ready = readable(watched, deadline)
@@ -205,7 +208,7 @@ class _Terminal:
         try:
             chunk = os.read(self.fd, _CHUNK)
         except OSError:
-            raise ShellEnded from None  # EIO: no process has the other side open any more
+            raise ShellEnded from None  # EIO: all processes have closed the other side
         if not chunk:
             raise ShellEnded
         return chunk
@@ -223,7 +226,7 @@ class _Terminal:
         return None
 
     def signal_foreground(self, signal_number: int) -> None:
-        """Signal the command in the foreground. Bash itself never gets any signal but an interrupt."""
+        """Signal the command in the foreground. Bash itself gets only SIGINT."""
         with contextlib.suppress(OSError):
             group = os.tcgetpgrp(self.fd)
             if group > 0 and (group != self._child.pid or signal_number == signal.SIGINT):
@@ -233,13 +236,13 @@ class _Terminal:
         """Kill all remaining processes of this shell; return bash's exit code if it ended by itself."""
         self._wait(0.2)
         status = self._child.status
-        # Stopped before they are killed: otherwise a fork bomb starts processes faster than they are killed.
+        # Stop the processes before killing them: a running fork bomb starts processes faster than they are killed.
         deadline = time.monotonic() + KILL_SECONDS
         while kill_family(self._child.pid, signal.SIGSTOP) and time.monotonic() < deadline:
             kill_family(self._child.pid, signal.SIGKILL)
         self._wait(KILL_SECONDS)
         self._process.fileobj.close()
-        self._process.closed = True  # otherwise its destructor waits for a process that only `ChildProcesses` may reap
+        self._process.closed = True  # an open one's destructor would wait, but only `ChildProcesses` may
         self._child.close()
         return status
 

@@ -1,7 +1,7 @@
-"""The processes that the sandbox agent started, and those that it inherits.
+"""Child processes of the sandbox agent: processes that the agent started, and orphans that it inherits.
 
-The sandbox agent is process 1 of its sandbox. Orphaned processes of the task become its children and must be reaped, or
-zombies use up the sandbox's process limit. So one thread reaps all children; no other code ever waits for a process.
+The sandbox agent is process 1 of its sandbox, so orphaned processes of the task become its children. They must be
+reaped, because zombies use up the sandbox's process limit. One thread reaps all children; no other code waits for them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ChildProcess:
-    """A process of the sandbox agent. At its end the file descriptor `exited` becomes readable and `status` is set."""
+    """A process that the agent started. At its end the file descriptor `exited` becomes readable and `status` is set."""
 
     pid: int
     exited: int = field(default_factory=lambda: os.eventfd(0))
     status: int | None = None
-    """Exit code as `subprocess` counts it, negative for a signal."""
+    """Exit code as in `subprocess`: negative for a signal."""
 
     def close(self) -> None:
         os.close(self.exited)
@@ -33,7 +33,7 @@ class ChildProcesses:
         threading.Thread(target=self._reap, name="reaper", daemon=True).start()
 
     def start(self, spawn: Callable[[], int]) -> ChildProcess:
-        """Start a process by `spawn` and register it before its end can be reaped."""
+        """Start a process by calling `spawn`, and register the process before it can be reaped."""
         with self._lock:
             child = ChildProcess(spawn())
             self._known[child.pid] = child
@@ -56,7 +56,7 @@ class ChildProcesses:
 
 
 def kill_family(leader: int, signal_number: int) -> bool:
-    """Signal every process of the process-session that `leader` began; return True if there was one."""
+    """Signal every live process in the session (setsid) of `leader`; return True if there was any."""
     found = False
     for entry in os.listdir("/proc"):
         if not entry.isdigit():

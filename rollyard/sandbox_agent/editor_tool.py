@@ -1,7 +1,7 @@
 """The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
 
-For wrong arguments and unreadable files the model gets a message with a remedy; no call raises. An edit keeps line
-ends, and bytes that are not UTF-8.
+If arguments are wrong or a file cannot be read, a call does not raise: it returns a message for the model. An edit keeps
+line ends, and bytes that are not UTF-8.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EditError(Exception):
 
 
 def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Run one call; return the answer, and whether the edit was made."""
+    """Run one call; return the answer, and whether the call succeeded."""
     try:
         if command not in _COMMANDS:
             raise EditError(f"there is no command {command!r}; the commands are: {', '.join(_COMMANDS)}")
@@ -73,7 +73,7 @@ def _range(wanted: list[int], count: int) -> tuple[int, int]:
 
 
 def _listing(path: str) -> str:
-    """List the folder's files down to two levels, without hidden ones."""
+    """List the files and folders down to two levels, without hidden ones."""
     found: list[str] = []
     base = path.rstrip("/") or "/"
     for folder, folders, files in os.walk(base):

@@ -1,6 +1,6 @@
 """Frames on a Unix socket: two lengths (4 bytes each, big-endian), a JSON header, then a body of raw bytes.
 
-Output of commands and contents of files are bodies, so bytes need no escaping.
+Output of commands and contents of files are sent as bodies, so their bytes need no escaping.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 Header = dict[str, Any]
 PROTOCOL = 2
-"""Version in the hello message. It is increased when one side could misread a frame of the other."""
+"""Version in the hello message. A change of the frames increases it if an old peer could misread new frames."""
 
 LENGTHS = struct.Struct("!II")
 

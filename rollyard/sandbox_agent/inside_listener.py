@@ -1,7 +1,7 @@
-"""A socket that listens on the sandbox's own loopback; its owner accepts the connections outside.
+"""A socket that listens on the sandbox's own loopback. The owner of the sandbox accepts the connections, outside of it.
 
-A sandbox has its own network without any other host. Its listening socket is passed out through a Unix socket. So the
-owner can answer requests of programs inside to 127.0.0.1, and these programs reach nothing else.
+A sandbox has its own network without any other host. The listening socket is passed to the owner through a Unix socket.
+So programs in the sandbox reach the owner at 127.0.0.1, and reach nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ BACKLOG = 1024
 
 
 def receive_gate(stdin: socket.socket) -> socket.socket:
-    """Receive the Unix socket for passing sockets. The owner sends it with its first byte."""
+    """Receive the gate: the Unix socket through which sockets are passed. The owner sends the gate with its first byte."""
     _, fds, _, _ = socket.recv_fds(stdin, 1, 1)
     if not fds:
         raise EOFError("the owner was gone before it began")

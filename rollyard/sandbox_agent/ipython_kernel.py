@@ -1,8 +1,8 @@
 """The Python process behind the `ipython` tool: one IPython shell that runs cells on request.
 
 The messages have the forms of the Jupyter protocol (execute_request in; execute_result, error, execute_reply out). Each
-is one frame on an inherited socket. There is no `stream` message: standard output and standard error are one pipe to
-the sandbox agent, at the level of file descriptors. So output of subprocesses and C libraries is included, in order.
+message is one frame on an inherited socket. There is no `stream` message: the file descriptors of standard output and
+standard error are one pipe to the sandbox agent. So output of subprocesses and C libraries is included, in order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = "5.4"
 
 
 def message(kind: str, content: Header, parent: Header, number: int) -> Header:
-    """Build a Jupyter message. `parent` is the header of the message that it answers."""
+    """Build a Jupyter message. `parent`: header of the message that the new one answers."""
     header = {
         "msg_id": f"{os.getpid()}_{number}",
         "msg_type": kind,
@@ -40,7 +40,7 @@ def message(kind: str, content: Header, parent: Header, number: int) -> Header:
 
 
 class _Value(DisplayHook):  # type: ignore[misc]
-    """Keeps the text of a cell's value; IPython would print it after an `Out[n]:`."""
+    """Keeps the text of a cell's value. Without this class, IPython would print the text after `Out[n]:`."""
 
     def write_output_prompt(self) -> None:
         pass
@@ -58,7 +58,7 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
     error: Header | None = None
     exiting = False
 
-    # Directly to our file descriptors: IPython's other variant starts its own terminal and copies output late.
+    # `system_raw` writes directly to our file descriptors. `system_piped` starts its own terminal and copies output late.
     system = InteractiveShell.system_raw
 
     def ask_exit(self) -> None:
@@ -89,7 +89,7 @@ class IPythonKernel:
             request, _ = frame
             self._execute(request["content"]["code"])
             if os.getpid() != self._pid:
-                os._exit(0)  # a copy of this process that a cell forked must not answer again
+                os._exit(0)  # a fork of this process, made by the cell, must not answer too
             self._reply(request["header"])
             if self._shell.exiting:
                 return
@@ -127,9 +127,9 @@ class IPythonKernel:
 def main() -> None:
     os.chdir(sys.argv[1])
     sys.argv = [""]
-    sys.path.insert(0, "")  # so that files which the task wrote there can be imported
-    # The loader of the bundle starts this interpreter; subprocesses of a cell need a program that they can start
-    # directly.
+    sys.path.insert(0, "")  # so that modules in the working directory can be imported
+    # The bundle's loader has started this interpreter, so a subprocess cannot start it directly. The wrapper can be
+    # started directly.
     wrapper = "/opt/rollyard/fallback/python3"
     if os.path.exists(wrapper):
         sys.executable = wrapper

@@ -1,6 +1,6 @@
-"""The sandbox agent's end of the `ipython` tool. It starts the kernel process, runs cells in it, stops and replaces it.
+"""The sandbox agent's side of the `ipython` tool. It starts and ends the kernel process, and runs cells in it.
 
-The kernel is a separate process, so that `os._exit`, a crash, or a cell that ignores interrupts ends only this process.
+The kernel is a separate process, so that `os._exit`, a crash, or a cell that ignores interrupts ends only the kernel.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KernelEnded(Exception):
 
 
 class IPythonTool:
-    """One IPython. Only one thread calls `run`; another thread may set `wake` to stop the running cell."""
+    """One IPython. Only one thread may call `run`. Another thread may set `wake` to stop the running cell."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self.wake = WakeFlag()
@@ -78,7 +78,7 @@ class IPythonTool:
         return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
 
     def drain(self) -> None:
-        """Read the output of threads and subprocesses between cells; otherwise it would block them."""
+        """Read the output of threads and subprocesses between cells; unread output would block them."""
         if self._kernel is None:
             return
         try:
@@ -91,11 +91,11 @@ class IPythonTool:
         return self._kernel.printed if self._kernel else None
 
     def _interrupt(self, cell: _Cell) -> None:
-        """Stop the running cell. Raises KernelEnded if only the end of the process stops it."""
+        """Interrupt the running cell. Raises KernelEnded if the cell does not stop, so that the kernel must be killed."""
         assert self._kernel is not None
         deadline = time.monotonic() + INTERRUPT_SECONDS
         while time.monotonic() < deadline:
-            # Repeated, because `os.system` in a loop swallows one interrupt each.
+            # The interrupt is repeated, because in a loop each `os.system` swallows one.
             self._kernel.interrupt()
             step = min(deadline, time.monotonic() + INTERRUPT_AGAIN_SECONDS)
             if self._kernel.until_reply(cell, self._capture, step, None):
@@ -117,7 +117,7 @@ class _Cell:
         self._text = ""
 
     def add(self, kind: str, content: Header) -> bool:
-        """Add one message; return True if it is the last."""
+        """Add one message; return True if it is the last message of the cell."""
         if kind == "execute_result":
             self._text = content["data"]["text/plain"]
         elif kind == "error":
@@ -136,7 +136,7 @@ class _Cell:
 
 
 class _Kernel:
-    """The running process: its socket, and the pipe to which it prints."""
+    """The kernel process, with its socket and the pipe to which it prints."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         ours, its = socket.socketpair()
@@ -194,7 +194,7 @@ class _Kernel:
         while True:
             ready = readable(watched, deadline)
             if self.printed in ready and not self._read_printed(capture):
-                watched.remove(self.printed)  # the cell itself closed it, so the rest of the output is lost
+                watched.remove(self.printed)  # the cell has closed the pipe, so later output is lost
             if self._stream.fileno() in ready:
                 frame = self._receive()
                 if frame is None:
@@ -212,7 +212,7 @@ class _Kernel:
 
     def _read_printed(self, capture: OutputCapture) -> bool:
         """Read the pipe's present content; return False if no process can write to it any more."""
-        for _ in range(64):  # bounded, because a thread of the task may print faster than this reads
+        for _ in range(64):  # bounded, because a thread of the task may print faster than this loop reads
             try:
                 chunk = os.read(self.printed, _CHUNK)
             except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Output in bounded memory: of any tool's output it keeps the beginning and the end."""
+"""Output of a tool in bounded memory: only its beginning and its end are kept."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class OutputCapture:
             self._head += chunk[:room]
             chunk = chunk[room:]
         self._tail += chunk
-        # Trimmed only at twice the length, so that each byte is moved at most once.
+        # The tail is trimmed only at twice its length, so that each byte is moved at most once.
         if len(self._tail) > 2 * self._half:
             self._trim()
 
     def pop(self) -> bytes:
-        """Return everything kept, with a line at the place where bytes were left out; empty the capture."""
+        """Empty the capture, and return what it kept. A line marks the place where bytes were left out."""
         self._trim()
         gap = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""
         output = bytes(self._head) + gap + bytes(self._tail)

@@ -1,7 +1,7 @@
-"""Starts a program from the bundle: the interpreter and programs that the node agent mounts into each sandbox.
+"""Command lines of programs from the bundle: an interpreter and programs that the node agent mounts into each sandbox.
 
-Inside a sandbox they run with the bundle's own dynamic loader and libraries, so that the image's C library may be
-older, newer or absent. Elsewhere (in tests) they start directly.
+Inside a sandbox these programs run with the bundle's own dynamic loader and libraries, so that the image's C library may
+be older, newer or absent. Outside of a sandbox (in tests) they start directly.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The sandbox agent's main thread. It sends hello, gets its settings, passes each call to its tool's thread, and ends
-with its owner.
+"""The sandbox agent's main thread. It sends hello, receives the settings, and passes each call to the tool's thread.
 
-Its standard input is a Unix socket without a name, made by the owner. No other process can find the socket, and it
-leaves no trace. Its end of file means that the owner has died, for whatever reason.
+Standard input is an unnamed Unix socket that the owner of the sandbox made. No other process can find the socket, and no
+file remains of it. At the end of file the owner is gone, for whatever reason, and the agent ends too.
 """
 
 from __future__ import annotations
@@ -111,7 +110,7 @@ def _write(header: Header, body: bytes) -> Reply:
 
 
 def _refused(error: OSError) -> Reply:
-    """Reply with the error itself. If a file is not as the owner expects, the task has caused this, and it is no fault."""
+    """Reply with the error instead of raising it. The task may have changed the file, so the error is no fault of ours."""
     return {"errno": error.errno, "error": error.strerror}, b""
 
 
@@ -128,12 +127,13 @@ def main() -> None:
         frame = stream.receive()
         if frame is not None:
             AgentServer(stream, gate, Settings.of_message(frame[0])).serve()
-    # At once: the sandbox agent is process 1 of the sandbox, so this ends every other process too.
+    # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so its exit ends all other processes too.
     os._exit(0)
 
 
 def _restore_signals() -> None:
-    """Restore signals. A job in the background of a script inherits an ignored SIGINT, which no child shell could ever undo."""
+    """Restore the default handling of signals. A background job of a script inherits an ignored SIGINT, and a shell that
+    was started with an ignored signal cannot restore it."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
@@ -149,5 +149,5 @@ def _take_stdin() -> socket.socket:
 
 
 def _forbid_tracing() -> None:
-    """Protect this process from the task, which has the same uid: no tracing, no access to its memory or its socket."""
+    """Forbid the task to trace this process or to open its memory and its socket. Both have the same uid."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

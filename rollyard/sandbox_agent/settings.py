@@ -1,4 +1,4 @@
-"""The settings that the owner sends once, before the first call. They also confine the tools' processes."""
+"""Settings that the owner sends once, before the first call: environment and limits of the tools' processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 FALLBACK = "/opt/rollyard/fallback"
-"""Last folder on PATH: a `python3` for images that have none."""
+"""Last folder on PATH, with a `python3` for images that have none."""
 
 _DEFAULTS = {
     "HOME": HOME,
@@ -20,7 +20,7 @@ _DEFAULTS = {
     "USER": "agent",
     "LOGNAME": "agent",
 }
-# There is a terminal but no user: no pagers, no editors, no colours, no questions.
+# Programs see a terminal, but there is no user. These variables turn off pagers, colours and questions.
 _NON_INTERACTIVE = {
     "TERM": "dumb",
     "NO_COLOR": "1",
@@ -31,7 +31,7 @@ _NON_INTERACTIVE = {
     "DEBIAN_FRONTEND": "noninteractive",
 }
 _RUNTIMES = ("APPTAINER", "SINGULARITY")
-# LC_CTYPE: our own Python sets it if it finds no locale.
+# LC_CTYPE: our own Python sets this variable if it finds no locale.
 _HOST_VARIABLES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
 
 
@@ -58,9 +58,9 @@ class Settings:
         )
 
     def confine(self, pid: int) -> None:
-        """Set the limits on a process before it runs anything of the task. Its children inherit them.
+        """Set the limits of a process before it runs code of the task. Child processes inherit the limits.
 
-        The sandbox agent itself has no limits, so that it can still act when the task has used up everything.
+        The sandbox agent itself has no limits, so that it can still act when the task has reached its limits.
         """
         for kind, value in (
             (resource.RLIMIT_AS, self.memory_bytes),
@@ -76,10 +76,13 @@ class Settings:
 
 
 def environment(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of commands: the image's own without variables of the runtime and of ours, then the task's."""
+    """Return the environment of commands: defaults, then `image`, then settings without interaction, then `extra`.
+
+    Variables of Apptainer and of the host are left out of `image`.
+    """
     kept = {k: v for k, v in image.items() if k not in _HOST_VARIABLES and not k.startswith(_RUNTIMES)}
     if kept.get("LANG") == "C":
-        del kept["LANG"]  # Apptainer sets it if the image does not
+        del kept["LANG"]  # Apptainer sets LANG=C if the image sets none
     merged = _DEFAULTS | kept | _NON_INTERACTIVE | dict(extra)
     merged["PATH"] += f":{FALLBACK}"
     return merged

@@ -1,4 +1,4 @@
-"""One tool's thread. It runs the tool's calls one after the other, and reads output of its processes between them."""
+"""The thread of one tool. It runs the tool's calls one after the other. Between calls it reads output of processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 
 class InteractiveTool(Protocol):
-    """A tool with processes of its own, as its thread uses it."""
+    """Interface of a tool that has processes of its own."""
 
     wake: WakeFlag
     """Flag that stops the running call."""
@@ -24,7 +24,7 @@ class InteractiveTool(Protocol):
         """File descriptor that becomes readable when a process of the tool prints between calls."""
 
     def drain(self) -> None:
-        """Read that output."""
+        """Read the output that was printed between calls."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ToolThread(threading.Thread):
         self._arrived.set()
 
     def cancel(self, call_id: int) -> None:
-        """Remove a waiting call, or stop the running one. An unknown id belongs to a call that has ended."""
+        """Remove a waiting call, or stop the running one. An unknown id is ignored: its call has ended."""
         with self._lock:
             waiting = [call for call in self._queue if call.id != call_id]
             self._queue = collections.deque(waiting)
@@ -83,7 +83,7 @@ class ToolThread(threading.Thread):
         started = time.monotonic()
         try:
             header, body = call.run(call.header, call.body)
-        except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the owner has to hear of it
+        except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the owner gets the error
             traceback.print_exc()
             header, body = {"fault": f"{type(error).__name__}: {error}"}, b""
         self._stream.send({"id": call.id, "seconds": time.monotonic() - started, **header}, body)

@@ -1,4 +1,4 @@
-"""Reads and writes whole files for the owner of the sandbox, with limits that the task cannot get around."""
+"""Reads and writes whole files for the owner of the sandbox. A task's trap, such as a named pipe, cannot block them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 
 
 def read_file(path: str, limit: int) -> bytes:
-    """Read a regular file. Raises OSError (EFBIG) if it is longer than `limit` bytes."""
+    """Read a regular file. Raises OSError, with EFBIG if the file is longer than `limit` bytes."""
     # Non-blocking, because opening a named pipe that the task made would block for ever.
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -26,7 +26,7 @@ def read_file(path: str, limit: int) -> bytes:
 
 
 def write_file(path: str, data: bytes, mode: int) -> None:
-    """Create or replace a file and the folders above it."""
+    """Create or replace a file. Missing folders above it are created."""
     os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     with open(fd, "wb") as file:

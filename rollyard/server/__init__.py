@@ -1,1 +1,1 @@
-"""`rollyard serve`: the process that has the pools and the rollouts. `main` starts it, `wiring` joins its parts."""
+"""`rollyard serve`: the process that manages pools and rollouts. `main` starts the server; `wiring` connects its parts."""

@@ -1,4 +1,4 @@
-"""Name or address under which others reach this machine."""
+"""Name or address at which other machines reach this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANY = ("0.0.0.0", "::", "*")
 def advertised(address_or_interface: str | None, listen: str) -> str:
     """Return `address_or_interface`; for an interface such as ib0, return the interface's address on this machine.
 
-    If it is None: the address listened on, or this machine's own name if that is all addresses. Raises BadRequest.
+    For None, return the address in `listen`, or this machine's name if `listen` means all addresses. Raises BadRequest.
     """
     if address_or_interface is None:
         return listen if listen not in ANY else os.uname().nodename

@@ -1,7 +1,7 @@
-"""The server: opened, running, closed. `wiring` joins its parts.
+"""Start, run and stop of the server. `wiring` connects its parts.
 
-Only the store must survive. A start is a recovery: open the store, take the folder's lock and the next epoch, adopt
-running jobs, and only then publish the address.
+Only the store must survive a crash. Every start is a recovery: it opens the store with the folder's lock and the next
+epoch, restores the leases of running rollouts, and only then publishes the address.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class ServeOptions:
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Returns 3 if a newer server took over."""
+    """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Return the exit status, 3 if superseded."""
     set_up_logging()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads would only add costs
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it warns about missing PyTorch
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one at a time, so threads only add costs
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no warning about missing PyTorch
     os.umask(0o077)
     try:
         asyncio.run(_serve(options))
@@ -108,7 +108,7 @@ async def _serve(options: ServeOptions) -> None:
 
 
 class RollyardServer:
-    """All parts while they run. The exit stack closes them in the reverse order."""
+    """All parts of the running server. The exit stack closes the parts in reverse order."""
 
     def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: ServeOptions) -> None:
         self.store, self.driver, self.data, self.options = store, driver, data, options
@@ -116,7 +116,7 @@ class RollyardServer:
 
     @classmethod
     async def start(cls, options: ServeOptions, stack: contextlib.AsyncExitStack) -> RollyardServer:
-        """Open, recover, listen, and only then publish the address."""
+        """Open the store, recover, listen, and only then publish the address."""
         host, port = _address(options.listen)
         data = options.data.resolve()
         last = read_endpoint(data / "endpoint.json")
@@ -189,7 +189,7 @@ class RollyardServer:
 
 
 def _link_newest(kubeconfig: Path) -> None:
-    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI. A home that cannot be written is no error."""
+    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI. If home cannot be written, nothing happens."""
     link = Path.home() / ".rollyard" / "config"
     with contextlib.suppress(OSError):
         link.parent.mkdir(mode=0o700, exist_ok=True)

@@ -14,7 +14,7 @@
       |  +-- Ticked, Ack.      Expired     deadline_seconds have passed
       +----------------------> Cancelled   on request, or because the pool is gone
 
-After every event of a running batch, DrawTasks requests the groups that are missing: see `wanted`.
+After RolloutEnded, Ticked and Acknowledged, a running batch requests missing groups by DrawTasks: see `wanted`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from rollyard.server.batches.judge import Verdict, judge
 from rollyard.server.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState, SeriesRecord
 
 FORGET = 0.99
-"""Factor by which each verdict reduces the weight of earlier ones, so that the rate follows a policy that learns."""
+"""Factor by which each verdict reduces the weight of earlier verdicts, so that the rate follows the changing policy."""
 QUEUE_AHEAD = 4
-"""Most unfinished rollouts, as a multiple of the slots: a rate near 0 must not draw a whole dataset at once."""
+"""Greatest number of unfinished rollouts, as a multiple of the slots. Without this limit, an informative rate near 0 would
+draw a whole dataset."""
 MIN_QUEUE = 1024
-"""Least value of the same limit. A pool without workers needs a queue, because it grows by this demand."""
+"""Least value of the limit on unfinished rollouts. A pool without workers grows only if rollouts are queued."""
 UNBOUNDED_SHARE = 2
-"""Limit of a stream without `step_groups`: groups in flight or unacknowledged, as a multiple of those that fill the slots."""
+"""Limit of a stream without `step_groups`: number of groups in flight or unacknowledged, as a multiple of the groups that
+fill the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class RolloutEnded:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed, and the pool can work on this number of rollouts for this batch."""
+    """Time has passed. `slots`: number of rollouts that the pool can work on for this batch."""
 
     at: float
     slots: int
@@ -67,7 +69,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The trainer has used all groups up to this delivery."""
+    """The trainer has used all groups up to delivery `upto`."""
 
     at: float
     upto: int
@@ -92,19 +94,22 @@ BatchEvent = GroupDrawn | GroupAdopted | RolloutEnded | Ticked | Acknowledged | 
 
 @dataclass(frozen=True, slots=True)
 class DrawTasks:
-    """This number of groups is to be drawn now."""
+    """Draw this number of groups now."""
 
     groups: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelRest:
-    """The group cannot become informative, so its unfinished rollouts are not needed."""
+    """Cancel the group's unfinished rollouts, because the group cannot become informative."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettled:
-    """The group's verdict is final. It is entered into the task's history, and into the rates and the lengths of the series."""
+    """Record the group's final verdict in the task's history, and in the rates and the lengths of the series.
+
+    For a faulty group, only put its task back.
+    """
 
     verdict: Verdict
 
@@ -116,7 +121,7 @@ class GroupDelivered:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """The batch has ended. Its live groups are to be carried over, or cancelled."""
+    """The batch has ended: carry its live groups over if `keep` is true, otherwise cancel them."""
 
     keep: bool
 
@@ -181,7 +186,7 @@ def _end_rollout(
 
 
 def take_end(group: GroupRecord, rollout: EndedRollout) -> GroupRecord:
-    """Return the group with this ended rollout. If the group has it already, nothing changes."""
+    """Return the group with this ended rollout added. If the group has the rollout already, nothing changes."""
     if any(r.sample == rollout.sample for r in group.ended):
         return group
     return replace(group, ended=(*group.ended, rollout))
@@ -190,7 +195,8 @@ def take_end(group: GroupRecord, rollout: EndedRollout) -> GroupRecord:
 def _judge_group(
     request: BatchRequest, batch: BatchRecord, group: GroupRecord
 ) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
-    """Judge a live group. An informative group is delivered once it is whole; others are given up."""
+    """Judge a live group. An informative group is delivered once all its rollouts have ended. An uninformative or faulty
+    group is given up."""
     if group.state is GroupState.OPEN:
         verdict = judge(request.filter, request.min_usable, group.n, group.ended)
         if verdict is Verdict.OPEN:
@@ -302,12 +308,14 @@ def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
 
 
 def wanted(request: BatchRequest, batch: BatchRecord) -> int:
-    """Return how many groups to draw now.
+    """Return the number of groups to draw now.
 
-    With a target: as many as it needs by the observed rate, also while there is no worker yet, so that the pool grows.
-    If another batch can take over unfinished groups, also as many as keep all slots busy until the target is met. For a
-    stream the admission is the limit: of the groups in flight and unacknowledged, those expected to be informative may
-    fill at most `max_staleness` + 1 training steps.
+    With a target, this is the number that the target still needs at the observed informative rate. It does not depend on
+    workers, so that an empty pool grows. If another batch can take over unfinished groups, more groups are drawn to keep
+    all slots busy.
+
+    For a stream with `step_groups`, staleness is the limit: at most `max_staleness` + 1 training steps may be filled by
+    unacknowledged groups and by groups in flight that are expected to be informative. Other streams fill the slots.
     """
     if batch.status.terminal or batch.drained:
         return 0
@@ -335,5 +343,5 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
 
 
 def _groups_for(informative: float, rate: float) -> int:
-    """Return how many groups are needed for this expected number of informative ones."""
+    """Return the number of groups of which this number is expected to be informative."""
     return max(0, math.ceil(informative / rate - 1e-9))

@@ -1,4 +1,4 @@
-"""A batch as its users see it, with the reason why there is no progress. Pure."""
+"""View of a batch for its users, with the reason if the batch makes no progress. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MANY_FAULTY = 5
 def view(
     batch: BatchRecord, series: SeriesRecord | None, request: BatchRequest, source_error: str | None = None
 ) -> BatchView:
-    """`source_error`: the present error of the batch's task source."""
+    """Return the view of a batch. `source_error`: the present error of the batch's task source."""
     return BatchView(
         id=batch.id,
         namespace=batch.namespace,
@@ -48,7 +48,7 @@ def view(
 
 
 def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
-    """Return the mean lengths of delivered rollouts, divided by those of informative ones."""
+    """Return the mean lengths of rollouts in delivered groups, divided by the mean lengths in all informative groups."""
     if not (delivered.rollouts and whole.rollouts):
         return DeliveryBias()
 
@@ -63,7 +63,7 @@ def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
 
 
 def why_waiting(batch: BatchRecord, request: BatchRequest, source_error: str | None = None) -> str | None:
-    """Return why there is no progress, as a sentence; None while there is progress."""
+    """Return the reason why the batch makes no progress; None while it makes progress."""
     if batch.status.terminal:
         return None
     if batch.faulty_in_a_row >= MANY_FAULTY:

@@ -1,4 +1,4 @@
-"""Estimated lengths of unfinished groups that are discarded. They show the bias from discarding. Pure."""
+"""Estimated lengths of unfinished groups that are discarded. They show how discarding biases the lengths. Pure."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def discarded_lengths(
 ) -> LengthSums:
     """Expected lengths of a discarded group, weighted by the probability that it was informative.
 
-    A rollout with a reward has its own lengths. One that has not ended gets the mean seconds of its group, else of its
-    task's history, else of `known`, but at least those that it has run (`running`). `known`: lengths in the series.
-    Their tokens and turns per second convert the estimated seconds.
+    For a rollout with a reward, its own lengths are used. For an unfinished rollout, the mean seconds are used: those of
+    the group, else of the task's history, else of `known`. They are at least the seconds that the rollout has run
+    (`running`). `known`: lengths in the series. Its tokens and turns per second convert the estimated seconds.
     """
     own = LengthSums().plus(group.ended)
     if own.rollouts:

@@ -1,8 +1,8 @@
-"""`draw(series, count, ...)`: the next tasks of a series, pure over its position and the tasks' own history.
+"""`draw(series, count, ...)`: the next tasks of a series, from the series' position and the tasks' history. Pure.
 
-The order of an epoch is a permutation by (seed, epoch). It is computed place by place, so a dataset of millions needs
-no memory. A task that was uninformative k times in a row is passed over with probability 1 - 0.5^k (the finding of
-GRESO, arXiv 2506.02177), but never for ever: k counts up to MAX_STREAK.
+Seed and epoch determine the order of the tasks. The index at each place of this order is computed alone, so a dataset of
+millions of tasks needs no memory. A task that was uninformative k times in a row is passed over with probability
+1 - 0.5^k (GRESO, arXiv 2506.02177). k is at most MAX_STREAK, so every task is drawn again in some epoch.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from rollyard.server.store.batch_records import GroupRecord, PutBack, SeriesRecord, TaskHistory
 
 MAX_STREAK = 6
-"""Longest streak that counts. With it a task is drawn in one epoch of 64."""
+"""Longest streak that counts. A task with this streak is drawn in one of 64 epochs on average."""
 MAX_FAULTY = 3
 """Number of faulty groups of one task in an epoch after which the task waits for the next epoch."""
 PUT_BACK_GROUPS = 8
 """Number of groups drawn before the task of a faulty group is drawn again. By then a broken node may be gone."""
 MAX_LOOKED = 4096
-"""Greatest number of tasks that one draw looks at, because it runs in the store's writer. The next draw continues there."""
+"""Greatest number of tasks that one draw looks at. The limit keeps the transaction short; the next draw continues."""
 ROUNDS = 4
 MAX_PRIORITY = 1000
 ReadHistory = Callable[[int], TaskHistory | None]
@@ -56,7 +56,7 @@ def draw(
     epochs: int | None,
     pass_over: bool,
 ) -> Drawing:
-    """Draw at most `count` tasks from the series' position on. `stored`: number of tasks that a plug-in has sent so far."""
+    """Draw at most `count` tasks, beginning at the series' position. `stored`: number of tasks that are stored so far."""
     drawn: list[DrawnTask] = []
     passed = looked = 0
     while len(drawn) < count and looked < MAX_LOOKED:
@@ -80,7 +80,7 @@ def draw(
 
 
 def with_end(series: SeriesRecord, tasks: int) -> SeriesRecord:
-    """Return the series with its number of tasks, which its plug-in has now reported."""
+    """Return the series with the number of tasks that its plug-in has now reported."""
     series = replace(series, tasks=tasks)
     return replace(series, epoch=series.epoch + 1, position=0) if series.position >= tasks else series
 
@@ -95,12 +95,13 @@ def put_back(series: SeriesRecord, group: GroupRecord) -> SeriesRecord:
 
 
 def may_return(group: GroupRecord) -> bool:
-    """Whether the task of this faulty group is drawn again in its epoch."""
+    """Whether the task of this faulty group is drawn again in the same epoch."""
     return group.tries + 1 < MAX_FAULTY
 
 
 def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[DrawnTask]:
-    """Sort tasks, those whose earlier rollouts took longest first. A task without history counts as the mean of the others."""
+    """Sort tasks by the mean seconds of their earlier rollouts, the longest first. A task without history counts as the
+    mean of the other tasks."""
     seconds = [found.seconds if (found := history(t.index)) and found.rollouts else None for t in tasks]
     known = [s for s in seconds if s is not None]
     mean = sum(known) / len(known) if known else 0.0
@@ -109,9 +110,11 @@ def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[Draw
 
 
 def engine_priority(task: TaskHistory | None, mean_seconds: float) -> int | None:
-    """Priority of a task's requests for an engine, which serves lower numbers first; None where nothing is known.
+    """Return the priority of a task's requests at an engine; None if the task has no history. Engines serve lower numbers
+    first.
 
-    It is 0, as for requests without a priority, for a task that takes as long as the mean, and lower for longer ones.
+    A task that takes as long as the mean has priority 0, like requests without a priority. A longer task has a lower
+    number.
     """
     if task is None or not task.rollouts or mean_seconds <= 0:
         return None
@@ -121,7 +124,7 @@ def engine_priority(task: TaskHistory | None, mean_seconds: float) -> int | None
 def place(position: int, tasks: int | None, seed: int | None, epoch: int) -> int:
     """Return the index of the task at this position of an epoch: a bijection of 0..tasks-1.
 
-    A Feistel network of four rounds over the next power of four is repeated until the value is within the tasks (Black
+    A Feistel network of four rounds over the next power of four is repeated until the value is less than `tasks` (Black
     and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
     """
     if seed is None or tasks is None or tasks < 2:

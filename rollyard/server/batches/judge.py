@@ -1,7 +1,7 @@
 """`judge(filter, min_usable, n, ended) -> verdict`: whether a group is informative, as soon as this is certain.
 
-Only rollouts with a reward count. Rollouts that ended `Failed`, `InfraFailed` or `Cancelled` do not count, and do not
-make a group uninformative. A group with too few rewards is faulty.
+Only rollouts with a reward count. So a rollout that ended `Failed`, `InfraFailed` or `Cancelled` does not make a group
+uninformative. A group with too few rewards is faulty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rollyard.server.store.batch_records import EndedRollout
 
 
 class Verdict(Enum):
-    """Verdict on a group. `OPEN`: it depends on rollouts that have not ended."""
+    """Verdict on a group. `OPEN`: the verdict depends on rollouts that have not ended."""
 
     OPEN = "open"
     INFORMATIVE = "informative"
@@ -50,7 +50,8 @@ def judge(filter: BatchFilter, min_usable: int, n: int, ended: Sequence[EndedRol
 
 
 def _mean_bounds(filter: BatchFilter, rewards: Sequence[float], left: int) -> tuple[float, float]:
-    """Return the least and greatest mean with which the group can end. Any number of the rest may end without a reward."""
+    """Return the least and the greatest mean reward that the group can have at its end. Any of the `left` unfinished
+    rollouts may end without a reward."""
     total, count = sum(rewards), len(rewards)
     now = [total / count] if count else []
     if not left:

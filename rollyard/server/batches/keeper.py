@@ -1,4 +1,4 @@
-"""The keeper of running batches. It tells them the time and their slots. Rollouts that end change batches without it."""
+"""The keeper of running batches. It sends them ticks with the time and their slots. Ends of rollouts need no keeper."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class BatchKeeper:
         slots: Callable[[PoolKey], int],
         pools: Callable[[], Awaitable[Sequence[RolloutPool]]],
     ) -> None:
-        """`slots`: number of rollouts that a pool's node agents can work on; running batches of a pool share it equally."""
+        """`slots`: returns the number of rollouts that a pool's node agents can work on. The pool's batches share it
+        equally."""
         self._store = store
         self._clock = clock
         self._batches = batches
@@ -56,7 +57,7 @@ class BatchKeeper:
             await self._waker.pause(TICK_SECONDS)
 
     async def tick(self) -> None:
-        """Send a tick to every batch that needs it."""
+        """Feed plug-in sources, cancel batches of deleted pools, and send a tick to every batch that needs one."""
         running = await self._store.running_batches()
         if not running:
             return
@@ -83,12 +84,12 @@ class BatchKeeper:
             await self._batches.feed(key)
             errors.pop(key, None)
         except Invalid as error:
-            if errors.get(key) != str(error):  # once, not every second
+            if errors.get(key) != str(error):  # log each error once
                 log.error("batch %s/%s: %s", *key, error)
             errors[key] = str(error)
 
 
 def needs_tick(request: BatchRequest, batch: BatchRecord, at: float, slots: int) -> bool:
-    """Whether a tick would change the batch. Without this check most ticks would cost a write for nothing."""
+    """Whether a tick would change the batch. Without this check most ticks would cost a useless write."""
     expired = request.deadline_seconds is not None and at >= batch.created_at + request.deadline_seconds
     return expired or slots != batch.slots or wanted(request, batch) > 0

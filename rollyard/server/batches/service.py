@@ -1,4 +1,7 @@
-"""The batches service: creates, acknowledges, cancels, and hands out groups. Its only own state is waiting callers."""
+"""The batches service: creates, acknowledges and cancels batches, and returns their groups.
+
+In memory it has only waiting callers and present errors of plug-ins; all other state is in the store.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +32,11 @@ TASKS_A_WRITE = 2000
 MAX_RUNNING = 1000
 RETRY_SECONDS = 10
 READ_AHEAD = 256
-"""Number of a plug-in's tasks that are stored before they are drawn."""
+"""Number of a plug-in's tasks that are stored in advance, before they are drawn."""
 READ_AHEAD_GROUPS = 4
-"""The same number as a multiple of the groups in flight; the greater of the two applies."""
+"""Number of tasks stored in advance, as a multiple of the groups in flight. If READ_AHEAD is greater, READ_AHEAD applies."""
 MAX_REQUEST_BYTES = 256 << 10
-"""Greatest size of a request without its tasks. With one of its tasks it must fit into a rollout's request."""
+"""Greatest size of a batch's request without its tasks. Together with one task it must fit into a rollout's request."""
 
 
 class BatchService:
@@ -47,7 +50,7 @@ class BatchService:
         slots: Callable[[PoolKey], int],
         sources: TaskSources,
     ) -> None:
-        """`slots`: number of rollouts that the node agents of a pool can work on at once."""
+        """`slots`: returns the number of rollouts that the node agents of a pool can work on at once."""
         self._store = store
         self._clock = clock
         self._rollouts = rollouts
@@ -62,7 +65,7 @@ class BatchService:
     async def create(
         self, namespace: str, request: BatchRequest, tasks: Sequence[str], *, engine_priority: bool = False
     ) -> tuple[BatchView, bool]:
-        """Accept a batch, or attach to the one with this id. Return it once it is on disk, and whether it is new.
+        """Accept a batch, or find the one with this id. Return the batch once it is on disk, and whether it is new.
 
         `tasks`: the request's own tasks as canonical JSON. `engine_priority`: whether the pool's engines order requests
         by priority. Raises Conflict, Invalid.
@@ -100,7 +103,7 @@ class BatchService:
 
     def _record(self, namespace: str, id: str, request: BatchRequest, tasks: Sequence[str]) -> BatchRecord:
         bare = evolve(request, id=None, tasks=request.tasks and request.tasks[:1])
-        text = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # so that later fields change no digest
+        text = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # so that a new field keeps old digests
         if len(text) > MAX_REQUEST_BYTES:
             raise Invalid(
                 f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {len(text)}; "
@@ -148,7 +151,7 @@ class BatchService:
         return await self._apply(key, BatchCancelled(self._clock.time(), keep))
 
     async def tick(self, key: BatchKey, slots: int) -> None:
-        """Tell a batch the time and its slots."""
+        """Send a batch the time and its slots."""
         await self._apply(key, Ticked(self._clock.time(), slots))
 
     async def _apply(
@@ -172,7 +175,7 @@ class BatchService:
         return await self.view(key)
 
     async def feed(self, key: BatchKey) -> None:
-        """Read tasks of a batch's plug-in before they are drawn. Raises Invalid if the plug-in fails."""
+        """Read and store tasks of a batch's plug-in before they are drawn. Raises Invalid if the plug-in fails."""
         batch, series = await self._store.batch(key) or (None, None)
         if batch is None or series is None:
             return
@@ -185,7 +188,11 @@ class BatchService:
             await self._rollouts.transact(lambda tx, changes: _end_source(tx, series, count))
 
     async def read_ahead(self, source: SourceRef, position: int, least: int) -> int | None:
-        """Store tasks of a plug-in up to number `least`. If the plug-in has no more, return how many it has; else None."""
+        """Store a plug-in's tasks until `least` are stored. Do nothing if half of the tasks from `position` to `least` are
+        stored already.
+
+        Return the plug-in's number of tasks if it has no more; otherwise None. Raises Invalid.
+        """
         digest = source_digest(source)
         stored = await self._store.transact(lambda tx: tx.batches.stored_tasks(digest))
         if stored - position >= (least - position) // 2:
@@ -200,7 +207,7 @@ class BatchService:
     # groups
 
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
-        """Return the groups after this delivery. Wait until there is one, the batch has ended, or the time is up."""
+        """Return the groups after delivery `after`. Wait until there is one, the batch has no more, or `wait` is over."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
@@ -218,12 +225,12 @@ class BatchService:
             await wait_or_timeout(changed, deadline - loop.time())
 
     async def rollouts_of(self, group: GroupRecord) -> list[RolloutRecord]:
-        """The terminal records of a group, by sample index."""
+        """Return the terminal records of a group, sorted by sample index."""
         found = await self._store.list_rollouts(RolloutFilter(namespace=group.namespace, group=group.id, limit=group.n))
         return sorted(found, key=lambda record: record.sample_index)
 
     def notify(self, key: BatchKey) -> None:
-        """Wake those who wait for this batch."""
+        """Wake the callers that wait for this batch."""
         if (event := self._changed.pop(key, None)) is not None:
             event.set()
 
@@ -232,7 +239,7 @@ class BatchService:
     async def put_dataset(
         self, namespace: str, name: str, tasks: Sequence[str], kinds: Collection[str]
     ) -> tuple[DatasetRecord, bool]:
-        """Store a dataset of canonical lines; return it, and whether it is new. Raises Conflict for other content.
+        """Store a dataset of canonical lines; return it, and whether it is new. Raises Conflict if other tasks are stored.
 
         `kinds`: the kinds of its tasks.
         """
@@ -275,7 +282,7 @@ class BatchService:
         await self._rollouts.transact(change)
 
     async def _store_tasks(self, digest: str, tasks: Sequence[str]) -> None:
-        """Store tasks in portions, so that other writes can go between. They are invisible until something names the digest."""
+        """Store tasks in portions, so that other writes can run in between. A record with the digest makes them visible."""
         for start in range(0, len(tasks), TASKS_A_WRITE):
             portion = tasks[start : start + TASKS_A_WRITE]
             await self._store.transact(
@@ -292,7 +299,7 @@ def _end_source(tx: Transaction, series: SeriesRecord, tasks: int) -> None:
 def _series(
     tx: Transaction, namespace: str, name: str, request: BatchRequest, digest: str, tasks: int | None
 ) -> SeriesRecord:
-    """Return the series of a new batch, which is made with its first batch. Raises Invalid, Conflict."""
+    """Return the series of a new batch; a new series if this is its first batch. Raises Invalid, Conflict."""
     dataset, seed = None, None
     if request.dataset is not None:
         found = tx.batches.dataset(namespace, request.dataset.name)

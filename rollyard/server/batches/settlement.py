@@ -1,6 +1,6 @@
-"""One transaction's work on batches: `advance` gets the events, and its effects are carried out at once.
+"""Changes of batches in one transaction: passes events to `advance`, and carries out the effects.
 
-So these are on disk together or not at all: a rollout's end, the verdict on its group, the delivery, the draw of new
+One transaction stores all of these or none: a rollout's end, the verdict on its group, the delivery, the draw of new
 tasks with the position of their source, and the insert of their rollouts.
 """
 
@@ -66,7 +66,7 @@ def settle_ended(tx: Transaction, changes: RecordChanges, now: float) -> None:
 
 
 class Settlement:
-    """Records of one transaction, each read once. `write` ends the work."""
+    """Records that one transaction changes. Each record is read once. `write` must be the last call."""
 
     def __init__(self, tx: Transaction, changes: RecordChanges, now: float) -> None:
         self._tx = tx
@@ -78,7 +78,7 @@ class Settlement:
         self._series: dict[tuple[str, str], SeriesRecord] = {}
 
     def begin(self, batch: BatchRecord, series: SeriesRecord) -> BatchKey:
-        """Insert a batch. It takes over the carried groups of its series."""
+        """Insert a batch, and let it take over the carried groups of its series."""
         batch = replace(batch, step=series.step, settled=series.settled, settled_informative=series.settled_informative)
         self._batches[batch.key] = self._tables.put_batch(batch)
         self._series[series.namespace, series.name] = series
@@ -147,7 +147,7 @@ class Settlement:
         place = (record.namespace, record.group)
         group = self._groups.get(place) or self._tables.group(*place)
         if group is None:
-            return  # a group of a caller, not of a batch
+            return  # a caller submitted this group without a batch
         ended = ended_rollout(record)
         if group.batch is None:
             self._groups[place] = take_end(group, ended)
@@ -160,7 +160,7 @@ class Settlement:
         self.advance(key, group, RolloutEnded(self._now, ended))
 
     def _settle(self, group: GroupRecord, verdict: Verdict) -> None:
-        """Enter a final verdict into the series and the task's history."""
+        """Record a final verdict in the series and in the task's history. For a faulty group, put its task back."""
         series = self._series_of(group.namespace, group.series)
         self._changes.outcomes[verdict.value] += 1
         if verdict is Verdict.FAULTY:
@@ -178,7 +178,7 @@ class Settlement:
 
     def _draw(self, key: BatchKey, request: BatchRequest, groups: int) -> None:
         batch = self._batches[key]
-        count = min(groups, wanted(request, batch))  # an effect before this one may have drawn already
+        count = min(groups, wanted(request, batch))  # an earlier effect may have drawn groups already
         if count <= 0:
             return
         series = self._series_of(batch.namespace, batch.series)
@@ -229,7 +229,7 @@ class Settlement:
     def _prioritised(
         self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: DrawnTask
     ) -> BatchRequest:
-        """Return the request with the task's priority at the engine, where that has an effect."""
+        """Return the request with the task's priority at the engine, if the engine orders requests by priority."""
         if not (batch.engine_priority and request.longest_first) or "priority" in request.sampling.extra:
             return request
         whole = series.whole_lengths
@@ -243,7 +243,7 @@ class Settlement:
     def _free_number(
         self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: Task
     ) -> tuple[int, list[RolloutRecord]]:
-        """Return the next number under which no rollout of a user exists, and the group's records."""
+        """Return the next group number, and the group's records. Numbers whose rollout ids exist already are skipped."""
         number = series.next_number
         while True:
             records = expand(batch.namespace, request.rollouts(f"{batch.series}-g{number}", task), self._now)
@@ -258,7 +258,7 @@ class Settlement:
             self._changes.step(self._tx, record, Cancelled(self._now, reason, message))
 
     def _release(self, key: BatchKey, *, keep: bool) -> None:
-        """Leave the live groups to the next batch of the series, or cancel them."""
+        """Leave the live groups of an ended batch to the next batch of the series, or cancel them."""
         batch = self._batches[key]
         self._changes.ended_batches.append(batch.status)
         series = self._series_of(batch.namespace, batch.series)
@@ -273,7 +273,7 @@ class Settlement:
             self._discard(key, group)
 
     def _discard(self, key: BatchKey, group: GroupRecord) -> None:
-        """Cancel a live group whose batch has ended. Its expected lengths count in the bias."""
+        """Cancel a live group whose batch has ended. The group's expected lengths are included in the bias."""
         batch, series = self._batches[key], self._series_of(group.namespace, group.series)
         request = parsed_request(batch.request)
         share = 1.0 if group.state is GroupState.INFORMATIVE else informative_rate(request, batch)

@@ -1,11 +1,11 @@
-"""Earlier groups of a task, as draws use them. Pure."""
+"""History of a task: numbers about its earlier groups, which draws use. Pure."""
 
 from __future__ import annotations
 
 from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHistory
 
 MEAN_ROLLOUTS = 64
-"""Greatest weight of earlier rollouts in the means, as a number of rollouts, so that the means follow the policy."""
+"""Greatest weight (in rollouts) of all earlier rollouts in the means, so that the means follow the changing policy."""
 
 
 def with_group(history: TaskHistory | None, group: GroupRecord, *, informative: bool) -> TaskHistory:

@@ -1,4 +1,4 @@
-"""Tasks as canonical text, over which a dataset's digest is computed."""
+"""Canonical text of tasks, from which a dataset's digest is computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rollyard.kinds.batch import SourceRef
 from rollyard.kinds.rollout import Task
 
 MAX_TASK_LINE_BYTES = 512 << 10
-"""Greatest size of one task. Together with the other fields of the batch's rollouts it must fit into a rollout's request."""
+"""Greatest size of one task. A task and the other fields of the batch must fit together into a rollout's request."""
 
 
 def canonical(task: Task) -> str:
@@ -18,7 +18,7 @@ def canonical(task: Task) -> str:
 
 
 def digest_of(tasks: Iterable[str]) -> str:
-    """sha256 over canonical lines."""
+    """Return the sha256 of canonical lines."""
     found = hashlib.sha256()
     for text in tasks:
         found.update(text.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Task source plug-ins: foreign code that makes tasks. The tasks are stored before they are drawn.
+"""Task source plug-ins: code outside of Rollyard that makes tasks. The tasks are stored before they are drawn.
 
 A plug-in is named in the entry point group `rollyard.sources`. Its factory is called with the options of the request,
 and returns an object. The object's `task(index)` returns the task of this index, or None if there are no more. The same
@@ -37,7 +37,7 @@ Factory = Callable[..., TaskSource]
 
 
 def installed_sources() -> dict[str, Callable[[], Factory]]:
-    """Name -> function that imports the factory."""
+    """Return plug-in name -> function that imports the factory."""
     return {entry.name: entry.load for entry in entry_points(group=ENTRY_POINTS)}
 
 
@@ -51,7 +51,10 @@ class TaskSources:
         """Lock for one call at a time, because a plug-in need not be thread-safe."""
 
     async def read(self, source: SourceRef, start: int, count: int) -> tuple[list[str], bool]:
-        """At most `count` tasks from this index on as canonical JSON, and whether the source ends there. Raises Invalid."""
+        """Return at most `count` tasks from index `start` on (canonical JSON), and whether the source has no more.
+
+        Raises Invalid.
+        """
         async with self._turn:
             return await asyncio.to_thread(self._read, source, start, count)
 

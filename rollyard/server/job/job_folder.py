@@ -1,7 +1,7 @@
-"""`DIR/server-job` in the data folder: the name of the server's jobs, their script, their log.
+"""The folder `server-job` in the data folder: the name, the script and the log of the server's jobs.
 
-The script is the desired state: while it exists, a server should run, and the running server keeps standby jobs queued.
-Removing the script stops the server for good.
+The script is the desired state. While the script exists, a server should run, and the running server keeps standby jobs
+queued. Once the script is removed, no further server starts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LAST_LINE_BYTES = 4096
 
 
 class ServerJobFolder:
-    """The folder. If it is missing, it is created, with a name for the jobs. Blocks; raises OSError."""
+    """The folder. A missing folder is created, with a new name for the jobs. Blocks; raises OSError."""
 
     def __init__(self, data: Path) -> None:
         self.data = data.resolve()
@@ -27,18 +27,18 @@ class ServerJobFolder:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         name = self.folder / "name"
         if not name.exists():
-            # The name does not come from the path: nodes may see another path, and two folders may have had the same
-            # one.
+            # The name is not made from the path: nodes may see the folder at another path, and a path may be used again
+            # for another folder.
             write_secret(name, f"{JOB_PREFIX}serve-{secrets.token_hex(4)}")
         self.name = name.read_text().strip()
 
     @property
     def comment(self) -> str:
-        """Comment of the server's jobs. No owner of an allocation begins in this way, so these jobs never count as orphans."""
+        """Comment of the server's jobs. Comments of allocations begin differently, so these jobs do not count as orphans."""
         return f"rollyard-server:{self.name}"
 
     def desired_script(self) -> BatchScript | None:
-        """Script to submit if no server is queued; None if none should run."""
+        """Script to submit if no server is queued; None if no server should run."""
         try:
             text = self.script_file.read_text()
         except FileNotFoundError:

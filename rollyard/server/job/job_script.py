@@ -11,19 +11,20 @@ from rollyard.kinds.values import sbatch_directives
 from rollyard.slurm.batch_script import directive
 
 WARNING_SECONDS = 120
-"""Seconds before the end of the walltime. Slurm may warn up to half a minute early, and kill up to half a minute late."""
+"""Seconds before the end of the walltime at which Slurm sends SIGUSR1. Slurm may send the signal up to half a minute early,
+and end the job up to half a minute late."""
 OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
-"""Options that Rollyard sets itself. `partition` and others that a pool sets in its template's fields are not among them."""
+"""Options that Rollyard sets itself. The user may set `partition` and others that are fields of a pool's template."""
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Options that the user set. The others have the site's defaults."""
+    """Options that the user set. Other options have the site's defaults."""
 
     directives: Mapping[str, str] = field(default_factory=dict)
     """sbatch's long options without dashes: partition, account, qos, time, constraint, cpus-per-task, mem, ..."""
     setup: str = ""
-    """Shell lines before the server, such as `module load python`."""
+    """Shell lines that run before the server, such as `module load python`."""
 
 
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
@@ -44,7 +45,7 @@ def server_script(options: JobOptions, *, name: str, comment: str, log: str, com
         "open-mode": "append",
         "nodes": "1",
         "ntasks": "1",
-        # Slurm itself runs only one at a time. The next one waits in the queue and gains priority by its age.
+        # Slurm runs only one of these jobs at a time. The next job waits in the queue and gains priority by its age.
         "dependency": "singleton",
         # A requeued job would wait for two minutes and block the standby job. Instead the standby job takes over.
         "no-requeue": "",

@@ -1,6 +1,6 @@
 """Supervisor inside the server's job. It restarts the server after a crash, and stops it before Slurm would.
 
-Exit status: 0 after a stop, 3 when a newer server has the folder. In both cases the job ends, and the next one in the
+Exit status: 0 after a stop, 3 when a newer server has the folder. In both cases the job ends, and the next job in the
 queue starts.
 """
 
@@ -26,7 +26,8 @@ STOP_SECONDS = 20.0
 
 
 def run(place: ServerJobFolder, command: Sequence[str]) -> int:
-    """Run until a stop signal (TERM, or USR1 before the walltime ends), or until the server is superseded or cannot start."""
+    """Run until a stop signal (TERM, INT, or USR1 before the walltime ends), or until the server ends with status 0 or is
+    superseded. Return at once if no server is desired."""
     set_up_logging()
     os.umask(0o077)
     if place.desired_script() is None:

@@ -1,6 +1,7 @@
 """Keeps standby jobs queued behind the server's job. The first one starts when the server's job ends for any reason.
 
-There are two, because a standby job on a broken node ends at once and submits no other. Slurm starts them in order.
+There are two standby jobs, because one that starts on a broken node ends without submitting another. Slurm starts
+standby jobs in order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RETRY_AFTER_REFUSAL_SECONDS = 60.0
 
 
 class StandbyKeeper:
-    """Level-triggered, from the shared snapshot. `latest` returns the snapshot; None while Slurm cannot be read."""
+    """Submits missing standby jobs. `latest`: returns the shared snapshot of the queue; None while Slurm cannot be read."""
 
     def __init__(
         self, place: ServerJobFolder, driver: Driver, latest: Callable[[], Snapshot | None], clock: Clock
@@ -49,7 +50,7 @@ class StandbyKeeper:
     async def submit_missing(self) -> None:
         """Submit the missing standby jobs. Raises SlurmUnreachable, SubmitRefused."""
         snapshot = self._latest()
-        # A snapshot begun before the last submit decides nothing, also if that submit's answer was lost.
+        # A snapshot that began before the last submit may lack its job, also if the submit's answer was lost.
         if snapshot is None or snapshot.taken_at <= self._asked_at:
             return
         waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(snapshot))

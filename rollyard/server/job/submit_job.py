@@ -22,7 +22,7 @@ from rollyard.wire.files import EndpointFile
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 STOP_SECONDS = 120.0
-"""Seconds for jobs to end. Slurm kills them after its KillWait."""
+"""Seconds for cancelled jobs to end. Slurm kills them after its KillWait."""
 Print = Callable[[str], None]
 """Function that prints progress for the waiting user."""
 
@@ -39,7 +39,7 @@ class RunningServer:
 class ServerJobRequest:
     data: Path
     cluster: str
-    """The value of `serve --cluster`; local is refused."""
+    """Value of `serve --cluster`; `local` is refused."""
     arguments: Sequence[str]
     """Arguments of `serve` in the job, besides --data and --cluster."""
     options: JobOptions
@@ -47,7 +47,8 @@ class ServerJobRequest:
 
 
 async def start(request: ServerJobRequest, report: Print) -> RunningServer:
-    """Start a server, or find the running one. Raises RollyardError: refused, ended, or not ready in time."""
+    """Start a server, or find the running one. Raises RollyardError if the job is
+    refused, has ended, or does not serve in time."""
     place, driver = await _open(request)
     try:
         live = await _live_jobs(place, driver)
@@ -55,7 +56,7 @@ async def start(request: ServerJobRequest, report: Print) -> RunningServer:
             report(f"job {', '.join(job.id for job in live)} already exists; its options stay as they were submitted")
             if (
                 await asyncio.to_thread(place.desired_script) is None
-            ):  # a --stop was interrupted: this job would have no standby job
+            ):  # an interrupted --stop removed the script; standby jobs need it
                 await asyncio.to_thread(place.write_script, _script(place, request))
         else:
             await asyncio.to_thread(_check_free, place)
@@ -77,7 +78,7 @@ async def stop(request: ServerJobRequest) -> list[str]:
     place, driver = await _open(request)
     ended: dict[str, None] = {}
     try:
-        # First the script, then the jobs: otherwise a running server would submit another job.
+        # Remove the script before the jobs: while the script exists, a running server submits standby jobs.
         await asyncio.to_thread(place.remove_script)
         async with asyncio.timeout(STOP_SECONDS):
             while live := await _live_jobs(place, driver):
@@ -114,7 +115,8 @@ def _script(place: ServerJobFolder, request: ServerJobRequest) -> str:
 def _check_free(place: ServerJobFolder) -> None:
     """Raise Unavailable if a server that is not one of our jobs has the folder.
 
-    A job of ours on a lost node may have it. Slurm has just reported that none lives, so the next one takes it over.
+    One of our jobs on a lost node may still have the folder. Slurm has just reported that none of our jobs lives, so the
+    next job takes the folder over.
     """
     lock = FolderLock(place.data)
     try:
@@ -168,7 +170,7 @@ def _endpoint(data: Path) -> EndpointFile | None:
 
 
 async def _why_unreachable(url: str, ca: Path) -> str:
-    """Return why the server cannot be reached, with its certificate checked; empty if it can."""
+    """Return the reason why the server cannot be reached; empty if it can. Its certificate is checked."""
     parts = urlsplit(url)
     try:
         context = ssl.create_default_context(cafile=ca)

@@ -1,1 +1,1 @@
-"""Rollouts: the pure `step`, the queue, leases with fences, results. Every durable change is made by `step`."""
+"""Rollouts: the pure `step`, the queue, leases with fences, results. `step` makes every durable change of a rollout."""

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import Status
 
 WINDOW_SECONDS = 60
 LEAST_SECONDS = 5.0
-"""Shortest time that gives a rate."""
+"""Least seconds of counting for a rate."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class _SecondCount:
 
 @dataclass(slots=True)
 class _EndCounts:
-    """Ends of one pool and status: a count for each second, the oldest first."""
+    """Numbers of ended rollouts of one pool and status: one count for each second, the oldest first."""
 
     seconds: deque[_SecondCount] = field(default_factory=deque)
 
@@ -50,7 +50,7 @@ class CompletionRate:
         self._counts.setdefault(pool, {}).setdefault(status, _EndCounts()).add(self._clock.monotonic())
 
     def per_minute(self, pool: PoolKey) -> Mapping[Status, float] | None:
-        """Ends per minute of each status that occurred; None until enough time has passed."""
+        """Return ended rollouts per minute for each status that occurred; None during the first LEAST_SECONDS."""
         now = self._clock.monotonic()
         since = _window(now)
         seconds = now - max(since, self._began)
@@ -63,5 +63,5 @@ class CompletionRate:
 
 
 def _window(now: float) -> int:
-    """Start of the window: a whole second, since ends are counted by second."""
+    """Start of the window: a whole second, because there is one count for each second."""
     return int(now) - WINDOW_SECONDS + 1

@@ -23,15 +23,15 @@ class ConnectedAgent:
     send: Callable[[ToNode], None]
     """Function that queues a message; never blocks."""
     expel: Callable[[], None] = field(kw_only=True)
-    """Function that ends the connection for good: the process there must exit."""
+    """Function that ends the connection, and orders the node agent's process to exit."""
     free_init: int = 0
     free_eval: int = 0
     kinds: frozenset[str] = frozenset()
     """Task kinds for which the node agent has handlers; empty until it has sent them."""
     failed_kinds: Mapping[str, str] = field(default_factory=dict)
-    """Task kind -> reason why its handler cannot be loaded there."""
+    """Task kind -> reason why the node agent cannot load the handler."""
     capacity: int = 0
-    """Number of sandboxes that fit into the allocation; 0 if unknown, and then the widths are never changed."""
+    """Number of sandboxes that fit into the allocation; 0 if unknown. With 0, the widths are never changed."""
     widths: dict[Stage, int] = field(default_factory=dict)
     """Widths as last reported; empty until the first report."""
     in_hand: Mapping[Stage, int] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class ConnectedAgent:
 
     @property
     def holder(self) -> str:
-        """Name of the node agent in records: the allocation's uid, against which its token can be checked, and the process."""
+        """Name of the node agent in records: the allocation's uid and the process. A token is checked against the uid."""
         return f"{self.identity.uid}/{self.identity.instance}"
 
 
 class ConnectedAgents:
-    """All connections, by holder. A reconnect replaces the connection before it."""
+    """All connections, by holder. A reconnect replaces the earlier connection."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -64,7 +64,7 @@ class ConnectedAgents:
         self.room_offered = Signal[PoolKey]()
         """Signal: a node agent of this pool may have more free capacity."""
         self.work_moved = Signal[ConnectedAgent]()
-        """Signal: work of a node agent moved between stages."""
+        """Signal: the numbers of rollouts in a node agent's stages changed."""
         self.widths_changed = Signal[ConnectedAgent]()
         """Signal: stages of a node agent became wider or narrower."""
 
@@ -96,7 +96,8 @@ class ConnectedAgents:
             self.widths_changed.emit(agent)
 
     def request_capacity(self, agent: ConnectedAgent, request: CapacityRequest) -> None:
-        """Set the free capacity. A request from before our last grant arrived is outdated and ignored; another one follows."""
+        """Set the free capacity. A request is ignored if the node agent sent it before our last grant arrived; another
+        request follows."""
         if request.grants is None or request.grants == agent.grants:
             agent.free_init, agent.free_eval, agent.kinds = request.init, request.eval, frozenset(request.kinds)
             self.room_offered.emit(agent.pool)
@@ -129,7 +130,8 @@ class ConnectedAgents:
                 agent.walltime_ends = at
 
     def expel(self, uid: str) -> None:
-        """Close the connection for good. For Slurm the job has ended, so a connected copy runs on a lost node and must exit."""
+        """Close the connection, and order the process to exit. Slurm reports that the job has ended, so a process that is
+        still connected runs on a lost node."""
         for agent in [a for a in self._by_holder.values() if a.identity.uid == uid]:
             agent.expel()
 
@@ -151,5 +153,5 @@ class ConnectedAgents:
         return list(self._by_holder.values())
 
     def kinds(self) -> set[str]:
-        """Return the task kinds for which some connected node agent has a handler."""
+        """Return the task kinds for which a connected node agent has a handler."""
         return {kind for agent in self._by_holder.values() for kind in agent.kinds}

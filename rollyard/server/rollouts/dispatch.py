@@ -1,4 +1,4 @@
-"""Grants of queued rollouts to node agents: one pool at a time, the emptiest node agent first, endpoints with the lease."""
+"""Grants of queued rollouts to node agents, one pool at a time. The node agent with most free capacity comes first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 2.0
 MAX_PER_GRANT = 256
 MAX_QUEUE_PAGES = 4
-"""Greatest number of queue pages that one round reads past rollouts which no node agent can take."""
+"""Greatest number of queue pages that one round reads for a stage. The first pages may have only unsuitable rollouts."""
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
@@ -49,7 +49,7 @@ class _GrantedLease:
 
 @dataclass(slots=True)
 class _AgentCapacity:
-    """A copy of a node agent's free capacity from the start of the round, because the writer's thread changes it."""
+    """A copy of a node agent's free capacity, made at the start of a round. The writer's thread changes only the copy."""
 
     agent: ConnectedAgent
     free: dict[Stage, int]
@@ -57,10 +57,10 @@ class _AgentCapacity:
     held: int
     """Number of leases that the node agent has, including those of this round."""
     reserved: bool = False
-    """True: the node agent gets no more leases now, so that it is soon empty for a rollout that needs it exclusively."""
+    """True: the node agent gets no more leases now, so that it becomes free for a rollout that must run alone."""
 
     def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
-        """Whether the node agent has capacity, and no other lease if the rollout needs it exclusively."""
+        """Whether the node agent has capacity, and has no other lease if the rollout must run alone."""
         return not (is_suspect(record) and self.held) and self.has_capacity(record, stages, now)
 
     def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
@@ -73,7 +73,7 @@ class _AgentCapacity:
         pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
         if left >= sum(pools.values()):
             return True
-        return left >= needed_seconds(record, stages)  # reads the request, so only if the request may decide
+        return left >= needed_seconds(record, stages)  # slow: it parses the request
 
 
 def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
@@ -122,7 +122,7 @@ class Dispatcher:
         while True:
             await self._waker.pause(whole_round - loop.time())
             due, self._due = self._due, set()
-            if loop.time() >= whole_round:  # a safety net: after a missed wake no pool waits longer than this
+            if loop.time() >= whole_round:  # a safety net: a missed wake delays a pool at most this long
                 due |= {a.pool for a in self._agents.all()}
                 whole_round = loop.time() + RETRY_SECONDS
             for pool in due:
@@ -167,7 +167,7 @@ class Dispatcher:
         bursts: Mapping[str, Burst],
         served: ServedVersions,
     ) -> list[_GrantedLease]:
-        """Run in the writer: choose, step, put. `bursts`: one for each InferencePool."""
+        """Choose rollouts, and store their grants. Runs in the store's writer. `bursts`: one for each InferencePool."""
         now = self._clock.time()
         matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
@@ -178,7 +178,7 @@ class Dispatcher:
                 allow = _allowed_versions(tx, record, served)
                 endpoints = _endpoints(pool, record, room.agent, bursts, mates.get(record.group, {}), allow)
                 if endpoints is None and allow is None:
-                    break  # a role has no endpoint that is ready and not full; its pool's conditions have the reason
+                    break  # a role has no ready endpoint with room; its InferencePool's conditions say why
                 if endpoints is None:
                     room.free[Stage.INIT] += 1
                     room.held -= 1
@@ -211,7 +211,8 @@ def _endpoints(
 ) -> dict[str, Endpoint] | None:
     """Return one allowed endpoint for each role; None if a role has none.
 
-    `mate`: endpoints of the last rollout of its group, because the rollouts of a group begin with the same prompt.
+    `mate`: endpoints of the last granted rollout of the group. They are preferred, because the rollouts of a group begin
+    with the same prompt.
     """
     chosen: dict[str, Endpoint] = {}
     for role, name in pool.spec.inference.items():
@@ -247,7 +248,7 @@ def _match_queue(
     served: ServedVersions,
     stage: Stage,
 ) -> Iterator[tuple[RolloutRecord, _AgentCapacity]]:
-    """Yield pairs of a queued record and a node agent for it, in the order of the queue. At most MAX_QUEUE_PAGES are read."""
+    """Yield pairs of a queued record and a node agent for it, in the order of the queue. Reads at most MAX_QUEUE_PAGES."""
     last: RolloutRecord | None = None
     for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]
@@ -257,7 +258,7 @@ def _match_queue(
         page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, after=last)
         for record in page:
             if stage is Stage.INIT and allowed_versions(record, _group(tx, record), served) == frozenset():
-                continue  # its group is bound to a version that no endpoint has room for now
+                continue  # the rollout may use only weights versions that no endpoint offers now
             able = (r for r in takers if r.can_take(record, stages, now))
             room = max(able, key=lambda r: r.free[stage], default=None)
             if room is not None:

@@ -1,4 +1,4 @@
-"""The end of stale leases: the work of a silent node agent goes back to the queue."""
+"""Expiry of leases: the rollouts of a silent node agent go back to the queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHECK_SECONDS = 0.5
 
 
 class LeaseExpiry:
-    """Task that takes back every lease whose time has passed."""
+    """Background task that takes back expired leases."""
 
     def __init__(self, rollouts: RolloutService) -> None:
         self._rollouts = rollouts
@@ -27,7 +27,7 @@ class LeaseExpiry:
             await asyncio.sleep(CHECK_SECONDS)
 
     async def take_back_expired(self) -> None:
-        """Take back the leases that have expired by now. If the store fails, the rest is taken back at a later check."""
+        """Take back all expired leases. If the store fails, a later check takes back the remaining leases."""
         for (namespace, id), lease in self._rollouts.leases.expired():
             try:
                 await self._rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "Expired")

@@ -1,7 +1,7 @@
 """Expiry times of leases, in memory. After a server's restart every lease in the store gets one full period.
 
-The holder stops earlier, by its own clock, and its late messages are void by the fence. This table only decides when a
-silent holder's work is given to another node agent.
+A holder without renewals stops earlier, by its own clock. Fences make its late messages void. This table only decides
+when the rollouts of a silent holder are given to other node agents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollyard.server.store.base import RolloutRecord, allocation_uid
 from rollyard.wire.node import LeaseKey, LeaseRef
 
 PARKED_REPORT_SECONDS = 10.0
-"""Seconds after its last request for an endpoint for which a holder counts as parked. It asks every 2 s."""
+"""A holder counts as parked for this many seconds after each request for an endpoint. A parked holder asks every 2 s."""
 
 
 @dataclass(slots=True)
@@ -29,17 +29,17 @@ class LiveLease:
     pool: PoolKey
     expires: float
     stage: Stage
-    """Stage that the holder last reported. The durable stage changes only when RUN is stored."""
+    """Stage that the holder last reported. The stage in the store changes only when the result of RUN is stored."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
     exclusive: bool = False
     """True: the holder gets no other lease."""
     hinted_at: float = float("-inf")
-    """Time at which the holder last got a hint to ask for another endpoint."""
+    """Monotonic seconds at which the holder last got a hint to ask for another endpoint."""
     parked_since: float = 0.0
-    """Unix seconds since which the holder has asked for an endpoint, and there has been none."""
+    """Unix seconds at which the holder's present wait for an endpoint began."""
     parked_at: float = float("-inf")
-    """Time of the holder's last request for an endpoint."""
+    """Monotonic seconds of the last request that found no endpoint."""
 
     @property
     def endpoint_ids(self) -> frozenset[str]:
@@ -48,7 +48,7 @@ class LiveLease:
 
 
 class Leases:
-    """Live leases by rollout. They mirror which records have a holder, and keep sessions on their endpoints."""
+    """Live leases by rollout, one for each record with a holder. A live lease counts as a session on its endpoints."""
 
     def __init__(self, clock: Clock, seconds: float, sessions: SessionIndex) -> None:
         self._clock = clock
@@ -90,14 +90,14 @@ class Leases:
         return self._exclusive[holder] > 0
 
     def lease_changed(self, record: RolloutRecord) -> None:
-        """Follow a change of the durable stage, or of an endpoint, under the same lease."""
+        """Copy the stage and the endpoints of a changed record into its lease, if the fence is the same."""
         lease = self._live.get(record.key)
         if lease is not None and lease.fence == record.fence:
             lease.stage, lease.endpoints = record.stage, record.endpoints
             self._sessions.pin(record.key, lease.endpoint_ids)
 
     def park(self, ref: LeaseRef) -> None:
-        """Note that the holder asked for an endpoint to continue at, and that there is none."""
+        """Record that the holder asked for an endpoint at which to continue, and that there is none."""
         lease, now = self._live.get(ref.rollout), self._clock.monotonic()
         if lease is not None and lease.fence == ref.fence:
             if now - lease.parked_at >= PARKED_REPORT_SECONDS:
@@ -105,13 +105,13 @@ class Leases:
             lease.parked_at = now
 
     def unpark(self, ref: LeaseRef) -> None:
-        """Note that the lease has an endpoint again."""
+        """Record that the lease has an endpoint again."""
         lease = self._live.get(ref.rollout)
         if lease is not None and lease.fence == ref.fence:
             lease.parked_at = float("-inf")
 
     def parked_since(self, key: RolloutKey, fence: int) -> float | None:
-        """Unix seconds since which the lease has no endpoint to continue at; None if it has one, or last asked long ago."""
+        """Return the Unix seconds since which the lease has no endpoint; None if it has one, or its last request is old."""
         lease = self._live.get(key)
         if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None
@@ -135,7 +135,7 @@ class Leases:
         return self._live.get(key)
 
     def missing(self, holder: str, held: Iterable[LeaseRef]) -> list[tuple[RolloutKey, LiveLease]]:
-        """Leases of this holder that it does not name, because their grant never arrived."""
+        """Leases of this holder that are not in `held`. The grant of such a lease never arrived."""
         named = {ref.key for ref in held}
         return [(k, v) for k, v in self._live.items() if v.holder == holder and LeaseKey(*k, v.fence) not in named]
 
