@@ -1,1 +1,1 @@
-"""A replica that spans nodes: its processes find each other, and start and end together."""
+"""The processes of a replica that spans nodes. They find each other, and start and end together."""

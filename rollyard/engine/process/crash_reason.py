@@ -1,7 +1,7 @@
 """Finds the reason of a crash in the last output of an engine. Pure.
 
-vLLM has several processes. When one of them dies, the others end too, each with a traceback. The last traceback only
-reports the end of another process.
+vLLM has several processes. When one of them dies, the others end too, and print further tracebacks. The last traceback
+only reports an earlier error.
 """
 
 from __future__ import annotations

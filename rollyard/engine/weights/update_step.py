@@ -200,7 +200,7 @@ class FilesRead:
     why_unsupported: str = ""
     """Reason why no process of this engine can serve the weights; empty if a process can."""
     why_not_loadable: str = ""
-    """Reason why the current process cannot change to the weights; empty if it can."""
+    """Reason why the current process cannot change to the weights; empty if the process can."""
     why_no_transfer: str = ""
     """Reason why a trainer cannot transfer the weights to the current process; empty if a trainer can."""
     can_keep_requests: bool = False

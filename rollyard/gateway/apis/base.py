@@ -22,7 +22,8 @@ MAX_MODEL = 512
 
 
 class Exchange(Protocol):
-    """One call of one API. The constructor parses the request's body, and raises GatewayError if it cannot."""
+    """One call of one API. The constructor parses the request's body. It raises GatewayError if the body is not
+    valid."""
 
     stream: bool
 
