@@ -125,7 +125,8 @@ class Heartbeat(WireMessage):
 class HandBack(WireMessage):
     """Return of an unfinished rollout, for example at a preemption, a drain or the end of the walltime.
 
-    The rollout loses an attempt only if `reason` is NODE_AGENT_ERROR.
+    With NODE_AGENT_ERROR it costs the rollout an attempt. With UNREADABLE_LEASE_REASON it counts as a lost lease. Other
+    reasons have no cost.
     """
 
     type: Literal["hand_back"] = "hand_back"
