@@ -137,7 +137,7 @@ async def _acknowledge(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after", "wait", "limit")
 async def _groups(request: web.Request) -> web.Response:
-    """Read delivered groups with their trajectories. `wait`: seconds to wait for a group if none is delivered yet."""
+    """Read delivered groups with their trajectories. `wait`: seconds to wait for a further group."""
     services, after = request.app[SERVICES], integer(request, "after", 0)
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     limit = min(integer(request, "limit", DEFAULT_GROUPS, least=1), MAX_GROUPS)

@@ -46,7 +46,7 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("namespace")
 async def _put(request: web.Request) -> web.Response:
-    """Upload a dataset as JSON lines, one task a line. The answer is 201 if it is new, 200 if it exists unchanged."""
+    """Upload a dataset as JSON lines, one task a line. The answer is 201 for a new dataset, 200 for an equal one."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     name = _checked_name(request.match_info["name"])
     size = request.content_length

@@ -12,7 +12,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import KINDS
 
 GIT_VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+rollyard", "platform": "linux/amd64"}
-"""Version for kubectl, which warns if this minor version and kubectl's own differ by more than one."""
+"""Version for kubectl. kubectl warns if this minor version and kubectl's own differ by more than one."""
 _READ = ["get", "list", "watch"]
 
 

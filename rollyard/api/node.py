@@ -221,7 +221,7 @@ async def _get_run(request: web.Request) -> web.Response:
 
 
 async def _new_endpoint(request: web.Request) -> web.Response:
-    """Choose an endpoint after a failure, or when a better endpoint may exist. Record the endpoint if it is another.
+    """Choose an endpoint after a failure, or when a better endpoint may exist. Record the endpoint if it has changed.
 
     Raises Unavailable if no endpoint can be chosen.
     """

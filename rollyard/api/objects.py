@@ -101,7 +101,10 @@ def _respond_object(request: web.Request, obj: KindObject, status: int = 200) ->
 
 
 def respond(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
-    """Return a JSON response. kubectl prints its `Warning` headers (RFC 7234, 5.5; quoted as in RFC 9110, 5.6.4)."""
+    """Return a JSON response. The request's warnings become `Warning` headers, which kubectl prints.
+
+    RFC 7234, 5.5 defines the header; RFC 9110, 5.6.4 defines the quoting.
+    """
     response = web.json_response(body, status=status)
     for text in request.get(WARNINGS, ()):
         response.headers.add("Warning", f'299 - "{_quoted(text)}"')

@@ -69,7 +69,7 @@ def _opened_response(request: web.Request, found: ExternalSession, key: str) -> 
 
 
 async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> InferencePool:
-    """Return the pool for a session. Raises Invalid if it is missing, is being deleted, or cannot serve the request."""
+    """Return the pool for a session. Raises Invalid if the pool is missing or deleted, or cannot serve the request."""
     pool = await inference_pool(services, namespace, wanted.pool)
     if wanted.min_weights_version is not None and pool.spec.engine.external is not None:
         message = (
@@ -143,7 +143,7 @@ def _id(request: web.Request) -> str:
 
 
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
-    """Return the session of a model call. A session's key tells the session; an admin's token needs `named`.
+    """Return the session of a model call. A session's key identifies the session; with an admin's token, `named` does.
 
     Raises GatewayError.
     """

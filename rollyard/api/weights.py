@@ -1,7 +1,8 @@
 """`POST …/inferencepools/NAME/weights` begins an update of the pool's weights; `GET` shows the update.
 
 `POST` writes the update to the pool's status. The pool's controller carries the update out, and needs only the status.
-Both write the status with the resourceVersion that they have read, so neither overwrites a change by the other.
+The route and the controller write the status with the resourceVersion that they have read, so neither overwrites a
+change by the other.
 """
 
 from __future__ import annotations

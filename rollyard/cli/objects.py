@@ -289,7 +289,7 @@ def _current_conditions(obj: KindObject | None) -> list[Condition]:
 
 
 def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
-    """Return a text with the awaited conditions that are false, or a text that the object does not have them yet."""
+    """Return the reason for a wait: awaited conditions that are false, or that the object does not have yet."""
     current = _current_conditions(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:

@@ -38,7 +38,7 @@ def show(kind: type[KindObject], objects: Sequence[KindObject], form: str, *, on
 def table(
     kind: type[KindObject], objects: Sequence[KindObject], *, wide: bool, namespaces: bool, prefix: str = ""
 ) -> list[str]:
-    """Return a table's lines. `prefix` precedes each name; a list of several kinds uses one, such as `rolloutpool/`."""
+    """Return a table's lines. `prefix` precedes each name, such as `rolloutpool/` in a list of several kinds."""
     return Table(kind, wide=wide, namespaces=namespaces, prefix=prefix).lines(objects)
 
 

@@ -21,7 +21,7 @@ from rollyard.kinds.schema.validation import problems_of
 BATCH = 256
 EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
 _AT_ITEM = re.compile(r"rollouts\[(\d+)\](?:\.|$)")
-"""Path of a wrong field in the body of a submit, as the API reports it. The number is the rollout's index."""
+"""Start of a wrong field's path, as the API reports it after a submit. The number is the rollout's index."""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class AsyncClient:
     async def watch(
         self, kind: str, namespace: str | None = None, *, since: str = "0", fields: str = ""
     ) -> AsyncIterator[tuple[str, KindObject]]:
-        """Yield (ADDED | MODIFIED | DELETED, object) without end. Reconnect after a broken connection."""
+        """Yield (ADDED | MODIFIED | DELETED, object) for each change. Never stop; reconnect after a broken connection."""
         backoff = Backoff()
         while True:
             query = {"watch": "true", "resourceVersion": since}
@@ -236,7 +236,7 @@ class AsyncClient:
                 log.warning("weights %s did not reach %s: %s", update.version, ", ".join(new), error)
                 await backoff.wait()
             await asyncio.sleep(RECEIVERS_POLL_SECONDS)
-            # while the server is unreachable, the engines continue the update without it
+            # the engines continue the update even while the server is unreachable
             with contextlib.suppress(Unavailable):
                 found = await self.weights_status(namespace, pool)
         return found
@@ -308,7 +308,7 @@ class AsyncClient:
         self, id: str, namespace: str | None = None, *, wait: float = 0
     ) -> tuple[RolloutView, Columns | None]:
         """Do the same as `rollout`, with the trajectory as arrays. Raises NotFound."""
-        from rollyard.client import rollout_answers  # imported here: it needs numpy, most commands do not
+        from rollyard.client import rollout_answers  # not at the top: most commands need no numpy
 
         query = {**self._query(namespace), "wait": str(wait)}
         kind, data = await self._http.get_bytes(f"/v1/rollouts/{id}", query, rollout_answers.ACCEPT)
@@ -399,7 +399,7 @@ class AsyncClient:
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Trajectory]]:
-        """Yield (cursor, trajectory) for each rollout that ends, without end. Reconnect after a broken connection."""
+        """Yield (cursor, trajectory) whenever a rollout ends. Never stop; reconnect after a broken connection."""
         async for cursor, columns in self.stream_columns(namespace, pool=pool, group=group, after=after):
             yield cursor, await _trajectory(columns)
 

@@ -68,8 +68,8 @@ class WeightsPush:
         keep: int = 2,
     ) -> None:
         """`folder`: where versions are written; the engines' nodes must read it too. Default: ~/.rollyard/weights/POOL.
-        `keep`: number of folders that this WeightsPush keeps. When a new version is served, its older folders are
-        deleted.
+        `keep`: number of the newest folders that this WeightsPush keeps. It deletes older folders of its own when a new
+        version is served.
         """
         if keep < 1:
             raise ValueError("`keep` must be at least 1: engines that restart read the folder of the served version")
@@ -152,7 +152,7 @@ class WeightsPush:
             for file in unfinished.iterdir():
                 _sync(file)
             path = self.folder / version
-            if path.exists():  # a trainer wrote it and died before the update, so no pool serves it
+            if path.exists():  # a trainer wrote this folder and died before the update; no pool serves it
                 shutil.rmtree(path)
             unfinished.rename(path)
             _sync(self.folder)

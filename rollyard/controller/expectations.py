@@ -32,7 +32,7 @@ class Expectations:
         self._open: dict[Hashable, _OpenExpectations] = {}
 
     def expect(self, owner: Hashable, change: Change) -> None:
-        """Open an expectation. Do this before the change, because the event may arrive before the change returns."""
+        """Open an expectation. Do this before the change, because the event may arrive during the change's call."""
         entry = self._open.setdefault(owner, _OpenExpectations(self._clock.monotonic()))
         entry.since = self._clock.monotonic()
         entry.changes.add(change)

@@ -53,7 +53,11 @@ class Informer(Generic[T]):
         return list(self._owned.get(owner, {}).values())
 
     async def run(self) -> None:
-        """Follow the store without end. A failed watch continues at its last version, or lists again if that is too old."""
+        """Follow the store without end.
+
+        After a failure, the watch continues at its last version. If this version is too old, all objects are listed
+        again.
+        """
         since: str | None = None
         while True:
             try:

@@ -1,7 +1,7 @@
 """A queue of keys. Each key waits at most once, and at most one worker has a key at a time.
 
-A key that is added while a worker has it waits again when the worker is done. So no change is missed, and two workers
-never work on the same key (client-go, util/workqueue).
+If a key is added while a worker has it, the key waits again when the worker is done. So no change is missed, and two
+workers never work on the same key (client-go, util/workqueue).
 """
 
 from __future__ import annotations

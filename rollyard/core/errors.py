@@ -52,7 +52,7 @@ a reason or an error of the tree. Their names, by folder:
 - node/agents/scoring: BadReference, UnreadableExpression; CheckerKilled, which task handlers turn into a metric
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall
-- sandbox_agent, which imports nothing of ours: EditError, KernelEnded, ShellEnded
+- sandbox_agent, which imports no other part of Rollyard: EditError, KernelEnded, ShellEnded
 - private ones, with a leading underscore
 
 `scripts/check_names.py` compares both lists with the code.

@@ -1,6 +1,6 @@
 """The account of sandboxes, which is never root.
 
-With or without a user namespace, a sandbox of root has root's uid on the host. The kernel does not limit the number of
+A sandbox that root starts has root's uid on the host, even in a user namespace. The kernel does not limit the number of
 root's processes, and allows root to write to /proc/sys. So root starts sandboxes as `nobody`. `nobody` must be able to
 reach the sandboxes' files, so the place of the node's cache depends on this account (`node_cache`).
 """

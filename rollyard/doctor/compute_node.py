@@ -57,8 +57,8 @@ def probe_node(question: NodeProbeRequest) -> Iterator[Finding]:
                 "scratch": str(question.scratch),
             }
             (folder / "request.json").write_text(json.dumps(request))
-            # The file is created before the first read, because an NFS client caches that a file is missing. Of an
-            # existing file, the client checks at each open whether it has changed.
+            # The file is created before the first read, because an NFS client caches that a file is missing. For an
+            # existing file, the client checks at each open whether the file has changed.
             (folder / "report.json").touch()
             yield from asyncio.run(_run_probe_job(question, folder))
     finally:

@@ -46,7 +46,7 @@ class GenerationRequest:
     submitted_at: float = 0.0
     """Submit time in monotonic seconds."""
     slot: int = -1
-    """Cache slot while the request runs, else -1."""
+    """Slot in the cache; -1 before the request runs."""
     cached: int = 0
     """Number of prompt tokens whose keys and values were found in the cache."""
     computed: int = 0

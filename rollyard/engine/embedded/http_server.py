@@ -40,7 +40,7 @@ FLUSH_SECONDS = 0.02
 
 
 class _Inbox:
-    """Steps of one generation that the request's handler has not taken yet. The handler takes all of them together.
+    """Steps of one generation that wait for the request's handler. The handler takes all waiting steps together.
 
     The waits have no time limit: the engine ends every generation, and the handler ends when its client disconnects.
     """

@@ -1,4 +1,7 @@
-"""LoRA adapters in PEFT's layout. An adapter changes a weight W to W + B A * alpha / r (Hu et al. 2021)."""
+"""LoRA adapters in PEFT's layout. An adapter changes a weight W to W + B A * alpha / r (Hu et al. 2021).
+
+With `use_rslora`, the term is divided by sqrt(r) instead of r.
+"""
 
 from __future__ import annotations
 
