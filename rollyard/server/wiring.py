@@ -1,6 +1,6 @@
 """The parts of a server and their wiring: which part answers which query, and which event wakes which part.
 
-The sources of a part's answers are arguments of its constructor, so a forgotten source is a TypeError. Events are signals
+A part gets its sources of answers as constructor arguments, so a forgotten source is a TypeError. Events are signals
 (`aio.Signal`). `Routing` and `_Wakes` connect the signals to parts, one event in each line. Tests and benchmarks use
 these classes too.
 """
@@ -157,7 +157,8 @@ class _Wakes:
         self._dispatcher, self._resizer, self._manager = parts.dispatcher, parts.resizer, parts.manager
 
     def connect(self) -> None:
-        """Connect the events. `Routing` and `reconcilers/watches.py` (changes of objects and jobs) connect their own."""
+        """Connect all events except two kinds. `Routing` connects its own events, and `reconcilers/watches.py` connects
+        changes of objects and jobs."""
         p = self._parts
         wake(p.agents.agent_changed, self.dispatch_to, self.resize, self.reconcile_agent)
         wake(p.agents.room_offered, p.dispatcher.wake)

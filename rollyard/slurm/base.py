@@ -1,5 +1,7 @@
-"""Protocol and data of a Slurm driver. A job that is missing in a snapshot no longer exists. A failed snapshot proves
-nothing about jobs."""
+"""Protocol and data of a Slurm driver.
+
+A job that is missing in a complete snapshot no longer exists. A failed snapshot proves nothing about jobs.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def batch_script(
     the folder of the job or task. `after_job`: job that must end, in any way, before this job starts. `stage`: command
     that prints a folder from which the job imports Python. If this command fails, the job imports as usual.
 
-    Raises Invalid for a value with a line break, because it could add another directive.
+    Raises Invalid for a value with a line break, because the value could add another directive.
     """
     options = _options(template) | {
         "job-name": name,
@@ -123,7 +123,7 @@ def _gpus(template: AllocationTemplate) -> str | None:
 
 
 def _memory(size: str | None) -> str | None:
-    """Return a size in Slurm's units. They have no `GiB`, but Slurm's `G` means GiB."""
+    """Return a size in Slurm's units. Slurm does not know `GiB`, but its `G` means GiB."""
     return re.sub(r"i?B$", "", size, flags=re.IGNORECASE) if size is not None else None
 
 

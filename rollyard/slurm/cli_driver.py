@@ -28,7 +28,7 @@ QUEUE = ("JobArrayID", "Name", "Comment", "State", "Reason", "NodeList", "Restar
          "StartTime", "EndTime")  # fmt: skip
 ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "ExitCode", "Submit", "Start", "End")
 """The fields of QUEUE in the same order, under sacct's names. The number of restarts is missing, because sacct of Slurm
-22.05 does not have it."""
+22.05 does not report this number."""
 IDS_AT_ONCE = 500
 """Greatest number of ids in one command line."""
 _NOT_FROM_SLURM = re.compile(
@@ -47,7 +47,10 @@ class CliDriver:
     name = "cli"
 
     def __init__(self, env: Mapping[str, str] | None = None, *, limit_seconds: float = LIMIT_SECONDS) -> None:
-        """`env`: environment of the commands; None for the environment of this process. With `--export=ALL` jobs get it."""
+        """`env`: environment of the commands; None for the environment of this process.
+
+        With `--export=ALL` the jobs get this environment too.
+        """
         # SBATCH_* would override the directives in the script. If the server runs in a Slurm job, its own jobs must not
         # get the SLURM_* variables of that job.
         source = os.environ if env is None else env
@@ -172,8 +175,8 @@ def _portions(ids: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _rows(text: str, width: int) -> Iterator[list[str]]:
-    """Yield the rows below the header. Each field ends with MARK, and fields are counted. Lines are not used, because
-    comments of jobs that are not ours may contain line breaks.
+    """Yield the rows below the header. Rows are found by counting fields, each of which ends with MARK. Line breaks do not
+    separate rows, because the comments of jobs that are not ours may contain line breaks.
 
     Raises SlurmUnreachable for text that is not a table of this width.
     """

@@ -57,10 +57,11 @@ def too_large(size: int) -> Invalid:
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert the new records. Return all records as stored, each with whether it is new.
+    """Insert the new records. Return the stored records, each with whether it is new. `records`: pairs of a record and
+    the n of the request.
 
-    Each record comes with the n of its request. Raises Conflict if an existing record has another body, or if a group
-    belongs to a batch; then the transaction must be undone.
+    Raises Conflict if an existing record has another body, or if a group belongs to a batch. Then the caller must undo
+    the transaction.
     """
     for namespace, group in {(r.namespace, r.group) for r, _ in records if r.group is not None}:
         if (found := tx.batches.group(namespace, group)) is not None:
@@ -87,7 +88,7 @@ def _with_queue_rank(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
-    """Compare the bodies, if an earlier release stored `there`: its digest covers the stored body with the defaults."""
+    """Compare `record` with a record from an earlier release, in which the digest covers the body with its defaults."""
     if there.digest != _digest(n, there.sample_index, there.request):
         return False
     stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))

@@ -83,7 +83,7 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None 
 
 
 def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
-    """Return the trajectory as JSON. The stored outcome is not validated, because its node agent has done this."""
+    """Return the trajectory as JSON. The stored outcome is not validated here; the node agent validated it."""
     found = EMPTY_OUTCOME
     if outcome is not None:
         found = decode(outcome).documents()[0] if is_columns(outcome) else json.loads(outcome)

@@ -155,7 +155,7 @@ class RolloutService:
                 if pool is None or record.pool == pool:
                     yield record
                     due = loop.time() + idle_seconds
-            if loop.time() >= due:  # also if rollouts of other pools end all the time
+            if loop.time() >= due:  # the condition also holds if only rollouts of other pools end
                 yield None
                 due = loop.time() + idle_seconds
             if not rows:
@@ -204,7 +204,7 @@ class RolloutService:
     async def run_stored(
         self, ref: LeaseRef, holder_uid: str, blob: bytes, versions: frozenset[str] = frozenset()
     ) -> None:
-        """Record that RUN is done. `versions`: weights versions that sampled the rollout. Raises Fenced.
+        """Record that RUN is done. `versions`: weights versions from which the rollout was sampled. Raises Fenced.
 
         A repeated call has no effect.
         """
@@ -279,7 +279,7 @@ class RolloutService:
         return len(changed)
 
     async def lose_allocation(self, uid: str) -> None:
-        """Take back the leases of an allocation whose job has certainly ended. This does not wait for their expiry."""
+        """Take back the leases of an allocation whose job has certainly ended, without waiting for the leases' expiry."""
         for (namespace, id), lease in self.leases.of_allocation(uid):
             await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
 

@@ -100,7 +100,8 @@ def plan_widths(
 
 
 def next_change_at(history: History) -> float | None:
-    """Return the time at which widths may shrink without new work, on the clock of `plan_widths`; None if none will."""
+    """Return the time at which widths may shrink without new work; None if no width will. The clock is the clock of
+    `plan_widths`."""
     return min((at for lately in history.values() if (at := lately.expires_at) is not None), default=None)
 
 

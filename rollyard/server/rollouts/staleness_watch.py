@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 5.0
 GRACE_SECONDS = 30.0
 """Seconds for which a version that no endpoint serves is not yet counted as gone. After a server's start, engines need
-time to register again. A silent or ejected engine may soon be healthy. A rollout, once ended, stays ended."""
+time to register again. A silent or ejected engine may soon be healthy. Ending a rollout cannot be undone."""
 MAX_PASSES = 3
 """Greatest number of passes in one check. A rollout that one pass requeues may be ended by the next pass."""
 

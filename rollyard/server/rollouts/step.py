@@ -30,12 +30,12 @@ from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
 """Number of leases lost in a row after which a rollout is suspected as the cause. A suspect gets a node agent without
-other rollouts. So its losses affect no other rollout, and no other rollout causes its next loss."""
+other rollouts. So a loss of the suspect affects no other rollout, and no other rollout can be the cause."""
 MAX_LOSSES = 6
 """Number of leases lost in a row after which the rollout counts as the cause, and ends."""
 MAX_OUTDATED = 10
-"""Greatest number of attempts that may be repeated because their weights became too old. At the next one the rollout
-counts as too slow for the versions that it allows, and ends."""
+"""Greatest number of attempts that are repeated because their weights became too old. When one more attempt becomes too
+old, the rollout counts as too slow for the versions that it allows, and ends."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
 
 
@@ -143,7 +143,7 @@ Effect = Requeued | Ended | StopHolder
 
 
 def is_suspect(record: RolloutRecord) -> bool:
-    """Whether the rollout may run only on a node agent that has no other lease and gets none meanwhile."""
+    """Whether the rollout needs a node agent that has no other lease and gets no other lease while the rollout runs."""
     return record.losses >= SUSPECT_LOSSES
 
 
@@ -198,7 +198,7 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Record the end of RUN. If the request demands a single weights version, a run with several is sampled again."""
+    """Record the end of RUN. If the request demands one weights version, a run from several versions is sampled again."""
     _check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:

@@ -313,7 +313,7 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if not ends or len(ends) < len(able):
         return None
     if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
-        return None  # without parsing the request, which may be long: its budgets are at most the pool's
+        return None  # the request's budgets are at most the pool's; parsing a long request is costly
     need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:

@@ -19,8 +19,8 @@ SAMPLE = 0.25
 LINE, SHORT_LINE = 1.0, 0.25
 """Like FULL and EASY, for the number of waiting requests in the engine divided by the number of running requests."""
 GROWTH, SHRINKAGE = 0.1, 0.05
-"""GROWTH: share by which the limit grows at a heartbeat when there is room. SHRINKAGE: share of the live sessions by
-which the limit falls below their number when the cache overflows."""
+"""GROWTH: share by which the limit grows at a heartbeat if there is room. SHRINKAGE: if the cache overflows, the new limit
+is the number of live sessions minus this share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Admission:
     """Reason of the limit, as text for people; empty if there is no limit."""
 
     def admits(self, sessions: int) -> bool:
-        """Whether one more session is admitted. Without sessions one is always admitted, so that none waits for ever."""
+        """Whether one more session is admitted. An endpoint without sessions always admits one, so that no session waits
+        for ever."""
         return self.limit is None or sessions < self.limit or sessions == 0
 
 

@@ -26,7 +26,7 @@ from rollyard.wire.endpoint import Endpoint
 FIRST_STEP = 2.0
 """Extra weight, within a burst, of each session that the burst has added. The prompts of these sessions come together."""
 NEAR_RATIO = 0.125
-"""Share of the least load by which the load of a preferred endpoint (warm prefix, or same node) may exceed it."""
+"""The load of a preferred endpoint (warm prefix, or same node) may exceed the least load by this share."""
 CLEARED_SECONDS = 10.0
 """Seconds after a successful probe for which a session may return to the endpoint that it reported as failed."""
 Allow = Callable[[Endpoint], bool]
@@ -60,7 +60,7 @@ class _Rank(NamedTuple):
     candidate: Candidate
     sessions: int
     begun: int
-    """Number of sessions in `sessions` that the present burst has added."""
+    """Number of sessions that the present burst has added. `sessions` includes them."""
 
     @property
     def load_with_one_less(self) -> float:
@@ -91,8 +91,8 @@ class Burst:
         """Take the allowed endpoint with the least load, and count one more session on it. None if there is none.
 
         Endpoints in `warm` have a part of the prompt in their caches. They are preferred; the endpoints on `node` come
-        second. But the load of a preferred endpoint may exceed the least load by at most NEAR_RATIO. With one session
-        fewer, it may not exceed the least load at all.
+        second. But the load of a preferred endpoint may exceed the least load by at most NEAR_RATIO, and by at most one
+        session.
         """
         for best in self._ranks:
             if allow is None or allow(best.candidate.endpoint):
@@ -125,7 +125,7 @@ class Burst:
         return found
 
     def _has(self, rank: _Rank) -> bool:
-        """Whether this rank is in the order. It is not if the endpoint is full or has changed since the copy."""
+        """Whether this rank is in the order. A rank is missing if its endpoint is full or has changed since the copy."""
         i = bisect_left(self._ranks, rank)
         return i < len(self._ranks) and self._ranks[i] is rank
 

@@ -170,8 +170,8 @@ class EndpointRegistry:
         """Stop giving new work to silent endpoints, until they report that they are healthy."""
         horizon = self._clock.monotonic() - STALE_SECONDS
         for state in list(self._states.values()):
-            # This includes endpoints that are ejected or have other weights. For a silent endpoint, a successful probe
-            # or a new target must not bring new work.
+            # Ejected endpoints and endpoints with other weights are included: a silent endpoint must not get new work
+            # after a successful probe or a new target.
             if state.healthy and state.uid and state.heard_at < horizon:
                 silence = Reason(EJECTED, f"no heartbeat for {STALE_SECONDS:g} s")
                 log.warning("endpoint %s: %s", state.endpoint.id, silence)
@@ -247,7 +247,7 @@ class EndpointRegistry:
         return len(found), sum(s.admission.admits(self.sessions.count(s.endpoint.id)) for s in found)
 
     def weights_report(self, uid: str, id: str) -> EndpointWeights:
-        """Last report on weights from this allocation's endpoint; not `is_heard` if the endpoint has become silent."""
+        """Last report on weights from this allocation's endpoint. If the endpoint is silent, `is_heard` is false."""
         state, now = self.of_allocation(uid), self._clock.monotonic()
         if state is None:
             return EndpointWeights(id, known_for=now - self._began)

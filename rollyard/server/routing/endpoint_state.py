@@ -1,4 +1,4 @@
-"""State of one model server after its last report. It shows whether the server is ready, and if not, why."""
+"""State of one model server after its last report, with its readiness and the reasons why it is not ready."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class EndpointState:
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """Filled share of the cache. Like `waiting`, it is None before the first report and while the endpoint is silent."""
+    """Filled share of the cache. `kv_usage` and `waiting` are None before the first report and while the endpoint is
+    silent."""
     history: History = ()
     """Recently reported totals; empty before the first report and while the endpoint is silent."""
     rates: EndpointRates = UNKNOWN
@@ -83,7 +84,7 @@ class EndpointState:
         return not self.ready and (self.trust.ejected or silent)
 
     def capacity_share(self, now: float) -> float:
-        """Share of the endpoint's capacity that may be filled now; it grows in steps to 1."""
+        """Share of the endpoint's capacity that may be filled now. The share grows in steps to 1."""
         left = self.warm_at - now
         if left <= 0:
             return 1.0

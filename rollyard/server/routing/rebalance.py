@@ -36,7 +36,7 @@ class Rebalancer:
         ask_external: Callable[[str, str, bool], bool],
     ) -> None:
         """`ask_…` requests a move. Its arguments are a session, the endpoint to leave, and whether the move is urgent,
-        because the endpoint is out. It returns whether the request was sent."""
+        because the endpoint is out. The result is whether the request was sent."""
         self._endpoints = endpoints
         self._choice = choice
         self._sessions = sessions

@@ -79,7 +79,7 @@ class RolloutRecord:
     node: str | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id. The endpoints are chosen with the lease, and live sessions are counted from leased records. A
-    rollout that is queued again keeps its last endpoints, because their caches have its prefix.
+    rollout that is queued again keeps its last endpoints, because their caches have the rollout's prefix.
     """
     queued_at: float = 0.0
     not_before: float = 0.0
@@ -190,7 +190,7 @@ class QueueRanks:
     """
 
     served: float = 0.0
-    """Greatest rank that a lease was granted for."""
+    """Greatest rank of the rollouts to which a lease was granted."""
     submitted: float = 0.0
     """Last rank of the rollouts without a batch."""
 
@@ -223,7 +223,7 @@ class GroupVersions:
 
     @property
     def fixed(self) -> str | None:
-        """Version that the group is bound to; None before its first rollout begins."""
+        """Version to which the group is bound; None before the group's first rollout begins."""
         return min(self.sampled or self.begun, default=None)
 
 
@@ -239,7 +239,7 @@ class RolloutFilter:
 
 class Store(Protocol):
     epoch: int
-    """Number of this opening of the store; each opening has a higher one. Writes of an earlier server are refused."""
+    """Number of this opening of the store. Each opening has a higher number, and writes with a lower number are refused."""
     server_id: str
     """Random id of the store, which never changes. It distinguishes our jobs from the jobs of another server."""
 
@@ -291,8 +291,8 @@ class Store(Protocol):
         """Iterate over every change after `since`, in order and without a gap.
 
         A caller may cancel its wait for the next change and wait again; no change is lost. Raises BadRequest if `since` is
-        no resourceVersion, Expired if the changes after it are no longer kept, Unavailable if the store is closed. The
-        iterator can raise the last two as well.
+        no resourceVersion, Expired if the changes after `since` are no longer kept, Unavailable if the store is closed.
+        The iterator can raise Expired and Unavailable as well.
         """
         ...
 
@@ -301,7 +301,7 @@ class Store(Protocol):
     async def transact(self, change: Callable[[Transaction], T]) -> T:
         """Run `change` in the writer; return its result after its effects are on disk.
 
-        An exception of `change` undoes all writes of this change, and only this caller gets the exception. Raises
+        An exception of `change` undoes all writes of `change`, and only this caller gets the exception. Raises
         Unavailable if the disk is full or fails; then nothing is written.
         """
         ...
@@ -370,9 +370,10 @@ class Store(Protocol):
         ...
 
     async def prune_rollouts(self, end_of_life: Callable[[PoolKey], float]) -> int:
-        """Delete old ended rollouts; return how many. `counts` without a group still includes them.
+        """Delete old rollouts; return how many. `counts` without a group still includes the deleted rollouts.
 
-        `end_of_life`: function of a pool; rollouts that ended before its result (Unix seconds) are deleted.
+        `end_of_life`: function that returns a time for a pool (Unix seconds). The pool's rollouts that ended before this
+        time are deleted.
         """
         ...
 

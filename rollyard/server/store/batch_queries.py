@@ -1,4 +1,4 @@
-"""Queries about batches. The read connections and the writer use them."""
+"""Queries about batches, for the read connections and for the writer."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class GroupState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EndedRollout:
-    """A rollout of a group that is terminal."""
+    """A terminal rollout of a group."""
 
     sample: int
     status: Status
@@ -120,7 +120,7 @@ class BatchRecord:
     engine_priority: bool = False
     """Whether the engines of the pool order requests by priority."""
     slots: int = 0
-    """Number of rollouts of this batch on which the pool can work together; 0 if no node agent is connected."""
+    """Number of this batch's rollouts that the pool can run at the same time; 0 if no node agent is connected."""
     step: int = 0
     """Number of training steps of the series before this batch."""
     settled: float = 0.0
@@ -280,7 +280,7 @@ class BatchTables(Protocol):
     def put_dataset(self, record: DatasetRecord) -> None: ...
 
     def delete_dataset(self, namespace: str, name: str) -> None:
-        """Delete the dataset, its history and its series. Its tasks are deleted too, unless others use them."""
+        """Delete the dataset, its history and its series. Tasks that nothing else uses are deleted too."""
         ...
 
     def task(self, digest: str, index: int) -> str | None:

@@ -17,7 +17,7 @@ from rollyard.core.errors import Unavailable
 from rollyard.server.store.base import BlobRef
 
 PACK_LIMIT = 1 << 30
-"""Size in bytes from which on the next group commit begins a new pack."""
+"""If a pack has this size in bytes, the next group commit begins a new pack."""
 _PACK_NAME = re.compile(r"([0-9]{1,20})-[0-9]{1,20}\.pack")
 
 
@@ -46,7 +46,7 @@ class PackWriter:
         return ref
 
     def mark(self) -> int:
-        """Return the present position. If a change is undone, pass it to `cut`, which removes the later blobs."""
+        """Return the present position. To undo a change, pass its position to `cut`, which removes the later blobs."""
         return len(self._waiting)
 
     def cut(self, mark: int) -> None:
@@ -77,7 +77,7 @@ class PackWriter:
         """Remove the added blobs after a failed commit, and continue in a new pack."""
         self._added = 0
         self._waiting.clear()
-        # The same pack is not used again: after a failed fsync the kernel may take unwritten pages for written ones.
+        # The same pack is not used again: after a failed fsync the kernel may treat unwritten pages as written.
         self._next_pack(cut_at=self._committed_size)
 
     def _next_pack(self, cut_at: int | None = None) -> None:

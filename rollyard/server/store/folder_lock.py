@@ -45,7 +45,8 @@ class FolderLock:
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
         self.held = False
-        # The kernel does not tell a FUSE file system to release a killed holder's byte-range lock (fuse_setlk).
+        # When a holder is killed, the kernel does not tell a FUSE file system to release the byte-range lock
+        # (fuse_setlk).
         self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -89,7 +90,7 @@ class FolderLock:
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 
     def release(self) -> None:
-        """Release the lock. The file is not deleted: if it were, two processes could lock two files of the same name."""
+        """Release the lock. The file stays: with a deleted file two processes could lock two files of the same name."""
         # A network file system may have taken the lock from this node and given it to another process. Then the file
         # names the other process.
         if self.held and self._holder() == self._name():

@@ -19,8 +19,8 @@ from rollyard.server.store.writer import Writer
 log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.25
-"""A pack is compacted if its needed share is below this. With a higher limit most results would be written twice, because
-the RUN results, half of a pack, are soon not needed. The other results mostly become old at the same time."""
+"""A pack is compacted if its needed share is below this. RUN results are half of a pack, and are soon not needed. So with
+a limit above one half most results would be written twice. The other results of a pack mostly become old together."""
 MOVED_BYTES = 4 << 20
 """Bytes of results that one transaction moves. Other writes can run between two transactions."""
 

@@ -57,7 +57,7 @@ _SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
 INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 """Statement for the values of `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
-"""Statement for the values of `to_moving`, followed by the seq. It leaves terminal records and fixed fields unchanged."""
+"""Statement for the values of `to_moving`, followed by the seq. Terminal records and fixed fields do not change."""
 
 
 def select(index: str | None) -> str:

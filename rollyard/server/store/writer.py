@@ -143,7 +143,7 @@ class Writer:
         unit.packs.drop()
         unit.events.clear()
         for request in batch:
-            # This replaces an exception of the change itself, because the change may have read others of the batch.
+            # The batch's error replaces an exception of the change, because the change may have read undone writes.
             request.error = error
 
     def _publish(self, batch: list[_Request], events: list[WatchEvent]) -> None:

@@ -25,7 +25,8 @@ from rollyard.kinds.weights import (
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 ENDPOINTS_PER_RELOAD = 4
-"""In mode Drain, one in this many endpoints reloads at a time, so that the pool keeps serving. In a small pool one does."""
+"""In mode Drain, a pool of n endpoints reloads n // ENDPOINTS_PER_RELOAD at a time, but at least one. So the pool keeps
+serving."""
 GIVE_UP_FAILURES = 3
 """In mode Drain, an update is given up after this many failed endpoints, if no endpoint has succeeded. The other endpoints
 keep their weights."""
@@ -43,7 +44,7 @@ class WeightsStep:
 def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
     """Return the status with this update, and whether the update changed it.
 
-    If the same update is running, nothing changes. If the version is current already, endpoints that failed retry it.
+    If the same update is running, nothing changes. If the version is already current, only failed endpoints retry.
     Another update replaces a running update. Raises Conflict if the version was used for other weights, or if it is being
     loaded in another way.
     """
@@ -213,7 +214,7 @@ def _advance_operation(
     events: list[PoolEvent] = []
     if operation.phase == "Pending":
         events.append(PoolEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
-    for member in members:  # the first reported checksum is compared with the later ones
+    for member in members:  # the first reported checksum becomes the target's checksum
         if operation.target.proven is None and member.report.checksum and is_at_target(member, operation):
             target = evolve(operation.target, proven=member.report.checksum)
             operation = evolve(operation, target=target)
@@ -309,7 +310,10 @@ def _next_to_update(
     members: Sequence[EndpointWeights],
     now: datetime,
 ) -> dict[str, EndpointProgress]:
-    """Begin the update at waiting endpoints: at all that serve nothing, and at as many serving ones as the mode allows."""
+    """Begin the update at all waiting endpoints that serve nothing.
+
+    Of the waiting endpoints that serve, begin it at as many as the mode permits.
+    """
     phases = [p.phase for p in endpoints.values()]
     waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.is_heard]
     free = [m for m in waiting if not m.is_serving]
