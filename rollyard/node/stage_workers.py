@@ -1,7 +1,7 @@
-"""The stage workers of a node agent. Each stage works on a limited number of rollouts; others wait in order of arrival.
+"""The stage workers of a node agent. Each stage works on a limited number of rollouts; more wait in order of arrival.
 
-The server requests the width of each stage: its number of workers. A stage grows as soon as there is free capacity. To
-shrink, a stage waits until rollouts end; until then, no other stage can use these workers.
+The server requests the width of each stage: its number of workers. A stage grows as soon as there is free capacity. A
+stage shrinks as its rollouts end; until they end, no other stage can use their workers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StagePool:
 
     @property
     def limit(self) -> int:
-        """Greatest number of rollouts in flight: while there are fewer, another one may begin."""
+        """Greatest number of rollouts in flight. A lowered limit stops no rollout."""
         return self._limit
 
     @property
@@ -91,7 +91,7 @@ class StagePools:
         return {stage: pool.width for stage, pool in self._pools.items()}
 
     def request(self, widths: Mapping[Stage, int], places: int) -> None:
-        """Set the requested widths, each at least its width at the start. `places`: workers of all stages together."""
+        """Set the requested widths. A stage keeps at least its width at the start. `places`: workers of all stages."""
         self._requested = {
             stage: max(widths.get(stage, n), self._minimum[stage]) for stage, n in self._requested.items()
         }

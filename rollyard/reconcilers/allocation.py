@@ -123,8 +123,8 @@ class AllocationReconciler:
             return False
 
     def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
-        """Return the latest snapshot; None if it began before this allocation's submit was answered. Such a snapshot may
-        lack the job."""
+        """Return the latest snapshot; None if that snapshot began before this allocation's submit was answered, because
+        it may lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
@@ -337,7 +337,7 @@ def _pool_key(allocation: Allocation) -> ObjectKey:
 
 
 def _is_requeued(status: AllocationStatus) -> bool:
-    """Whether the job was requeued after one of its processes had been bound to the allocation."""
+    """Whether Slurm requeued the job after a process of an earlier run had been bound to the allocation."""
     return status.binding is not None and status.restart_count > status.binding.restart_count
 
 

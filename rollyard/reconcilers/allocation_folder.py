@@ -80,8 +80,8 @@ class AllocationFolders:
         return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
 
     def burst(self, id: str) -> Path:
-        """Folder of a burst (allocations that are submitted as one job array). For each array task it has a link to the
-        allocation's folder, named by the task's number."""
+        """Folder of a burst (allocations that are submitted as one job array). The folder has one link for each array
+        task. The task's number is the link's name, and the allocation's folder is the target."""
         return self._data / "bursts" / id
 
     def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
@@ -133,7 +133,7 @@ class AllocationFolders:
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
     def last_output(self, allocation: Allocation, end: float) -> LastOutput | None:
-        """Return the job's last output shortly before `end` (Unix seconds); None if its time is uncertain. Blocks."""
+        """Return the last output shortly before `end` (Unix seconds); None if the output's time is uncertain. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
             with path.open("rb") as file:
@@ -157,7 +157,7 @@ class AllocationFolders:
 
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
-    """Return our process's reason for its exit, or else the last line; None if the line is too old or its age unknown.
+    """Return the exit reason that our process logged, or else the last line; None if the line is too old, or of unknown age.
 
     `written_at`: Unix seconds of the last write to the log. It is used for lines that do not contain a time. Pure.
     """
@@ -183,8 +183,8 @@ def _parse_log_line(line: str) -> tuple[float | None, str, str]:
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:
-    """Command that starts a gang: one process on each node. If a process fails, srun ends the others at once. If one ends
-    without error, srun ends the others after GANG_WAIT_SECONDS."""
+    """Command that starts a gang: one process on each node. If a process fails, srun ends the others at once. If a
+    process ends without error, srun ends the others after GANG_WAIT_SECONDS."""
     if template.nodes == 1:
         return []
     # srun does not inherit --cpus-per-task from sbatch (Slurm 22.05, release notes).

@@ -27,16 +27,16 @@ class AllocationPlan:
     gone: bool = False
     """True: complete snapshots no longer show the job."""
     remove: bool = False
-    """True: nothing of the allocation is left, so its finalizer may be removed."""
+    """True: the allocation has no job left, so the allocation's finalizer may be removed."""
     wait: bool = False
     """True: a later snapshot decides."""
 
 
 def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | None, missed: int) -> AllocationPlan:
-    """Plan for one allocation. `missed`: number of complete snapshots in a row without its job."""
+    """Plan for one allocation. `missed`: number of complete snapshots in a row without the allocation's job."""
     status, deleting = allocation.status, allocation.metadata.deletion_timestamp is not None
     if status.is_ended:
-        # Jobs that appear after the allocation's end was recorded. They get no work, so they are cancelled.
+        # Jobs that appear after the allocation's end was recorded. Such jobs get no work, so cancel them.
         left = tuple(c.id for c in snapshot.by_owner(owner) if not c.state.ended) if snapshot else ()
         return AllocationPlan(remove=deleting and not left, cancel=left)
     if status.intents == 0 and deleting:
@@ -67,7 +67,7 @@ def _job_number(id: str) -> tuple[int, ...]:
 
 
 def _without_job(allocation: Allocation, snapshot: Snapshot, missed: int, deleting: bool) -> AllocationPlan:
-    """Plan if a snapshot lacks our job. A single snapshot may be wrong; MIN_MISSES complete ones in a row count."""
+    """Plan if a snapshot lacks our job. A single snapshot may be wrong, so MIN_MISSES snapshots in a row are needed."""
     status = allocation.status
     assert status.intended_at is not None
     early = status.job_id is None and snapshot.taken_at < status.intended_at.timestamp() + SUBMIT_MARGIN_SECONDS

@@ -34,7 +34,7 @@ SUBMIT_ANSWER_SECONDS = 5.0
 SHORT_WAIT_SECONDS = 10.0
 """Seconds after which a usually short wait is named before other causes."""
 _LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
-"""Words in a refusal of Slurm. If a refusal contains one, its cause may pass by itself."""
+"""Words in refusals of Slurm whose cause may pass by itself."""
 NO_WARNING = {
     "AllReady",
     "Deleting",
@@ -136,7 +136,7 @@ def ready(view: PoolView) -> ConditionUpdate:
 
 
 def updated(view: PoolView) -> ConditionUpdate:
-    """Whether the pool has reached its present spec. Like Progressing, the condition then stays true until a new spec."""
+    """Whether the pool has reached its present spec. Then the condition stays true until the template changes."""
     pool, count = view.pool, replicas(view)
     counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
     if pool.metadata.deletion_timestamp is not None:

@@ -1,4 +1,4 @@
-"""Demand on a pool, as the metrics of its autoscaler. Pure."""
+"""Demand on a pool, as metrics for the autoscaler. Pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
 
 
 def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
-    """Number of sessions of a RolloutPool: its live rollouts, and its queued ones up to the workers of its largest size."""
+    """Number of sessions of a RolloutPool: live rollouts, and queued rollouts up to the workers of the largest size."""
     live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
     largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
     most = 0 if spec.suspend else largest * max_workers(spec, Stage.INIT, Stage.RUN)

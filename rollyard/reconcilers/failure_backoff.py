@@ -1,7 +1,7 @@
-"""Numbers of a pool's failures and interruptions in a row, and the back-off after them. Pure.
+"""Numbers of a pool's failures and interruptions in a row, and the back-off that follows. Pure.
 
-A failure is an end that the template has caused. A failure counts only if its allocation was made after the last counted
-failure, so that failures of allocations that run side by side count once. The count restarts after an allocation has
+A failure is an end that the template has caused. A failure counts only if the allocation was made after the last counted
+failure. So if allocations that run side by side fail, they count once. The count restarts after an allocation has
 been ready for STEADY_SECONDS, and with a new template.
 """
 
@@ -65,7 +65,7 @@ class EndCounts:
             return max(
                 failed, _backoff_until(self.last_interruption, self.interruptions, BACKOFF_CAP_SECONDS, LAUNCH_SECONDS)
             )
-        # The first interruption has no back-off, because its cause usually does not last.
+        # The first interruption has no back-off, because the cause of an interruption usually passes.
         return max(failed, _backoff_until(self.last_interruption, self.interruptions - 1, self.backoff_cap))
 
     @property
@@ -100,7 +100,7 @@ def count_ends(
 def last_ended(
     allocations: Iterable[Allocation], states: Collection[str], template: str | None = None
 ) -> Allocation | None:
-    """Return the allocation that was the last to end in one of these states without our order; None if there is none."""
+    """Return the allocation that ended last in one of these states without our order; None if no allocation did."""
     found = [
         a
         for a in allocations
@@ -110,7 +110,7 @@ def last_ended(
 
 
 def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
-    """Count each end whose allocation was made after the last counted end. Return (count, Unix seconds of that end)."""
+    """Count each end whose allocation was made after the last counted end. Return (count, Unix seconds of the last)."""
     ends = sorted(
         (a.status.end_time.timestamp(), _made_at(a)) for a in ended if a.status.end_time and not _was_expected(a)
     )

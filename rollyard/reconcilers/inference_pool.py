@@ -78,8 +78,8 @@ class InferencePoolObserver:
         return self._endpoints.weights_report(meta.uid, f"{meta.namespace}/{meta.name}")
 
     def _member(self, allocation: Allocation, state: EndpointState | None, held: Mapping[str, int]) -> Member:
-        """Return a member of the pool. Its load counts sessions as well as running requests: between two turns of a
-        rollout, the idle engine still holds the rollout's cache."""
+        """Return a member of the pool. The load is the number of sessions, or of running requests if that is greater.
+        Sessions count, because an engine holds a rollout's cache also between two turns."""
         live = held.get(f"{allocation.metadata.namespace}/{allocation.metadata.name}", 0)
         if state is None:
             return Member(allocation, False, live, silent=allocation.status.ready_at is not None)
@@ -100,7 +100,7 @@ class InferencePoolObserver:
         return total
 
     async def on_deleted(self, pool: Pool) -> None:
-        """Do nothing. Running rollouts continue while their endpoints drain. Queued ones wait for a new pool of this name."""
+        """Do nothing. Running rollouts continue while endpoints drain. Queued rollouts wait for a new pool of this name."""
 
 
 def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> Reason | None:
@@ -139,8 +139,8 @@ def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapp
 
 
 def _is_in_update(member: Member, pool: InferencePool) -> bool:
-    """Whether a member takes part in weights updates. Its process has registered and serves the spec's model; it may be
-    not ready."""
+    """Whether a member takes part in weights updates: its process has registered and serves the spec's model. The member
+    need not be ready."""
     allocation = member.allocation
     return (
         member.active
@@ -173,6 +173,6 @@ def _weights_conditions(weights: WeightsStatus, serving: Sequence[EndpointWeight
 
 
 def _reports(members: Sequence[Member], states: Mapping[str, EndpointState]) -> list[LoadReport]:
-    """Return one report for each active member that has ever been ready; an empty report if its server is silent."""
+    """Return one report for each active member that has ever been ready. The report of a silent server is empty."""
     heard = [states.get(m.allocation.metadata.uid) for m in members if m.active and m.allocation.status.ready_at]
     return [LoadReport() if state is None else LoadReport(state.waiting, state.kv_usage) for state in heard]

@@ -66,7 +66,7 @@ class JobEnd:
 
 
 def short_text(end: JobEnd) -> str:
-    """Return one line about the end. It includes the job's output only if no other fact explains the end."""
+    """Return one line about the end. The line includes the job's output only if no other fact explains the end."""
     found = _certain_text(end)
     if end.output is not None and _is_unexplained(end):
         found = f"{found}{_output_text(end.output)}"

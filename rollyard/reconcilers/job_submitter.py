@@ -1,4 +1,4 @@
-"""Submits of allocations: first writes their intents, then calls Slurm once for all equal ones, as a job array.
+"""Submits of allocations: first writes the intents, then calls Slurm once for all equal allocations, as a job array.
 
 An intent is written only if the allocation has not changed (optimistic concurrency), so two decisions cannot both
 submit. After a crash between intent, submit and record, the next complete snapshots show whether the submit made a job.
@@ -40,7 +40,7 @@ OVERDUE_SECONDS = 3.0
 
 
 _TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
-"""Words in a refusal of Slurm. If a refusal contains one, a smaller submit may be accepted."""
+"""Words in refusals of Slurm after which a smaller submit may be accepted."""
 
 
 class Submitter:
@@ -264,7 +264,7 @@ def _bursts(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]
 
 
 async def _gather(work: Iterable[Awaitable[Any]]) -> None:
-    """Run all concurrently, so that the store writes them together. Raise the first error after all have ended."""
+    """Run all work concurrently, so that the store writes the results together. Raise the first error after all have ended."""
     for done in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(done, BaseException):
             raise done

@@ -1,4 +1,4 @@
-"""Jobs that are alive according to allocations, to the processes bound to them, and to answered submits."""
+"""Jobs that are alive according to allocations, heartbeats of bound processes, and answered submits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rollyard.server.routing.endpoint_registry import EndpointRegistry
 
 
 class KnownJobs:
-    """Jobs that squeue should show. `SnapshotFeed` compares each snapshot with them."""
+    """Jobs that squeue should show. `SnapshotFeed` compares each snapshot with these jobs."""
 
     def __init__(
         self,

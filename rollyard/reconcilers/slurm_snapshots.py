@@ -146,7 +146,7 @@ class SnapshotFeed:
         return seconds
 
     async def _request_snapshot(self) -> Snapshot:
-        """Return the driver's answer. If the answer is slow, Slurm's state counts as unknown until it arrives."""
+        """Return the driver's answer. While a slow answer is awaited, Slurm's state counts as unknown."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
         try:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._last_seconds))
@@ -157,7 +157,7 @@ class SnapshotFeed:
             call.cancel()
 
     def _why_doubted(self, snapshot: Snapshot) -> str:
-        """Update `missing`. Return the reason why the snapshot is not believed; empty if it is believed for most jobs."""
+        """Update `missing`. Return the reason why the whole snapshot is not believed; empty if the snapshot is believed."""
         known, now = self._known_jobs(), self._clock.time()
         self.missing = absences(self.missing, known, snapshot)
         return why_doubted(known, self.missing, now)

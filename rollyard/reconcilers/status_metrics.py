@@ -1,4 +1,4 @@
-"""Metrics of endpoints for a pool's status. The metrics always change, so they are copied rarely: each copy is a write."""
+"""Metrics of endpoints for a pool's status. The metrics always change, and each copy causes a write, so copies are rare."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class StatusMetrics:
 class StatusMetricsCache:
     """Last copy of the metrics for each pool.
 
-    A new copy is taken if the last copy is old, or if its endpoints with a known load or with a limit of sessions are no
-    longer the same.
+    A new copy is taken if the last copy is old, or if other endpoints now have a known load or a limit of sessions.
     """
 
     def __init__(self, clock: Clock) -> None:

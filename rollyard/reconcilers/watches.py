@@ -45,7 +45,7 @@ ChangedKeys = Callable[[T | None, T | None], Iterable[ObjectKey]]
 @dataclass(frozen=True)
 class Reconcilers:
     manager: Manager
-    """Manager of all reconcilers. `run` runs them; `add` queues a key."""
+    """Manager of all reconcilers. `run` starts the work; `add` queues a key."""
     feed: SnapshotFeed
     """Slurm's state for all reconcilers. The manager runs this feed."""
 

@@ -1,7 +1,7 @@
 """Child processes of the sandbox agent: processes that the agent started, and orphans that it inherits.
 
-The sandbox agent is process 1 of its sandbox, so orphaned processes of the task become its children. They must be
-reaped, because zombies use up the sandbox's process limit. One thread reaps all children; no other code waits for them.
+The sandbox agent is process 1 of its sandbox, so orphaned processes of the task become its children. Ended
+children must be reaped, because zombies use up the sandbox's process limit. One thread reaps all; no other code waits.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class IPythonTool:
         return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
 
     def drain(self) -> None:
-        """Read the output of threads and subprocesses between cells; unread output would block them."""
+        """Read the output of threads and subprocesses between cells. Unread output would block their writes."""
         if self._kernel is None:
             return
         try:

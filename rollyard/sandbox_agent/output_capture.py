@@ -1,4 +1,4 @@
-"""Output of a tool in bounded memory: only its beginning and its end are kept."""
+"""Output of a tool in bounded memory: only the beginning and the end are kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OutputCapture:
             self._trim()
 
     def pop(self) -> bytes:
-        """Empty the capture, and return what it kept. A line marks the place where bytes were left out."""
+        """Return the kept output, and empty the capture. A line marks the place where bytes were left out."""
         self._trim()
         gap = f"\n[{self._dropped} bytes left out]\n".encode() if self._dropped else b""
         output = bytes(self._head) + gap + bytes(self._tail)

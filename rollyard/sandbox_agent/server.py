@@ -127,7 +127,7 @@ def main() -> None:
         frame = stream.receive()
         if frame is not None:
             AgentServer(stream, gate, Settings.of_message(frame[0])).serve()
-    # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so its exit ends all other processes too.
+    # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so this exit ends all other processes too.
     os._exit(0)
 
 
@@ -149,5 +149,5 @@ def _take_stdin() -> socket.socket:
 
 
 def _forbid_tracing() -> None:
-    """Forbid the task to trace this process or to open its memory and its socket. Both have the same uid."""
+    """Forbid the task, which has the same uid, to trace this process and to open the process's memory or socket."""
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -58,9 +58,9 @@ class Settings:
         )
 
     def confine(self, pid: int) -> None:
-        """Set the limits of a process before it runs code of the task. Child processes inherit the limits.
+        """Set the limits of a process, before the process runs code of the task. Child processes inherit the limits.
 
-        The sandbox agent itself has no limits, so that it can still act when the task has reached its limits.
+        The sandbox agent itself has no limits, so that the agent can still act when the task has reached all limits.
         """
         for kind, value in (
             (resource.RLIMIT_AS, self.memory_bytes),

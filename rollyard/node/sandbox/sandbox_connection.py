@@ -19,7 +19,7 @@ Frame = tuple[Header, bytes]
 
 class SandboxConnection(asyncio.Protocol):
     """The connection to one sandbox agent. Once the connection is lost, calls fail with SandboxLost. If a call is
-    cancelled, the agent is told to stop its work too."""
+    cancelled, the agent gets a message to stop the call's work."""
 
     def __init__(self) -> None:
         self.hello: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
@@ -40,7 +40,7 @@ class SandboxConnection(asyncio.Protocol):
         self._transport.write(LENGTHS.pack(len(head), len(body)) + head + body)
 
     async def call(self, header: Header, body: bytes, limit: float) -> Frame:
-        """Send a call and return its reply. If no reply comes within `limit` seconds, the sandbox counts as lost."""
+        """Send a call and return the reply. If no reply comes within `limit` seconds, the sandbox counts as lost."""
         number = next(self._ids)
         reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.send({"id": number, **header}, body)

@@ -1,4 +1,4 @@
-"""The keeper of running batches. It sends them ticks with the time and their slots. Ends of rollouts need no keeper."""
+"""The keeper of running batches: sends ticks with the time and the slots. Ends of rollouts reach batches without it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class BatchKeeper:
         slots: Callable[[PoolKey], int],
         pools: Callable[[], Awaitable[Sequence[RolloutPool]]],
     ) -> None:
-        """`slots`: returns the number of rollouts that a pool's node agents can work on. The pool's batches share it
-        equally."""
+        """`slots`: returns the number of rollouts that a pool's node agents can work on. Running batches of a pool share
+        this number equally."""
         self._store = store
         self._clock = clock
         self._batches = batches

@@ -239,9 +239,9 @@ class BatchService:
     async def put_dataset(
         self, namespace: str, name: str, tasks: Sequence[str], kinds: Collection[str]
     ) -> tuple[DatasetRecord, bool]:
-        """Store a dataset of canonical lines; return it, and whether it is new. Raises Conflict if other tasks are stored.
+        """Store a dataset of canonical lines; return the dataset, and whether it is new.
 
-        `kinds`: the kinds of its tasks.
+        `kinds`: kinds of the tasks. Raises Conflict if a dataset of this name has other tasks.
         """
         record = DatasetRecord(namespace, name, digest_of(tasks), len(tasks), tuple(sorted(kinds)), self._clock.time())
         await self._store_tasks(record.digest, tasks)
@@ -299,7 +299,7 @@ def _end_source(tx: Transaction, series: SeriesRecord, tasks: int) -> None:
 def _series(
     tx: Transaction, namespace: str, name: str, request: BatchRequest, digest: str, tasks: int | None
 ) -> SeriesRecord:
-    """Return the series of a new batch; a new series if this is its first batch. Raises Invalid, Conflict."""
+    """Return the series of a new batch; a new series if the batch is the first. Raises Invalid, Conflict."""
     dataset, seed = None, None
     if request.dataset is not None:
         found = tx.batches.dataset(namespace, request.dataset.name)

@@ -160,7 +160,7 @@ class Settlement:
         self.advance(key, group, RolloutEnded(self._now, ended))
 
     def _settle(self, group: GroupRecord, verdict: Verdict) -> None:
-        """Record a final verdict in the series and in the task's history. For a faulty group, put its task back."""
+        """Record a final verdict in the series and in the task's history. The task of a faulty group is only put back."""
         series = self._series_of(group.namespace, group.series)
         self._changes.outcomes[verdict.value] += 1
         if verdict is Verdict.FAULTY:
@@ -307,7 +307,7 @@ class Settlement:
 
 
 def ended_rollout(record: RolloutRecord) -> EndedRollout:
-    """Return the end of a rollout as its group counts it."""
+    """Return the facts about an ended rollout that are stored with its group."""
     summary = record.summary
     seconds = sum(float(summary.get(stage) or 0.0) for stage in ("init", "run", "eval"))
     return EndedRollout(

@@ -1,4 +1,4 @@
-"""History of a task: numbers about its earlier groups, which draws use. Pure."""
+"""History of a task: numbers about earlier groups of the task. Draws use these numbers. Pure."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ class ServerJobRequest:
 
 
 async def start(request: ServerJobRequest, report: Print) -> RunningServer:
-    """Start a server, or find the running one. Raises RollyardError if the job is
-    refused, has ended, or does not serve in time."""
+    """Start a server, or find the running one. Raises RollyardError if the job is refused or has ended, or if the server
+    does not serve in time."""
     place, driver = await _open(request)
     try:
         live = await _live_jobs(place, driver)
@@ -170,7 +170,7 @@ def _endpoint(data: Path) -> EndpointFile | None:
 
 
 async def _why_unreachable(url: str, ca: Path) -> str:
-    """Return the reason why the server cannot be reached; empty if it can. Its certificate is checked."""
+    """Return the reason why the server cannot be reached; empty if it can. The server's certificate is checked."""
     parts = urlsplit(url)
     try:
         context = ssl.create_default_context(cafile=ca)

@@ -27,7 +27,7 @@ class ConnectedAgent:
     free_init: int = 0
     free_eval: int = 0
     kinds: frozenset[str] = frozenset()
-    """Task kinds for which the node agent has handlers; empty until it has sent them."""
+    """Task kinds for which the node agent has handlers; empty until the node agent has sent the list."""
     failed_kinds: Mapping[str, str] = field(default_factory=dict)
     """Task kind -> reason why the node agent cannot load the handler."""
     capacity: int = 0

@@ -77,7 +77,7 @@ class _AgentCapacity:
 
 
 def needed_seconds(record: RolloutRecord, stages: Stages) -> float:
-    """Return the budgets of the remaining stages: the pool's, or the rollout's own if they are tighter."""
+    """Return the seconds of the remaining stages' budgets. A rollout's own budget counts if it is less than the pool's."""
     own = RolloutRequest.model_validate_json(record.request).budgets
     pools = {word: float(getattr(stages, word).timeout_seconds) for word in STAGES_TO_COME[record.stage]}
     return sum(min(limit, getattr(own, f"{word}_seconds") or limit) for word, limit in pools.items())
@@ -211,8 +211,8 @@ def _endpoints(
 ) -> dict[str, Endpoint] | None:
     """Return one allowed endpoint for each role; None if a role has none.
 
-    `mate`: endpoints of the last granted rollout of the group. They are preferred, because the rollouts of a group begin
-    with the same prompt.
+    `mate`: endpoints of the last granted rollout of the group. These endpoints are preferred, because all rollouts of a
+    group begin with the same prompt.
     """
     chosen: dict[str, Endpoint] = {}
     for role, name in pool.spec.inference.items():

@@ -1,7 +1,7 @@
 """Expiry times of leases, in memory. After a server's restart every lease in the store gets one full period.
 
-A holder without renewals stops earlier, by its own clock. Fences make its late messages void. This table only decides
-when the rollouts of a silent holder are given to other node agents.
+A holder whose leases are not renewed stops earlier, by its own clock. Fences make late messages of such a holder void.
+This table only decides when the rollouts of a silent holder are given to other node agents.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Leases:
         self._live: dict[RolloutKey, LiveLease] = {}
         self._held: Counter[str] = Counter()
         self._exclusive: Counter[str] = Counter()
-        """Holder -> number of its exclusive leases."""
+        """Holder -> number of exclusive leases."""
 
     def add(self, record: RolloutRecord) -> None:
         assert record.holder is not None
@@ -111,7 +111,8 @@ class Leases:
             lease.parked_at = float("-inf")
 
     def parked_since(self, key: RolloutKey, fence: int) -> float | None:
-        """Return the Unix seconds since which the lease has no endpoint; None if it has one, or its last request is old."""
+        """Return the Unix seconds since which the lease has no endpoint; None if the lease has an endpoint, or if the
+        holder's last request is old."""
         lease = self._live.get(key)
         if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None
@@ -152,7 +153,7 @@ class Leases:
         return counts
 
     def by_allocation(self) -> Counter[str]:
-        """Number of leases of each allocation, by its uid."""
+        """Allocation uid -> number of leases."""
         return Counter(allocation_uid(lease.holder) for lease in self._live.values())
 
     def of_allocation(self, uid: str) -> list[tuple[RolloutKey, LiveLease]]:
