@@ -31,7 +31,7 @@ ABSENT_SECONDS = 20.0
 """Seconds for several heartbeats of a node agent, and for its reconnect after a restart of the server."""
 DISPUTE_SECONDS = 180.0
 MANY_JOBS = 3
-"""Least number of expected jobs for which a table is doubted as a whole if it lacks more than half of them."""
+"""Least number of expected jobs of which a table must show at least half. Otherwise the whole table is doubted."""
 
 
 class AbsenceVerdict(Enum):
@@ -73,7 +73,7 @@ class Absence:
     accounting_state: Job | None = None
     """Accounting's record of the job; None if there is none."""
     accounting_error: str = ""
-    """Reason why accounting did not answer; empty if it answered."""
+    """Reason why accounting did not answer; empty if accounting answered."""
 
     def with_accounting(self, at: float, account: Job | None, silence: str = "") -> Absence:
         return replace(self, asked_at=at, accounting_state=account, accounting_error=silence)
@@ -95,7 +95,7 @@ class Absence:
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
-    """Jobs that this table lacks, by id. `before`: result for the previous table; its counts and times continue."""
+    """Jobs that this table lacks, by id. `before`: result for the previous table. Counts and times continue from there."""
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)
@@ -137,15 +137,15 @@ def disputed_absences(missing: Iterable[Absence], now: float) -> list[Absence]:
 
 
 def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
-    """Whether the table may lack jobs that exist. Each absence counts for DISPUTE_SECONDS, so doubt about one job ends."""
+    """Whether the table may lack jobs that exist. An absence counts for DISPUTE_SECONDS, and no longer."""
     return any(now - a.since < DISPUTE_SECONDS for a in disputed_absences(missing, now))
 
 
 def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
     """Reason to conclude nothing at all from a table; empty if the table is good, or lacks only a few jobs.
 
-    A table is doubted in three cases: it is an old one; it lacks all expected jobs; or it lacks more than half of at
-    least MANY_JOBS expected jobs. Jobs that are believed to be gone, and jobs that we are ending, are not expected.
+    A table is doubted in three cases: the table is an old one; all expected jobs are missing; or more than half of at
+    least MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we are ending, are not expected.
     """
     doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
     settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}
@@ -161,7 +161,7 @@ def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now
 
 
 def why_not_gone(absence: Absence, now: float) -> str:
-    """Text about a missing job, with the reason why it is not concluded that the job is gone."""
+    """Text about a missing job that is not believed to be gone, with the reason."""
     since = "appears as pending again" if absence.rewound else "is missing from squeue"
     return f"job {absence.job.id} {since}; {_witnesses([absence], now)}"
 

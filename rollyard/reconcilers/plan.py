@@ -27,7 +27,7 @@ EMPTY_GRACE_SECONDS = 3.0
 KEPT_ENDED = 3
 """Number of ended allocations that are kept for people to look at."""
 STAND_IN_SECONDS = 60.0
-"""If a member that served is suspended or silent for this many seconds, the pool makes an allocation in its place."""
+"""If a member that served is suspended or silent for this many seconds, the pool replaces this member."""
 STUCK_SECONDS = 30.0
 """Seconds after which a successor without a start time from Slurm counts as late."""
 
@@ -186,7 +186,7 @@ class _PoolMembers:
     counted: list[Member]
     """Members that make up the size of the pool."""
     missing: list[Member]
-    """Members that have been suspended or silent for long. They count again once they are ready again."""
+    """Members that have been suspended or silent for long. A member counts again once it is ready again."""
     pairs: list[tuple[Member, Member]]
     """(old member, successor). The old member no longer counts, although it serves until the successor is ready."""
 
@@ -205,7 +205,7 @@ class _PoolMembers:
 
 
 def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[Successor, ...]:
-    """Successors to submit now: first for members that end soon, in the order of their ends, then for outdated ones."""
+    """Successors to submit now: first for members that end soon, in the order of their ends, then for outdated members."""
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
@@ -326,15 +326,15 @@ def _gap(old: Member, why: str, gap: float) -> str:
 def _outdated_before_use(view: _PoolMembers) -> list[Member]:
     """Outdated members to end because they have not served.
 
-    A started member may still become ready, so it stays. But a started successor goes while its predecessor is active:
-    otherwise a bad template would stay for as long as its jobs hang.
+    A started member may still become ready, so the member stays. But a started successor goes while the member that it
+    should replace is active. Otherwise a bad template would stay for as long as its jobs hang.
     """
     hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]
 
 
 def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int) -> int:
-    """Number of allocations that may be made in addition to all live ones, including draining ones."""
+    """Number of allocations that may be made in addition to all live allocations. Draining allocations are live too."""
     spec = view.pool.spec
     most = spec.autoscaling.max_replicas if spec.autoscaling is not None else desired
     return most + spec.renewal.max_surge - sum(m.live for m in members)
@@ -359,7 +359,7 @@ def _draining_since(member: Member) -> float | None:
 
 
 def _expired_history(members: Sequence[Member]) -> set[str]:
-    """Ended members to delete: all drained ones, and the others except the KEPT_ENDED newest."""
+    """Ended members to delete: all drained members, and other members except the KEPT_ENDED newest."""
     finished = sorted((m for m in members if m.allocation.status.is_ended and not m.deleting), key=lambda m: -m.index)
     drained = [m.name for m in finished if m.allocation.spec.drain]
     return {*drained, *[m.name for m in finished if not m.allocation.spec.drain][KEPT_ENDED:]}

@@ -159,7 +159,7 @@ class PoolReconciler:
             await self._store.create(allocation)
             failpoint("after-create-allocation")
         except AlreadyExists:
-            self._expectations.observed(pool.key, ("created", name))  # it was made before a crash
+            self._expectations.observed(pool.key, ("created", name))  # the allocation was made before a crash
         except RollyardError:
             self._expectations.observed(pool.key, ("created", name))
             raise

@@ -38,7 +38,7 @@ def decide_size(
 
 
 def _spent_message(cap: float) -> str:
-    """Message about the budget. It omits the hours used so far, which still grow while the last allocations drain."""
+    """Message about the budget. It omits the used hours, which grow while allocations drain."""
     return (
         f"the {cap:g} GPU-hours of spec.maxGpuHours are used up; the pool gives back its allocations, busy ones after their "
         "work; raise or remove spec.maxGpuHours to continue"
@@ -59,8 +59,8 @@ def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now:
 
 
 def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | None:
-    """Usage of one allocation; `known` if its job does not run now, or never had a node. Slurm's expected start of a
-    pending job does not count."""
+    """Usage of one allocation; `known` if the job is pending or never had a node. Slurm's expected start of a pending job
+    does not count."""
     status, template = allocation.status, allocation.spec.template
     if status.job_state in (None, JobState.PENDING) or status.start_time is None or not status.node:
         return known

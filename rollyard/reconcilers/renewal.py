@@ -24,9 +24,9 @@ STARTUP_GUESS_SECONDS = 30.0
 STARTUP_SHARE = 0.25
 MAX_EARLY_SHARE = 0.5
 """Limits of the start-up time and of `before_expiry`, as shares of the walltime. After one long wait in the queue the
-measured start-up time is long. Without these limits an allocation would be renewed as soon as it runs."""
+measured start-up time is long. Without these limits an allocation would be renewed as soon as the allocation runs."""
 MIN_LEFT_SECONDS = 20.0
-"""Least seconds from the last new work to the end of the job, beyond the budgets. The job hands back its work in them."""
+"""Seconds at the end of a job that are left for handing back work. New work must fit in before them."""
 
 
 def before_expiry(pool: Pool) -> float:

@@ -29,10 +29,11 @@ REST_RATIO = 4.0
 """Pause after a slow query, as a multiple of the query's duration."""
 SITE_SECONDS = 60.0
 TIMEOUT_SECONDS = 120.0
-"""Time limit of a query, with all attempts of the driver and the waits of its call budget. Each attempt has less time."""
+"""Time limit of a query. A query includes all attempts of the driver, and the waits for the driver's call budget."""
 SOON_POLL_SECONDS = 0.1
 OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
-"""Seconds, and multiple of the last query's duration. While a query takes longer than both, Slurm's state is unknown."""
+"""Two limits of a query: seconds, and a multiple of the last query's duration. A query beyond both limits makes Slurm's
+state unknown until the answer."""
 ACCOUNTING_SECONDS = 10.0
 """Seconds between two queries to accounting about the same missing jobs."""
 ACCOUNTING_POLL_SECONDS = 0.2
@@ -163,7 +164,7 @@ class SnapshotFeed:
         return why_doubted(known, self.missing, now)
 
     async def _ask_accounting(self) -> None:
-        """Query accounting about missing jobs, for ever. One call has all jobs that are due."""
+        """Query accounting about missing jobs, for ever. One call asks about all jobs that are due."""
         while True:
             await asyncio.sleep(ACCOUNTING_POLL_SECONDS)
             now = self._clock.time()

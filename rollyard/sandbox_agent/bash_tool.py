@@ -89,7 +89,7 @@ class BashTool:
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
     def drain(self) -> None:
-        """Read the output of background jobs between calls; unread output would block the jobs. The next call returns it."""
+        """Read the output of background jobs between calls, for the next call. Unread output would block the jobs."""
         if self._terminal is None:
             return
         try:
@@ -128,8 +128,8 @@ class BashTool:
 
 
 def _no_translation() -> None:
-    """Turn off the translation of line ends, before bash starts. When a job is killed, bash restores the terminal modes
-    that it found when it started."""
+    """Turn off the translation of line ends. Must run before bash starts: after a job is killed, bash restores the
+    terminal modes from the time when bash started."""
     mode = termios.tcgetattr(0)
     mode[1] &= ~termios.OPOST
     termios.tcsetattr(0, termios.TCSANOW, mode)
@@ -242,7 +242,7 @@ class _Terminal:
             kill_family(self._child.pid, signal.SIGKILL)
         self._wait(KILL_SECONDS)
         self._process.fileobj.close()
-        self._process.closed = True  # an open one's destructor would wait, but only `ChildProcesses` may
+        self._process.closed = True  # or the destructor waits; only `ChildProcesses` may
         self._child.close()
         return status
 

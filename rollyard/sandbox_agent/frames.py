@@ -13,7 +13,7 @@ from typing import Any
 
 Header = dict[str, Any]
 PROTOCOL = 2
-"""Version in the hello message. A change of the frames increases it if an old peer could misread new frames."""
+"""Version in the hello message. Increase the version if an old peer could misread new frames."""
 
 LENGTHS = struct.Struct("!II")
 

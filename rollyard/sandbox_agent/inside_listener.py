@@ -1,4 +1,4 @@
-"""A socket that listens on the sandbox's own loopback. The owner of the sandbox accepts the connections, outside of it.
+"""A socket that listens on the sandbox's own loopback. The owner, outside of the sandbox, accepts the connections.
 
 A sandbox has its own network without any other host. The listening socket is passed to the owner through a Unix socket.
 So programs in the sandbox reach the owner at 127.0.0.1, and reach nothing else.

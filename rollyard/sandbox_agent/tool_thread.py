@@ -1,4 +1,4 @@
-"""The thread of one tool. It runs the tool's calls one after the other. Between calls it reads output of processes."""
+"""The thread of one tool. It runs the tool's calls one after the other. Between calls it reads the processes' output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes whole files for the owner of the sandbox. A task's trap, such as a named pipe, cannot block them."""
+"""Reads and writes whole files for the owner of the sandbox. A named pipe of the task cannot block a call."""
 
 from __future__ import annotations
 

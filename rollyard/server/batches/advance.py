@@ -108,7 +108,7 @@ class CancelRest:
 class GroupSettled:
     """Record the group's final verdict in the task's history, and in the rates and the lengths of the series.
 
-    For a faulty group, only put its task back.
+    The task of a faulty group is only put back.
     """
 
     verdict: Verdict
@@ -121,7 +121,7 @@ class GroupDelivered:
 
 @dataclass(frozen=True, slots=True)
 class BatchEnded:
-    """The batch has ended: carry its live groups over if `keep` is true, otherwise cancel them."""
+    """The batch has ended. If `keep` is true, carry the live groups over; otherwise cancel the live groups."""
 
     keep: bool
 
@@ -310,9 +310,9 @@ def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
 def wanted(request: BatchRequest, batch: BatchRecord) -> int:
     """Return the number of groups to draw now.
 
-    With a target, this is the number that the target still needs at the observed informative rate. It does not depend on
-    workers, so that an empty pool grows. If another batch can take over unfinished groups, more groups are drawn to keep
-    all slots busy.
+    With a target, draw as many groups as the target still needs at the observed informative rate. The number of workers
+    does not matter, so that an empty pool grows. If another batch can take over unfinished groups, more groups are drawn
+    to keep all slots busy.
 
     For a stream with `step_groups`, staleness is the limit: at most `max_staleness` + 1 training steps may be filled by
     unacknowledged groups and by groups in flight that are expected to be informative. Other streams fill the slots.
