@@ -11,6 +11,8 @@ from weakref import WeakSet
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rollyard.core.tls_server import stop_tls_server
+
 HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
 """Seconds within which the whole header of each request must arrive."""
@@ -64,7 +66,7 @@ async def listen(
         lingering_time=LINGER_SECONDS,
     )
     await runner.setup()
-    stack.push_async_callback(runner.cleanup)
+    stack.push_async_callback(stop_tls_server, runner)
     assert runner.server is not None
     server = await asyncio.get_running_loop().create_server(
         _ConnectionLimiter(runner.server, app[_TRUSTED_CONNECTIONS]),

@@ -28,6 +28,7 @@ from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Incompatible, Invalid, RollyardError, Unavailable
 from rollyard.core.exit_codes import REPLACED_EXIT
 from rollyard.core.telemetry import set_up_logging
+from rollyard.core.tls_server import stop_tls_server
 from rollyard.engine.gang.rendezvous import Gang
 from rollyard.engine.gang.worker import run_worker
 from rollyard.engine.launch.gang_rank import GangRank
@@ -142,7 +143,7 @@ class InferenceServer:
                 try:
                     return await self._serve(http, url, welcome.heartbeat_seconds)
                 finally:
-                    await runner.cleanup()
+                    await stop_tls_server(runner)
             except Fenced as error:
                 log.error("%s", error)
                 return REPLACED_EXIT

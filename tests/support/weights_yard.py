@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rollyard.core.aio import running
+from rollyard.core.tls_server import stop_tls_server
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.model_config import read_config
@@ -164,7 +165,7 @@ async def yard(
                     task.result()
                 yield made
         finally:
-            await runner.cleanup()
+            await stop_tls_server(runner)
 
 
 def recomputed(answer: Answer, before: Path, after: Path, boundary: int | None = None) -> list[float]:

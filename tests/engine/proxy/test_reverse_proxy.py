@@ -17,6 +17,7 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from rollyard.core.tls_server import stop_tls_server
 from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy import reverse_proxy as module
@@ -59,7 +60,7 @@ async def opened(uds: Path, certified: tuple[ssl.SSLContext, ssl.SSLContext]) ->
         try:
             yield Open(proxy, url, client)
         finally:
-            await runner.cleanup()
+            await stop_tls_server(runner)
 
 
 @pytest.fixture

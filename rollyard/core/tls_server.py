@@ -1,0 +1,29 @@
+"""The end of an HTTP server that serves over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from aiohttp import web
+
+CLOSE_SECONDS = 1.0
+"""Seconds that peers have to confirm the end of their TLS connections. Then the connections are aborted."""
+
+
+async def stop_tls_server(runner: web.AppRunner) -> None:
+    """Clean up the runner, and return when the socket of each of its connections is closed.
+
+    A TLS connection stays open until its peer confirms the end (`close_notify`). A peer that is suspended, overloaded
+    or hostile never confirms it, and asyncio waits 30 s.
+    """
+    handlers = runner.server.connections if runner.server else []
+    transports = [handler.transport for handler in handlers if handler.transport is not None]
+    sockets = [transport.get_extra_info("socket") for transport in transports]
+    await runner.cleanup()
+    deadline = time.monotonic() + CLOSE_SECONDS
+    while any(socket.fileno() != -1 for socket in sockets):
+        if time.monotonic() >= deadline:
+            for transport in transports:
+                transport.abort()
+        await asyncio.sleep(0.01)
