@@ -7,9 +7,9 @@ import socket
 import ssl
 
 from aiohttp import web
-from tests.support.weights_yard import certified
 
 from rollyard.core.tls_server import stop_tls_server
+from tests.support.weights_yard import certified
 
 __all__ = ["certified"]
 

@@ -31,6 +31,9 @@ EngineFailed."""
 
 LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
+IDLE_SECONDS = 1.0
+"""Age above which an idle connection is not used again. vLLM closes idle connections after 5 s: a request that is sent at
+this moment fails as if the engine had died."""
 RELAY_SECONDS = 2.0
 """Limit for reading the last output of an engine that has ended."""
 RECENT_SECONDS = 10.0
@@ -111,7 +114,7 @@ class Supervisor:
 
     def session(self) -> aiohttp.ClientSession:
         """Return a session that sends every request to the engine. Bodies are not decompressed."""
-        connector = aiohttp.UnixConnector(path=str(self._uds), limit=0)
+        connector = aiohttp.UnixConnector(path=str(self._uds), limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 

@@ -18,6 +18,7 @@ from aiohttp import web
 from yarl import URL
 
 from rollyard.core.tls_server import stop_tls_server
+from rollyard.engine.process import engine_supervisor
 from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy import reverse_proxy as module
@@ -76,11 +77,16 @@ class Upstream:
     def __init__(self) -> None:
         self.seen: list[web.Request] = []
         self.gone = asyncio.Event()
+        self.once = False
+        """Close a connection at its second request, like a server that ends an idle connection at this moment."""
         self.app = web.Application(client_max_size=8 << 20)
         self.app.router.add_route("*", "/{path:.*}", self._answer)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
+        again = any(r.protocol is request.protocol for r in self.seen)
         self.seen.append(request)
+        if self.once and again:
+            request.protocol.force_close()
         if request.path == "/metrics":
             packed = gzip.compress(b"vllm:num_requests_running 3\n")
             return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Connection": "X-Hop", "X-Hop": "1"})
@@ -262,6 +268,18 @@ async def test_it_speaks_tls_alone(real: Open) -> None:
 
 
 # how it ends
+
+
+async def test_a_connection_that_was_idle_is_not_used_again(
+    upstream: tuple[Upstream, Open], tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = upstream
+    engine.once = True
+    monkeypatch.setattr(engine_supervisor, "IDLE_SECONDS", 0.0)
+    async with opened(tmp_path / "e", certified) as found:
+        for _ in range(3):
+            async with found.client.post("/inference/v1/generate", json={}) as answer:
+                assert answer.status == 418
 
 
 async def test_an_engine_that_is_not_there_is_a_502(certified: Any, tmp_path: Path) -> None:
