@@ -24,9 +24,9 @@ from rollyard.kinds.base import ObjectMeta, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.slurm_snapshots import INTERVAL_SECONDS
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.cli_driver import MARK, QUEUE, read_queue

@@ -1,4 +1,4 @@
-"""Parts of the server that the routes use. `server.wiring` puts them together."""
+"""Parts of the server that the routes use. `server.parts_and_wakeups` puts them together."""
 
 from __future__ import annotations
 

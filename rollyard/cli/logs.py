@@ -103,14 +103,14 @@ async def _select_allocations(client: AsyncClient, named: KindObject, previous: 
     ended = [a for a in owned if a.status.is_ended]
     if isinstance(named, Allocation):
         before = [a for a in ended if a.spec.index < named.spec.index][-1:]
-        return before or _no_logs_message(f"no output is kept of allocations of this pool that ended before {name}")
+        return before or _raise_no_logs(f"no output is kept of allocations of this pool that ended before {name}")
     if previous:
-        return ended or _no_logs_message(f"no output is kept of ended allocations of {name}")
+        return ended or _raise_no_logs(f"no output is kept of ended allocations of {name}")
     hint = f"; `rollyard logs {name} --previous` shows the output of ended ones" if ended else ""
-    return [a for a in owned if not a.status.is_ended] or _no_logs_message(f"{name} has no allocation now{hint}")
+    return [a for a in owned if not a.status.is_ended] or _raise_no_logs(f"{name} has no allocation now{hint}")
 
 
-def _no_logs_message(words: str) -> list[Allocation]:
+def _raise_no_logs(words: str) -> list[Allocation]:
     raise NotFound(words)
 
 

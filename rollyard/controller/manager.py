@@ -137,7 +137,7 @@ class Manager:
                 outcome = await _attempt(controller.reconciler, key)
                 _apply_outcome(queue, key, outcome)
                 if isinstance(outcome, Terminal):
-                    await _log_failure(controller.reconciler, key, outcome.error)
+                    await _report_failure(controller.reconciler, key, outcome.error)
             finally:
                 queue.done(key)
 
@@ -173,7 +173,7 @@ async def _run_forever(run: Callable[[], Awaitable[None]]) -> None:
     await run()
 
 
-async def _log_failure(reconciler: Reconciler, key: ObjectKey, error: RollyardError) -> None:
+async def _report_failure(reconciler: Reconciler, key: ObjectKey, error: RollyardError) -> None:
     try:
         await reconciler.gave_up(key, error)
     except RollyardError as other:

@@ -53,7 +53,7 @@ TERM_SECONDS = 0.2
 When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. If this
 process reads TERM during the wait, the rollout is handed back, and the lost sandbox does not count as a failed attempt.
 """
-HARNESS_MEMORY_SHARE = 0.8
+HANDLER_TIME_SHARE = 0.8
 """Share of EVAL's time budget that the agent's work may use. A solution that hangs exceeds this share before the budget
 ends, so it does not count as an infrastructure fault."""
 
@@ -202,7 +202,9 @@ class LeaseRun:
             ran = await self._loop(handler, sandbox, template, policy)
         self._endpoint = policy.failover.endpoint.id
         if not sampled_tokens(ran.segments):
-            raise why_nothing_sampled(ran.overdue, policy.request_sent_at, policy.answered_at, self._budget(Stage.RUN))
+            raise why_nothing_sampled(
+                ran.overdue, policy.turns_requested, policy.tokens_arrived, self._budget(Stage.RUN)
+            )
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
             return ran, await handler.collect(self._lease.task, sandbox)
@@ -260,7 +262,7 @@ class LeaseRun:
     async def _evaluated(self, handler: TaskHandler, run: RunResult) -> Outcome:
         budget = self._budget(Stage.EVAL)
         async with self._stage_worker(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
-            score = await self._score(handler, run, HARNESS_MEMORY_SHARE * budget)
+            score = await self._score(handler, run, HANDLER_TIME_SHARE * budget)
         timings = evolve(run.outcome.timings, eval=self._timings["eval"])
         metrics = {**run.outcome.metrics, **score.metrics}
         update = {"reward": score.reward, "metrics": metrics, "timings": timings}

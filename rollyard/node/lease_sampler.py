@@ -44,9 +44,9 @@ class LeaseSampler:
         self._http = http
         self._ref = ref
         self._context = context_tokens
-        self.request_sent_at = 0
+        self.turns_requested = 0
         """Number of turns that were requested."""
-        self.answered_at = 0
+        self.tokens_arrived = 0
         """Number of tokens that have arrived, including those of turns that were cut off."""
         self._rechoose_requested = False
 
@@ -64,7 +64,7 @@ class LeaseSampler:
         Raises ContextExceeded, EndpointLost, EndpointRefused, Fenced, and NoEndpoint after PARKED_SECONDS without an
         endpoint. After NoEndpoint the rollout must be handed back.
         """
-        self.request_sent_at += 1
+        self.turns_requested += 1
         limit = sampling.max_tokens
         if self._context is not None:
             limit = min(limit, self._context - len(prompt_ids))
@@ -74,7 +74,7 @@ class LeaseSampler:
             )
 
         def on_ids(ids: Sequence[int]) -> None:
-            self.answered_at += len(ids)
+            self.tokens_arrived += len(ids)
             if on_progress is not None:
                 on_progress(ids)
 

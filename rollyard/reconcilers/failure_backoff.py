@@ -34,7 +34,7 @@ LAUNCH_SECONDS = 15.0
 submitted again immediately would have all nodes drained."""
 STEADY_SECONDS = 10.0
 """Seconds of being ready that count as a success. An allocation that fails sooner adds to the failures in a row."""
-FORGET_INTERRUPTIONS_SECONDS = 60.0
+FORGET_FAILURES_SECONDS = 60.0
 """Seconds after the last failure. Failures are forgotten if this time is over while all allocations are ready."""
 
 
@@ -82,7 +82,7 @@ def count_ends(
     last, last_outside = _unix(status.last_failure_time), _unix(status.last_interruption_time)
     failures = status.failures if status.template_hash == template and not _had_steady_run(own, last, now) else 0
     outside = 0 if _had_steady_run(allocations, last_outside, now) else status.interruptions
-    if all_ready and last is not None and now - last > FORGET_INTERRUPTIONS_SECONDS:
+    if all_ready and last is not None and now - last > FORGET_FAILURES_SECONDS:
         failures = 0
     failures, last = _count_new(failures, last, (a for a in own if a.status.job_state in FAILURES))
     ended = (a for a in allocations if a.status.job_state in INTERRUPTIONS)

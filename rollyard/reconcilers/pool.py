@@ -56,7 +56,7 @@ class PoolReconciler:
         recorder: EventRecorder,
         expectations: Expectations,
         clock: Clock,
-        trade: PoolObserver,
+        observer: PoolObserver,
     ) -> None:
         self._store = store
         self._allocations = allocations
@@ -64,7 +64,7 @@ class PoolReconciler:
         self._recorder = recorder
         self._expectations = expectations
         self._clock = clock
-        self._observer = trade
+        self._observer = observer
         self._polls: dict[ObjectKey, tuple[str, float]] = {}
         """Key -> (resourceVersion at the last poll, seconds until the next poll)."""
         self._memories: dict[ObjectKey, ScalerMemory] = {}

@@ -23,7 +23,7 @@ from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.slurm.site_check import check, find_doubts
 
-SAMPLE_NAMESPACE = "UID"
+SAMPLE_UID = "UID"
 """Placeholder for the allocation's uid in a shown script."""
 UNKNOWN_DEMAND = Metric("demand", None, 1.0)
 """Metric of an unknown demand. With it, the autoscaler keeps a pool's present size, within the pool's bounds."""
@@ -58,7 +58,7 @@ class Preview:
         if _external(pool):
             return Submission(script="", jobs=0, summary="others start its servers, so nothing is submitted")
         first = new_allocation(pool, pool.status.next_index)
-        named = evolve(first, metadata=evolve(first.metadata, uid=SAMPLE_NAMESPACE))
+        named = evolve(first, metadata=evolve(first.metadata, uid=SAMPLE_UID))
         jobs, summary = summarise(pool, allocations, self._shape(pool.spec.allocation), self._clock.time())
         return Submission(script=self._workspace.script(named).text, jobs=jobs, summary=summary)
 

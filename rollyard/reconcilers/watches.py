@@ -75,8 +75,8 @@ def build_reconcilers(
         agents.expel(uid)
         await rollouts.lose_allocation(uid)
 
-    def pool_reconciler(trade: RolloutPoolObserver | InferencePoolObserver) -> PoolReconciler:
-        return PoolReconciler(store, allocations, feed, recorder, expectations, clock, trade)
+    def pool_reconciler(observer: RolloutPoolObserver | InferencePoolObserver) -> PoolReconciler:
+        return PoolReconciler(store, allocations, feed, recorder, expectations, clock, observer)
 
     jobs = AllocationReconciler(
         store, driver, feed, workspace, recorder, agents, endpoints, clock, submitter, end_leases

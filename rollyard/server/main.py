@@ -1,4 +1,4 @@
-"""Start, run and stop of the server. `wiring` connects its parts.
+"""Start, run and stop of the server. `parts_and_wakeups` connects its parts.
 
 Only the store must survive a crash. Every start is a recovery: it opens the store with the folder's lock and the next
 epoch, restores the leases of running rollouts, and only then publishes the address.
@@ -26,11 +26,11 @@ from rollyard.core.telemetry import set_up_logging
 from rollyard.server.advertise import advertised
 from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.job.standby_jobs import StandbyKeeper
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.result_pruner import ResultPruner
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose_driver import choose_driver
 from rollyard.slurm.fenced_driver import FencedDriver

@@ -19,7 +19,7 @@ from rollyard.slurm.base import BatchScript, Driver, Job, Site, Snapshot
 T = TypeVar("T")
 CALLS_PER_SECOND, BURST = 10.0, 20
 SLOW_CALL_SECONDS = 5.0
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 1.0, 30.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 
 
 class BudgetedDriver:
@@ -91,13 +91,13 @@ class BudgetedDriver:
             self._failures = 0
         if seconds > SLOW_CALL_SECONDS:
             self._why = f"{word} took {seconds:.0f} s"
-            self._opened_at = time.monotonic() + min(LAST_PAUSE_SECONDS, 2 * seconds)
+            self._opened_at = time.monotonic() + min(MAX_PAUSE_SECONDS, 2 * seconds)
         return answer
 
     def _failed(self, why: str) -> None:
         self._failures += 1
         self._why = why
-        pause = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
+        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
         self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     async def _take_token(self) -> None:

@@ -13,7 +13,7 @@ from rollyard.core.errors import Invalid, SlurmUnreachable
 from rollyard.slurm.base import Driver
 from rollyard.slurm.call_budget import BudgetedDriver
 from rollyard.slurm.cli_driver import CliDriver
-from rollyard.slurm.held_job_driver import HeldJobDriver
+from rollyard.slurm.job_step_driver import JobStepDriver
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, why_unfit
 from rollyard.slurm.rest.address import URL_VARIABLE, SlurmCredentials, SlurmrestdAddress
@@ -48,7 +48,7 @@ async def choose_driver(cluster: str, folder: Path) -> Driver:
 
 def _wrap(driver: Driver, folder: Path) -> Driver:
     """Extend a driver: it can also run steps in jobs that users already have, and all calls go through the budget."""
-    return BudgetedDriver(HeldJobDriver(driver, CliDriver(), folder))
+    return BudgetedDriver(JobStepDriver(driver, CliDriver(), folder))
 
 
 def _cli(cluster: str) -> CliDriver:

@@ -20,12 +20,12 @@ from typing import Any
 
 from rollyard.core.errors import SlurmUnreachable
 
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.25, 5.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 5.0
 """Shortest and longest pause between the starts of two children. The pause doubles with each failure in a row."""
 MAX_ANSWER_BYTES = 256 << 20
 KILLED_SECONDS = 5.0
 """Greatest wait for the end of a killed child."""
-LAST_OUTPUT_CHARS = 5
+LAST_LINES = 5
 _SOURCE = Path(__file__).with_name("pyslurm_child.py")
 
 
@@ -111,7 +111,7 @@ class PyslurmProcess:
     async def _start(self) -> _Child:
         await self._end()
         if self._failures:
-            pause = min(LAST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
+            pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
             await asyncio.sleep(self._started_at + pause - time.monotonic())
         self._started_at = time.monotonic()
         pipe = asyncio.subprocess.PIPE
@@ -142,12 +142,12 @@ class _Child:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
-        self._words: deque[str] = deque(maxlen=LAST_OUTPUT_CHARS)
+        self._last_lines: deque[str] = deque(maxlen=LAST_LINES)
         self._reader = asyncio.create_task(self._listen())
 
     @property
     def complaint(self) -> str:
-        return f": {'; '.join(self._words)}" if self._words else ""
+        return f": {'; '.join(self._last_lines)}" if self._last_lines else ""
 
     async def write(self, request: Mapping[str, object]) -> None:
         assert self.process.stdin is not None
@@ -182,7 +182,9 @@ class _Child:
     async def _listen(self) -> None:
         assert self.process.stderr is not None
         while piece := await self.process.stderr.read(1 << 16):
-            self._words.extend(filter(None, (line.strip() for line in piece.decode(errors="replace").splitlines())))
+            self._last_lines.extend(
+                filter(None, (line.strip() for line in piece.decode(errors="replace").splitlines()))
+            )
 
     async def _end_text(self) -> str:
         status = await self.process.wait()

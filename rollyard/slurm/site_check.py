@@ -25,7 +25,7 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
     """Return the errors, each with its field and a remedy. Nothing is checked if the site reports no partitions."""
     if not site.partitions or template.within is not None:
         return []
-    unknown = [name for name in _template_fields(template) if name not in site.partitions]
+    unknown = [name for name in _requested_partitions(template) if name not in site.partitions]
     if unknown:
         return [
             _cause(
@@ -59,13 +59,13 @@ def find_doubts(template: AllocationTemplate, site: Site) -> list[str]:
     return []
 
 
-def _template_fields(template: AllocationTemplate) -> list[str]:
+def _requested_partitions(template: AllocationTemplate) -> list[str]:
     return template.partition.split(",") if template.partition else []
 
 
 def _partitions(template: AllocationTemplate, site: Site) -> list[Partition]:
     """Return the requested partitions that exist. If the template names none, return the default partition."""
-    requested = _template_fields(template)
+    requested = _requested_partitions(template)
     if requested:
         return [site.partitions[name] for name in requested if name in site.partitions]
     return [p for p in site.partitions.values() if p.default]

@@ -49,12 +49,12 @@ class Conversation:
 
     @property
     def segment_count(self) -> int:
-        return sum(track.prompt_length is not None for track in self._builders)
+        return sum(builder.prompt_length is not None for builder in self._builders)
 
     @property
     def token_count(self) -> int:
         """Number of tokens in all segments."""
-        return sum(len(track.ids) for track in self._builders)
+        return sum(len(builder.ids) for builder in self._builders)
 
     def prompt_ids(self) -> list[int]:
         """Return the ids of the next prompt.
@@ -63,8 +63,8 @@ class Conversation:
         """
         if self._rendered is None:
             rendered = self._renderer.whole(self._messages)
-            track = self._builders[-1]
-            new = track.text_after(rendered) if track.prompt_length is not None else None
+            builder = self._builders[-1]
+            new = builder.text_after(rendered) if builder.prompt_length is not None else None
             if new is None:
                 new = self._open_segment(rendered)
             self._pending = self._ids(new)
@@ -89,18 +89,18 @@ class Conversation:
         prompt = self.prompt_ids()
         rendered, self._rendered = self._rendered, None
         assert rendered is not None
-        track, number = self._builders[-1], len(self._sampled)
+        builder, number = self._builders[-1], len(self._sampled)
         turn = sampled_turn(self._template, ids, prompt)
-        track.append_prompt(self._pending)
-        track.text, track.sampled_text = rendered, tuple(text + turn.end for text in turn.spellings)
+        builder.append_prompt(self._pending)
+        builder.text, builder.sampled_text = rendered, tuple(text + turn.end for text in turn.spellings)
         end = len(rendered) + len(turn.text) + len(turn.end)
-        track.turns.append(PlacedTurn(number, 0, len(rendered), end, bool(turn.end)))
-        track.ids += ids
-        track.logprobs += logprobs
-        track.weights_version += versions
-        track.finish_reasons.append(finish_reason)
-        if track.prompt_length is None:
-            track.prompt_length = len(prompt)
+        builder.turns.append(PlacedTurn(number, 0, len(rendered), end, bool(turn.end)))
+        builder.ids += ids
+        builder.logprobs += logprobs
+        builder.weights_version += versions
+        builder.finish_reasons.append(finish_reason)
+        if builder.prompt_length is None:
+            builder.prompt_length = len(prompt)
         self._append(turn, (), "")
         return turn.text
 
@@ -146,7 +146,9 @@ class Conversation:
 
     def segments(self) -> list[Segment]:
         """Return one segment for each unbroken sequence. A segment ends with its last sampled token."""
-        return [track.segment(track.prompt_length) for track in self._builders if track.prompt_length is not None]
+        return [
+            builder.segment(builder.prompt_length) for builder in self._builders if builder.prompt_length is not None
+        ]
 
     def _append(self, turn: SampledTurn, calls: Sequence[ToolCall], content: str) -> None:
         self._messages.append(SampledMessage(len(self._sampled), turn, tuple(calls), content))
@@ -168,19 +170,19 @@ class Conversation:
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]
         if before.prompt_length is None:  # a segment without a sampled turn has no prefix to break
-            track = self._builders[-1] = SegmentBuilder(opened_by=before.opened_by)
+            builder = self._builders[-1] = SegmentBuilder(opened_by=before.opened_by)
         else:
             broken = Break(len(self._sampled), *before.difference(rendered, marked, self._sampled))
             self.breaks.append(broken)
-            track = SegmentBuilder(opened_by=broken)
-            self._builders.append(track)
+            builder = SegmentBuilder(opened_by=broken)
+            self._builders.append(builder)
         position = 0
         for placed in locate_turns(rendered, marked, self._sampled, self._template) if marked is not None else ():
             turn = self._sampled[placed.number]
             # These ids are trained on in the segment in which they were sampled. In this segment they are context.
-            track.append_prompt(self._ids(rendered[position : placed.start]))
-            track.append_prompt((turn.ids if placed.ended else turn.content_ids)[placed.first :])
-            track.turns.append(placed)
+            builder.append_prompt(self._ids(rendered[position : placed.start]))
+            builder.append_prompt((turn.ids if placed.ended else turn.content_ids)[placed.first :])
+            builder.turns.append(placed)
             position = placed.end
         return rendered[position:]
 

@@ -15,8 +15,8 @@ import pytest
 from rollyard.api.app import build
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.registry import parse_object
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trust.bearer_tokens import Role

@@ -14,7 +14,7 @@ from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.failure_backoff import (
     BACKOFF_CAP_SECONDS,
-    FORGET_INTERRUPTIONS_SECONDS,
+    FORGET_FAILURES_SECONDS,
     LAUNCH_SECONDS,
     STEADY_SECONDS,
     EndCounts,
@@ -154,7 +154,7 @@ def test_failures_of_an_earlier_template_do_not_count() -> None:
 
 def test_failures_are_forgotten_when_all_has_been_calm() -> None:
     known = PoolStatus(template_hash="t", failures=4, last_failure_time=at(0))
-    later = NOW + FORGET_INTERRUPTIONS_SECONDS + 1
+    later = NOW + FORGET_FAILURES_SECONDS + 1
     assert count_ends(known, "t", [], later, serves=True, all_ready=True).failures == 0
     assert count_ends(known, "t", [], later, serves=True, all_ready=False).failures == 4
     assert count_ends(known, "t", [], NOW + 1, serves=True, all_ready=True).failures == 4

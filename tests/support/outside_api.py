@@ -12,7 +12,7 @@ import openai
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord
-from rollyard.server.wiring import Parts
+from rollyard.server.parts_and_wakeups import Parts
 from tests.support import make
 
 QUESTION: list[dict[str, Any]] = [

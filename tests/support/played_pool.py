@@ -10,9 +10,9 @@ import zstandard
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutRecord, Transaction
-from rollyard.server.wiring import Parts
 from rollyard.wire.node import LeaseRef, ResultHeader
 
 

@@ -20,11 +20,11 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutFilter, Transaction
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.base import BatchScript, Job, JobIds, Snapshot
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity

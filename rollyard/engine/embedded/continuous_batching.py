@@ -82,11 +82,11 @@ class Engine:
 
     def submit(self, generation: GenerationRequest) -> None:
         generation.submitted_at = time.monotonic()
-        self._finish_request(generation, abort=False)
+        self._pass_on(generation, abort=False)
 
     def abort(self, generation: GenerationRequest) -> None:
         """Abort a generation. Its last StepResult has finish_reason "abort". An ended generation does not change."""
-        self._finish_request(generation, abort=True)
+        self._pass_on(generation, abort=True)
 
     def freeze(self, *, abort: bool) -> Future[None]:
         """Run no step until `thaw`. `abort`: end all requests, with finish_reason "abort".
@@ -135,7 +135,7 @@ class Engine:
         self._wake.set()
         self._thread.join(timeout)
 
-    def _finish_request(self, generation: GenerationRequest, *, abort: bool) -> None:
+    def _pass_on(self, generation: GenerationRequest, *, abort: bool) -> None:
         self._inbox.append((generation, abort))
         self._wake.set()
 

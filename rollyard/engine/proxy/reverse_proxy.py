@@ -89,13 +89,13 @@ class EngineProxy:
         self._in_flight += 1
         self.idle.clear()
         try:
-            return await self._relay_tokens(request)
+            return await self._relay(request)
         finally:
             self._in_flight -= 1
             if self._in_flight == 0:
                 self.idle.set()
 
-    async def _relay_tokens(self, request: web.Request) -> web.StreamResponse:
+    async def _relay(self, request: web.Request) -> web.StreamResponse:
         try:
             if (request.method, request.path) in ROUTES:
                 return await self.transfer.relay(request)

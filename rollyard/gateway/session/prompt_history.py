@@ -1,4 +1,4 @@
-"""The history of prompts without messages (`/v1/completions`): a tree as in `chat_history`. The beginning of a prompt
+"""The history of prompts without messages (`/v1/completions`): a tree as in `chat_to_ids`. The beginning of a prompt
 decides which branch the prompt continues.
 
 A prompt of ids continues a branch if it begins with the branch's ids. A prompt of text continues a branch if it begins
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rollyard.gateway.session.chat_history import QUOTED, common_length
+from rollyard.gateway.session.chat_to_ids import QUOTED, common_length
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled

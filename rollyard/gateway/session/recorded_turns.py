@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, ChatToolCall, assistant_message
-from rollyard.gateway.session.chat_history import ChatBranch, ChatHistory, PreparedChat
+from rollyard.gateway.session.chat_to_ids import ChatBranch, ChatHistory, PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn

@@ -34,7 +34,7 @@ from rollyard.gateway.requests.call_errors import (
 )
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
-from rollyard.gateway.session.chat_history import PreparedChat
+from rollyard.gateway.session.chat_to_ids import PreparedChat
 from rollyard.gateway.session.recorded_turns import RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig

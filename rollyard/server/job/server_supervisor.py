@@ -19,7 +19,7 @@ from rollyard.server.job.job_folder import ServerJobFolder
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS = 0.5, 30.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
 """Seconds of running after which an exit no longer counts as a failed start."""
 STOP_SECONDS = 20.0
@@ -51,7 +51,7 @@ async def _supervise(command: Sequence[str]) -> int:
         log.error("the server ended with status %d; restarting it in %g s", status, pause)
         if await wait_or_timeout(stop, pause):
             return 0
-        pause = min(LAST_PAUSE_SECONDS, 2 * pause)
+        pause = min(MAX_PAUSE_SECONDS, 2 * pause)
 
 
 async def _serve_once(command: Sequence[str], stop: asyncio.Event) -> int:

@@ -121,7 +121,7 @@ def _check_free(place: ServerJobFolder) -> None:
     lock = FolderLock(place.data)
     try:
         if not lock.acquire() and ((holder := lock.holder_run()) is None or holder.name != place.name):
-            raise lock.refusal_text()
+            raise lock.refusal()
     finally:
         lock.release()
 

@@ -72,7 +72,7 @@ def _take_lock(lock: FolderLock, folder: Path) -> None:
     if lock.acquire():
         return
     if not lock.is_left_over():
-        raise lock.refusal_text()
+        raise lock.refusal()
     with closing(_connect(folder / "rollyard.db")) as db:
         tables.begin_epoch(db)  # from this epoch on, the store refuses the former holder's commits
     if not lock.acquire_within(TAKE_OVER_SECONDS):

@@ -85,7 +85,7 @@ class FolderLock:
         holder = self.holder_run()
         return holder is not None and self._run is not None and self._run.succeeds(holder)
 
-    def refusal_text(self) -> Unavailable:
+    def refusal(self) -> Unavailable:
         holder = self._holder() or "another process"
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 

@@ -105,7 +105,7 @@ class RolloutTransaction:
         return [row_codec.from_row(r) for r in found]
 
     def version_bound(self, pool: PoolKey) -> list[VersionBound]:
-        return [row_codec.version_bound_from(r) for r in self._db.execute(row_codec.VERSION_BOUND_COLUMNS, pool)]
+        return [row_codec.version_bound_from(r) for r in self._db.execute(row_codec.VERSION_BOUND_QUERY, pool)]
 
     def group_versions(self, namespace: str, group: str) -> GroupVersions:
         found: dict[bool, set[str]] = {True: set(), False: set()}

@@ -94,7 +94,7 @@ def from_row(row: Iterable[Any]) -> RolloutRecord:
     return RolloutRecord(*_translate(row, _DECODE))
 
 
-VERSION_BOUND_COLUMNS = (
+VERSION_BOUND_QUERY = (
     'SELECT id, "group", stage, holder IS NOT NULL, endpoints, weights, weights_version FROM rollouts '
     "INDEXED BY rollouts_demanding WHERE namespace = ? AND pool = ? AND weights IS NOT NULL AND cursor IS NULL ORDER BY seq"
 )

@@ -37,10 +37,10 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
                 outcome = [self._weights.push(whole_model(model))]
             except Exception as error:  # noqa: BLE001  the other processes wait for the result
                 outcome = [error]
-        (told,) = broadcast_object_list(outcome)
-        if isinstance(told, Exception):
-            raise told
-        self.version = told
+        (outcome_of_first,) = broadcast_object_list(outcome)
+        if isinstance(outcome_of_first, Exception):
+            raise outcome_of_first
+        self.version = outcome_of_first
 
 
 def whole_model(model: Any) -> Any:

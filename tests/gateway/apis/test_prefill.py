@@ -11,7 +11,7 @@ import pytest
 from rollyard.core.errors import TaskError
 from rollyard.gateway.requests.chat_request import ChatRequest
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
-from rollyard.gateway.session.chat_history import ChatHistory
+from rollyard.gateway.session.chat_to_ids import ChatHistory
 from rollyard.tokens.chat_template import ChatTemplate
 from tests.support.tools import TOOLS
 

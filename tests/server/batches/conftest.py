@@ -11,8 +11,8 @@ from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.batches.task_lines import canonical
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from tests.support.played_pool import PlayedPool
 

@@ -24,6 +24,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Outcome, RolloutError, RolloutKey, RolloutRequest, Segment, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.server.rollouts.move_hints import REPEAT_SECONDS
@@ -33,7 +34,6 @@ from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server.store.base import RolloutFilter, RolloutRecord, Transaction
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
 from rollyard.wire.node import (

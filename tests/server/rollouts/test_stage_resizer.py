@@ -11,9 +11,9 @@ from rollyard.core.aio import running
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.node import CapacityRequest, LeaseRef, Resize, ToNode
 from tests.support import make

@@ -15,10 +15,10 @@ from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord
+from rollyard.server.parts_and_wakeups import StoredPools
 from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import RolloutRecord
-from rollyard.server.wiring import StoredPools
 from rollyard.wire.node import Cancel
 from tests.server.rollouts.test_service import Yard, header, identity, request, until, yard  # noqa: F401 - the yard is a fixture
 from tests.support import make

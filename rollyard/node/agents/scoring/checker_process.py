@@ -48,9 +48,9 @@ def _judge_within_limits(check: Check, parts: Sequence[bytes], cpu_seconds: int,
             os._exit(0)
     os.close(into)
     with open(out, "rb") as pipe:
-        said = pipe.read()
+        result = pipe.read()
     _, status = os.waitpid(pid, 0)
-    return json.loads(said) if said else {"died": -os.waitstatus_to_exitcode(status)}
+    return json.loads(result) if result else {"died": -os.waitstatus_to_exitcode(status)}
 
 
 def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:

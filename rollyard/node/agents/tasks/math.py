@@ -57,12 +57,12 @@ class MathHandler:
 
     async def _verdict(self, reference: str, answer: str) -> dict[str, float]:
         """Return `right`, or the reason why the answer cannot be judged. Raises TaskError if the reference is at fault."""
-        asked = reference.encode("utf-8", "replace")
+        expected = reference.encode("utf-8", "replace")
         try:
-            verdict = await self._checkers.ask(asked, answer.encode("utf-8", "replace"))
+            verdict = await self._checkers.ask(expected, answer.encode("utf-8", "replace"))
         except CheckerKilled as why:
             try:
-                await self._checkers.ask(asked, b"0")
+                await self._checkers.ask(expected, b"0")
             except CheckerKilled:
                 raise TaskError(f"the reference answer {reference!r} cannot be computed within the limits") from None
             return {str(why): 1.0}

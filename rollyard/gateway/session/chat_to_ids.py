@@ -1,5 +1,5 @@
-"""The history of a session as a tree of conversations. Each call extends the longest branch that is a prefix of the
-call's history.
+"""Conversion of chat calls to prompts of token ids. The session's history is a tree of conversations, and each call
+extends the longest branch that is a prefix of the call's history.
 
 A branch is a `Conversation`. Callers send the whole history as text with every call, and always with small changes. So
 each message has a key, which leaves out the parts whose changes have no meaning. A call continues a branch if their

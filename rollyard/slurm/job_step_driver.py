@@ -31,7 +31,7 @@ QUERY = ("cpus-per-task", "gpus-per-node", "gres")
 """Options of sbatch that are passed to the step's srun. Memory is passed separately."""
 
 
-class HeldJobDriver:
+class JobStepDriver:
     """Driver that passes jobs to another driver, and runs steps in jobs that users already have."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rollyard.core.aio import Signal
 from rollyard.core.clock import ManualClock
+from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.wiring import Parts
 from rollyard.slurm.local_driver import LocalDriver
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.core.errors import SubmitRefused
-from rollyard.slurm.held_job_driver import _left
+from rollyard.slurm.job_step_driver import _left
 
 
 @pytest.fixture(params=["UTC", "Europe/Berlin", "America/Los_Angeles"])
