@@ -1,1 +1,1 @@
-"""`rollyard serve`: the process that manages pools and rollouts. `main` starts the server; `parts_and_wakeups` connects its parts."""
+"""`rollyard serve`: the process that manages pools and rollouts. `main` starts it from `parts_and_wakeups`."""
