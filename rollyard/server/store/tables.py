@@ -2,9 +2,9 @@
 
 The SQL works with SQLite 3.24, which old clusters still have.
 
-Stored data only grows. A released script is never changed. A new table or column comes in a new script. A field that is
-added to a stored JSON body has a default, and comes with a new script, which may be empty. The new script raises the
-schema number, so that older servers refuse the folder.
+Stored data only grows. A released script is never changed. Between two releases there is one new script. Every change of
+stored data, also of a field in a JSON body, goes into this script and raises its number. So no server reads a folder that
+it would misunderstand: older servers refuse the folder, and this release refuses folders of the numbers in between.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "grou
 CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, seq, not_before)
     WHERE status = 'Queued' AND holder IS NULL;
 CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
--- It holds the column of its own condition as well: only then does SQLite answer from the index alone.
+-- These two hold the columns of their own condition as well: only then does SQLite answer from the index alone.
+CREATE INDEX rollouts_sessions ON rollouts (endpoints, stage, holder) WHERE holder IS NOT NULL AND stage <> 'EVAL';
 CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cursor) WHERE cursor IS NULL;
 CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
 CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
@@ -60,7 +61,21 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_4 = """
+_VERSION_11 = """
+-- Sessions are counted in memory (routing/session_index.py).
+DROP INDEX IF EXISTS rollouts_sessions;
+CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
+
+-- Order of the queue within a priority; see RolloutRecord.queue_rank.
+ALTER TABLE rollouts ADD COLUMN queue_rank REAL NOT NULL DEFAULT 0;
+DROP INDEX rollouts_queued;
+CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before)
+    WHERE status = 'Queued' AND holder IS NULL;
+CREATE TABLE queue_ranks (
+    namespace TEXT NOT NULL, pool TEXT NOT NULL, served REAL NOT NULL, submitted REAL NOT NULL,
+    PRIMARY KEY (namespace, pool)
+) WITHOUT ROWID;
+
 CREATE TABLE datasets (
     namespace TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, tasks INTEGER NOT NULL, kinds TEXT NOT NULL,
     created_at REAL NOT NULL,
@@ -95,70 +110,55 @@ CREATE INDEX groups_live ON batch_groups (namespace, batch, number)
     WHERE batch IS NOT NULL AND state IN ('Open', 'Informative');
 CREATE INDEX groups_carried ON batch_groups (namespace, series, number)
     WHERE batch IS NULL AND state IN ('Open', 'Informative');
-"""
 
-_VERSION_5 = """
--- Results may be columns (wire/columns.py); those of older servers are JSON.
-CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
-"""
-
-_VERSION_6 = """
--- Order of the queue within a priority; see RolloutRecord.queue_rank.
-ALTER TABLE rollouts ADD COLUMN queue_rank REAL NOT NULL DEFAULT 0;
-DROP INDEX rollouts_queued;
-CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before)
-    WHERE status = 'Queued' AND holder IS NULL;
-CREATE TABLE queue_ranks (
-    namespace TEXT NOT NULL, pool TEXT NOT NULL, served REAL NOT NULL, submitted REAL NOT NULL,
-    PRIMARY KEY (namespace, pool)
-) WITHOUT ROWID;
-"""
-
-_VERSION_7 = """
--- Packs that have lost a record. Only these are ever compacted or deleted: a database from a backup does not know the
--- packs that are newer than itself. `unused_since`: time since which no record names the pack.
-CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
-"""
-
-_VERSION_8 = """
 -- Groups that a trainer has used; their rollouts may be deleted.
 CREATE TABLE acknowledged_groups (
     namespace TEXT NOT NULL, id TEXT NOT NULL, acknowledged_at REAL NOT NULL,
     PRIMARY KEY (namespace, id)
 ) WITHOUT ROWID;
 CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
+
+-- Packs that have lost a record. Only these are ever compacted or deleted: a database from a backup does not know the
+-- packs that are newer than itself. `unused_since`: time since which no record names the pack.
+CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
 """
 
-_VERSION_9 = "-- BatchRecord.engine_priority, in the body of a batch.\n"
-
-FIRST_SCHEMA = 3
-"""Schema number of the first script. Data folders with a lower number cannot be opened."""
-MIGRATIONS: tuple[str, ...] = (_VERSION_3, _VERSION_4, _VERSION_5, _VERSION_6, _VERSION_7, _VERSION_8, _VERSION_9)
-"""Scripts in order. The first script makes schema FIRST_SCHEMA in an empty database. Each later script raises the schema
-number by 1."""
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 11: _VERSION_11}
+"""Schema number -> script that brings a database from the schema before it to this one. The first script fills an empty
+database."""
 
 
 def migrate(db: sqlite3.Connection) -> None:
     """Bring the database to the newest schema, script by script.
 
-    Raises Unavailable if this release does not know the schema, or if the schema is lower than FIRST_SCHEMA.
+    Raises Unavailable if this release does not know the schema.
     """
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    newest = FIRST_SCHEMA + len(MIGRATIONS) - 1
-    if version > newest:
-        raise Unavailable(
-            f"the data folder has schema {version}, but this release of Rollyard knows {newest}; "
-            "start the newer version that wrote it, or choose another folder"
-        )
-    if 0 < version < FIRST_SCHEMA:
-        raise Unavailable(
-            f"the data folder has schema {version}, but this release of Rollyard reads {FIRST_SCHEMA} and newer; "
-            "start with a new folder, and keep this one for the release that wrote it"
-        )
-    for number, script in enumerate(MIGRATIONS, start=FIRST_SCHEMA):
+    if version and version not in MIGRATIONS:
+        raise _refusal(version)
+    for number, script in MIGRATIONS.items():
         if number > version:
             # Script and number are in one transaction, so a crash leaves either the old schema or the new schema.
             db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+
+
+def _refusal(version: int) -> Unavailable:
+    first, newest = min(MIGRATIONS), max(MIGRATIONS)
+    if version > newest:
+        return Unavailable(
+            f"the data folder has schema {version}, but this release of Rollyard knows {newest}; "
+            "start the newer version that wrote it, or choose another folder"
+        )
+    if version < first:
+        return Unavailable(
+            f"the data folder has schema {version}, but this release of Rollyard reads {first} and newer; "
+            "start with a new folder, and keep this one for the release that wrote it"
+        )
+    return Unavailable(
+        f"the data folder has schema {version}, which no release has: a development version wrote it. This release reads "
+        f"the schemas {', '.join(map(str, MIGRATIONS))}; start with a new folder, or start the development version to read "
+        "this one"
+    )
 
 
 def is_new(db: sqlite3.Connection) -> bool:

@@ -1,6 +1,7 @@
 """`python -m tests.server.store.record` records a data folder of the newest schema, if there is none yet.
 
-What is there is never changed: it is what a server of that time left behind. The database is kept as SQL text.
+The folder of a release is never changed: it is what a server of that time left behind. The folder of a schema that no
+release has is removed. The database is kept as SQL text.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ from rollyard.server.store.batch_records import (
     TaskHistory,
 )
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.store.tables import FIRST_SCHEMA, MIGRATIONS
+from rollyard.server.store.tables import MIGRATIONS
 from rollyard.wire.columns import encode
 from tests.support.filled import filled
 from tests.support.make import event, rollout
 from tests.wire.samples import ERROR, LEASE, OUTCOME
 
 FOLDER = Path(__file__).with_name("recorded")
-SCHEMA = FIRST_SCHEMA + len(MIGRATIONS) - 1
+SCHEMA = max(MIGRATIONS)
 SPECS: dict[type[KindObject], dict[str, Any]] = {
     InferencePool: {
         "replicas": 2,
@@ -227,6 +228,9 @@ async def write(folder: Path) -> Any:
 
 def main() -> None:
     target = FOLDER / f"schema-{SCHEMA}"
+    known = {f"schema-{number}" for number in MIGRATIONS}
+    for unreleased in (path for path in FOLDER.iterdir() if path.name not in known):
+        shutil.rmtree(unreleased)
     if target.exists():
         return
     with tempfile.TemporaryDirectory() as made:

@@ -26,7 +26,7 @@ from tests.support.recorded import lost_fields
 
 RULE = "stored data only grows: keep every field under its name, and give a new one a default and a schema number"
 BLOB = BlobRef("p", 0, 1, "")
-RECORDED = sorted(FOLDER.iterdir())
+RECORDED = [FOLDER / f"schema-{number}" for number in tables.MIGRATIONS]
 
 
 def restore(recorded: Path, folder: Path) -> Path:
@@ -88,8 +88,11 @@ async def test_work_goes_on_in_an_older_folder(recorded: Path, tmp_path: Path) -
 
 async def test_a_later_schema_is_reached_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next release adds a column and a table; what was there is there."""
-    steps = ("ALTER TABLE rollouts ADD COLUMN some_day TEXT;", "CREATE TABLE later (name TEXT PRIMARY KEY);")
-    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS, *steps))
+    added = {
+        SCHEMA + 1: "ALTER TABLE rollouts ADD COLUMN some_day TEXT;",
+        SCHEMA + 2: "CREATE TABLE later (name TEXT PRIMARY KEY);",
+    }
+    monkeypatch.setattr(tables, "MIGRATIONS", tables.MIGRATIONS | added)
     store = await SqliteStore.open(restore(RECORDED[-1], tmp_path))
     assert await store.get_rollout("default", "Completed") is not None
     await store.close()
@@ -101,19 +104,36 @@ async def test_a_later_schema_is_reached_step_by_step(tmp_path: Path, monkeypatc
         await SqliteStore.open(tmp_path)
 
 
-@pytest.mark.parametrize("schema", range(1, tables.FIRST_SCHEMA))
-async def test_a_folder_from_before_the_first_schema_is_refused(tmp_path: Path, schema: int) -> None:
+@pytest.mark.parametrize("schema", sorted({*range(1, SCHEMA)} - {*tables.MIGRATIONS}))
+async def test_a_folder_of_a_schema_without_a_release_is_refused(tmp_path: Path, schema: int) -> None:
     with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db:
         db.executescript(f"CREATE TABLE meta (name TEXT); PRAGMA user_version = {schema};")
-    with pytest.raises(Unavailable, match=rf"has schema {schema}, .*; start with a new folder"):
+    whose = "keep this one for the release" if schema < min(tables.MIGRATIONS) else "a development version wrote it"
+    with pytest.raises(Unavailable, match=rf"has schema {schema}, .*start with a new folder") as refused:
         await SqliteStore.open(tmp_path)
+    assert whose in str(refused.value)
+
+
+@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name)
+def test_an_older_folder_gets_the_tables_of_a_new_one(recorded: Path) -> None:
+    def shapes(script: str) -> set[tuple[Any, ...]]:
+        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+            db.executescript(script)
+            tables.migrate(db)
+            columns = "SELECT t.name, c.name, c.type, c.dflt_value FROM sqlite_master t, pragma_table_info(t.name) c"
+            indices = "SELECT tbl_name, name, sql FROM sqlite_master WHERE type = 'index'"
+            return {*db.execute(columns), *db.execute(indices)}
+
+    assert shapes((recorded / "rollyard.sql").read_text()) == shapes("")
 
 
 async def test_the_newest_schema_is_recorded_with_every_field(tmp_path: Path) -> None:
     newest = FOLDER / f"schema-{SCHEMA}"
-    assert newest in RECORDED, "python -m tests.server.store.record"
+    assert sorted(FOLDER.iterdir()) == sorted(RECORDED), "python -m tests.server.store.record"
     told = contents(newest)
-    later = f"{RULE}: extend tables.MIGRATIONS (by an empty script for a JSON field), run python -m tests.server.store.record"
+    later = (
+        f"{RULE}: raise the number of the newest script in tables.MIGRATIONS, run python -m tests.server.store.record"
+    )
     for obj in objects():
         (there,) = (one for one in told["objects"] if one["kind"] == obj.kind)  # type: ignore[attr-defined]
         assert lost_fields(_names(obj.dump()), _names(there)) == [], later
