@@ -1,8 +1,8 @@
 """The parts of a server and their wiring: which part answers which query, and which event wakes which part.
 
-A part gets its sources of answers as constructor arguments, so a forgotten source is a TypeError. Events are signals
-(`aio.Signal`). `Routing` and `_Wakes` connect the signals to parts, one event in each line. Tests and benchmarks use
-these classes too.
+If a part needs answers from another part, it gets that part, or a method of it, as a constructor argument. So a
+forgotten connection is a TypeError. Events are signals (`aio.Signal`). `Routing` and `_Wakes` connect the signals to
+parts, one event in each line. Tests and benchmarks use these classes too.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Parts:
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
         self.choice, self.session_index = routing.choice, routing.sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
-        # An argument that is passed by name is a query, and its value is the source of the answers.
+        # Arguments such as `slots=` and `pools=` are functions through which a part queries another part.
         self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
         self.lease_expiry = LeaseExpiry(self.rollouts)
         self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
@@ -150,7 +150,8 @@ class Parts:
 
 
 class _Wakes:
-    """Connections of events to parts. A method takes the arguments of an event, and wakes a part or adds keys to the queue."""
+    """Connections of events to parts. Each method except `connect` takes the arguments of an event, and wakes a part or
+    adds keys to the reconcilers' queue."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

@@ -101,8 +101,8 @@ class BudgetedDriver:
         self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     async def _take_token(self) -> None:
-        """Wait for the token of one call. Each call takes its token before it waits, even if the number falls below zero.
-        So calls run in order of arrival."""
+        """Wait for the token of one call. Each call takes its token before it waits, even if the number of tokens falls
+        below zero. So calls run in order of arrival."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate) - 1.0
         self._filled_at = now

@@ -26,10 +26,10 @@ PROBE_SECONDS = 15.0
 async def choose_driver(cluster: str, folder: Path) -> Driver:
     """Return the driver for the word in `--cluster`. `folder`: folder in which the local driver keeps its jobs.
 
-    `auto` takes Slurm if Slurm's commands are installed and configured. Then pyslurm reads, if it works on this machine.
-    The second choice is slurmrestd, if the environment has its address; the third is the local driver. If a configured
-    Slurm does not answer, no other driver is taken: Slurm's jobs still exist, so the server waits for Slurm. Raises
-    Invalid for an unknown word, and for a driver that cannot be used on this machine.
+    With `auto`, the first choice is Slurm's commands, if they are installed and configured; queries go through pyslurm,
+    if it works on this machine. The second choice is slurmrestd, if the environment has its address; the third is the
+    local driver. If a configured Slurm does not answer, no other driver is taken: Slurm's jobs still exist, so the
+    server waits for Slurm. Raises Invalid for an unknown word, and for a driver that cannot be used on this machine.
     """
     match cluster:
         case "local":

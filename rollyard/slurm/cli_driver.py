@@ -1,7 +1,7 @@
 """The driver that calls Slurm's commands and parses their text. It works with Slurm 20.11 to 26.05.
 
-The option `--json` is not used. The text has had the same field names for years. Text for 1,000 jobs takes milliseconds,
-JSON takes a second.
+The option `--json` is not used. The text has had the same field names for years. To get the text about 1,000 jobs takes
+milliseconds; to get JSON takes a second.
 """
 
 from __future__ import annotations

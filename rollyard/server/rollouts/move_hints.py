@@ -15,7 +15,8 @@ from rollyard.server.rollouts.leases import Leases
 from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
 REPEAT_SECONDS = 2.0
-"""Seconds between two hints to a lease on an endpoint that is out. A hint is lost if the rollout does not sample yet."""
+"""Seconds between two hints to a lease on an endpoint that is out. The time is short, because a hint has no effect if
+the rollout has not begun to sample."""
 SETTLED_SECONDS = 60.0
 """Seconds between two hints to a lease in all other cases. A session that has moved just lost its cache, so it should
 stay for a while. A session that has not moved still has the earlier hint."""
@@ -28,7 +29,8 @@ class MoveHints:
         self._leases = leases
 
     def send(self, key: RolloutKey, endpoint: str, urgent: bool) -> bool:
-        """Send a hint, unless the last one to this lease is too recent; return whether a hint was sent."""
+        """Send a hint; return whether one was sent. Nothing is sent without a connected holder, or if the last hint to
+        this lease is too recent. `urgent`: the endpoint is out."""
         lease, now = self._leases.get(key), self._clock.monotonic()
         agent = self._agents.get(lease.holder) if lease is not None else None
         if lease is None or agent is None or now - lease.hinted_at < (REPEAT_SECONDS if urgent else SETTLED_SECONDS):

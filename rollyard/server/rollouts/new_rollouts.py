@@ -57,8 +57,8 @@ def too_large(size: int) -> Invalid:
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert the new records. Return the stored records, each with whether it is new. `records`: pairs of a record and
-    the n of the request.
+    """Insert the new records. Return a pair (stored record, whether it is new) for each. `records`: pairs (record, `n`
+    of its request).
 
     Raises Conflict if an existing record has another body, or if a group belongs to a batch. Then the caller must undo
     the transaction.
@@ -88,7 +88,8 @@ def _with_queue_rank(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
-    """Compare `record` with a record from an earlier release, in which the digest covers the body with its defaults."""
+    """Whether `record` has the same request as `there`, if an earlier release stored `there`. That release computed the
+    digest from the body with all default values."""
     if there.digest != _digest(n, there.sample_index, there.request):
         return False
     stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))

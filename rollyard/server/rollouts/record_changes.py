@@ -12,23 +12,23 @@ from rollyard.server.store.base import RolloutRecord, Transaction
 
 @dataclass(slots=True)
 class RecordChanges:
-    """Changes that the writer collects. Each transaction has its own object."""
+    """Changes of one transaction, collected while it runs. Each transaction has its own object."""
 
     stepped: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = field(default_factory=list)
     """For each step: the record before, the record after, the effects."""
     inserted: list[RolloutRecord] = field(default_factory=list)
     """New records, which are queued."""
     ended: deque[RolloutRecord] = field(default_factory=deque)
-    """Rollouts with a group that became terminal. No batch has counted them yet."""
+    """Rollouts that became terminal and belong to a group. No batch has counted them yet."""
     batches: set[BatchKey] = field(default_factory=set)
     """Batches that changed."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Numbers of groups for the metrics: under `drawn`, `cancelled` and each verdict."""
+    """Numbers of groups, for the metrics. The keys are `drawn`, `cancelled` and the verdicts."""
     ended_batches: list[BatchStatus] = field(default_factory=list)
     passed_over: int = 0
 
     def step(self, tx: Transaction, record: RolloutRecord, event: Event) -> RolloutRecord:
-        """Step one record and write the result. Raises Fenced."""
+        """Apply the event to the record, and store the result if it differs. Raises Fenced."""
         after, effects = step(record, event)
         if after is not record:
             after = tx.put(after)

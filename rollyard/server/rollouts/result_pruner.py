@@ -20,7 +20,8 @@ ACKNOWLEDGED_SECONDS = 3600.0
 """Seconds for which an acknowledged group is kept. The trainer may restart from a checkpoint that is older than the
 acknowledgement."""
 UNUSED_PACK_SECONDS = 86_400.0
-"""Seconds for which an unused pack is kept. A database from a backup of at most this age still finds all its results."""
+"""Seconds for which a pack (a file with results) is kept after no record needs it. So a database that is restored from
+a backup of at most this age still finds all its results."""
 
 
 class ResultPruner:

@@ -65,7 +65,8 @@ SMALL_SUBMIT = 8
 """Greatest number of rollouts that a submit expands on the event loop. A larger submit takes longer, and uses a thread."""
 JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 SettleGroups = Callable[[Transaction, RecordChanges, float], None]
-"""Function that updates groups and batches after rollouts have ended, at a time in Unix seconds."""
+"""Function that updates groups and batches after rollouts have ended. The last argument is the present time (Unix
+seconds)."""
 Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
 
@@ -88,7 +89,7 @@ class RolloutService:
         self.completion_rate = CompletionRate(clock)
         self._settle_groups = settle_groups
         self.rollout_queued = Signal[[PoolKey, float]]()
-        """Signal: this pool will have work to grant at this time (Unix seconds)."""
+        """Signal: this pool has a queued rollout that can be leased from this time on (Unix seconds)."""
         self.batch_changed = Signal[BatchKey]()
         """Signal: a batch or one of its groups changed."""
         self._ended = asyncio.Event()
@@ -102,7 +103,7 @@ class RolloutService:
     # clients
 
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
-        """Accept all requests or none. Return the stored records, each with whether it is new. Raises Conflict, Invalid."""
+        """Accept all requests or none. Return pairs (stored record, whether it is new). Raises Conflict, Invalid."""
         now = self._clock.time()
 
         def expanded() -> list[tuple[RolloutRecord, int]]:
@@ -239,7 +240,8 @@ class RolloutService:
         await self._step_records(change)
 
     async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
-        """Record that the rollout caused an error in the node agent's code. This counts as a retry. Raises Fenced."""
+        """Record that the rollout caused an error in the node agent's code. This uses up one of `max_attempts`. Raises
+        Fenced."""
         error = RolloutError(
             stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
         )

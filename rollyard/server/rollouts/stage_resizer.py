@@ -1,4 +1,5 @@
-"""Sends the desired widths of stages to connected node agents. `stage_widths` computes the widths."""
+"""Sends the desired widths of stages (numbers of stage workers) to connected node agents. `stage_widths` computes the
+widths."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class _AgentWidths:
 
 
 class StageResizer:
-    """Resizes stages. A pool gets a round when rollouts are queued, or when rollouts move to another stage."""
+    """Resizes stages. The widths in a pool are computed again when rollouts are queued or move to another stage, and
+    after IDLE_SECONDS without such an event."""
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class StageResizer:
         """Resize for ever."""
         while True:
             await self._waker.pause(IDLE_SECONDS)
-            # If no pool is due, all pools get a round, because an earlier round may have failed.
+            # If no pool is due, the widths of all pools are computed, because an earlier attempt may have failed.
             due = self._due or {a.pool for a in self._agents.all()}
             self._due = set()
             for pool in due:

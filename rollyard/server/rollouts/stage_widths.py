@@ -1,11 +1,12 @@
-"""Widths of the stages of one allocation, computed from its work and its number of places. Pure.
+"""Widths (numbers of stage workers) of the stages of one allocation, computed from its work and its number of places. A
+place is room for one stage worker. Pure.
 
 Places beyond the minimum widths go to the last stage that can use them, so that rollouts near their results finish
 before others begin. No stage's width depends on the width of an earlier stage, so widths do not oscillate. INIT exceeds
 its minimum only as far as RUN can take the sandboxes, because a waiting sandbox holds memory.
 
-The need of a stage is the highest need of the last `HOLD_SECONDS`. If a stage has more work than its new width, the node
-agent begins no new work in this stage until enough of the work has ended.
+A width is computed from the highest need of the stage in the last `HOLD_SECONDS`. If a stage has more work than its new
+width, the node agent begins no new work in this stage until enough of the work has ended.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class RecentPeak:
 
     @property
     def expires_at(self) -> float | None:
-        """Time at which `value` falls without a further `observe`; None if it stays."""
+        """Time from which `observe` with the present need returns an object with a lower `value`; None if `value` will
+        not fall."""
         return self.past[0][0] + HOLD_SECONDS if self.past else None
 
 
@@ -100,8 +102,8 @@ def plan_widths(
 
 
 def next_change_at(history: History) -> float | None:
-    """Return the time at which widths may shrink without new work; None if no width will. The clock is the clock of
-    `plan_widths`."""
+    """Return the time from which `plan_widths` may return lower widths for the same work; None if it will not. The time
+    is on the same clock as `now` of `plan_widths`."""
     return min((at for lately in history.values() if (at := lately.expires_at) is not None), default=None)
 
 

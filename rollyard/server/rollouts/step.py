@@ -96,7 +96,7 @@ class Lost:
     fence: int
     reason: str
     handed_back: bool = False
-    """True: the holder returned the lease for a reason that is not the rollout. This does not count as a loss."""
+    """True: the holder returned the lease, and the rollout was not the reason. This does not count as a loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FULL, EASY = 0.92, 0.75
-"""Thresholds of the filled share of the cache. From FULL on, no session is admitted. Up to EASY the limit grows again."""
+"""Thresholds of the filled share of the cache. From FULL on, the limit is at most the present number of sessions. Up to
+EASY the limit grows again."""
 CROWDED, ROOMY = 1.5, 1.1
-"""Like FULL and EASY, for the projected use of all sessions. Above 1, because some sessions end before the next call."""
+"""Like FULL and EASY, for the projected use of all sessions. The thresholds are above 1, because some sessions end
+before their next model call."""
 SAMPLE = 0.25
-"""Least share of the sessions that must be running for a projection to all sessions."""
+"""The use of all sessions is projected only if at least this share of them is running."""
 LINE, SHORT_LINE = 1.0, 0.25
 """Like FULL and EASY, for the number of waiting requests in the engine divided by the number of running requests."""
 GROWTH, SHRINKAGE = 0.1, 0.05

@@ -1,8 +1,8 @@
 """The choice of a session's endpoint. The endpoint with the least load is taken; equal loads are ordered by chance.
 
 The load is the number of live sessions divided by the capacity. `EndpointChoice` chooses for new sessions and for
-sessions that move. It keeps the endpoints of each pool that take work in an `EndpointRanking`, in order of load. The
-ranking changes with each report and each session.
+sessions that move. For each pool, an `EndpointRanking` has the endpoints that take work, in order of load. The ranking
+changes with each report and each session.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from rollyard.server.routing.surplus_sessions import EndpointShare, excess
 from rollyard.wire.endpoint import Endpoint
 
 FIRST_STEP = 2.0
-"""Extra weight, within a burst, of each session that the burst has added. The prompts of these sessions come together."""
+"""Extra weight, within a burst, of each session that the burst has added. The prompts of these sessions arrive at the
+same time."""
 NEAR_RATIO = 0.125
 """The load of a preferred endpoint (warm prefix, or same node) may exceed the least load by this share."""
 CLEARED_SECONDS = 10.0
@@ -88,7 +89,8 @@ class Burst:
         """Endpoints to which this burst has given sessions."""
 
     def checkout(self, *, node: str = "", warm: Sequence[str] = (), allow: Allow | None = None) -> Endpoint | None:
-        """Take the allowed endpoint with the least load, and count one more session on it. None if there is none.
+        """Take the allowed endpoint with the least load, and count one more session on it. Return None if no allowed
+        endpoint has room.
 
         Endpoints in `warm` have a part of the prompt in their caches. They are preferred; the endpoints on `node` come
         second. But the load of a preferred endpoint may exceed the least load by at most NEAR_RATIO, and by at most one

@@ -39,7 +39,8 @@ def total_metrics(states: Sequence[EndpointState]) -> EndpointMetrics:
 def endpoint_status(
     state: EndpointState, sessions: Mapping[str, int], shown: EndpointMetrics, admission: Admission | None = None
 ) -> EndpointStatus:
-    """Return an endpoint's entry for a pool's status and for `top`. `admission`: the limit to show; None for the present."""
+    """Return an endpoint's entry for a pool's status and for `top`. `admission`: the limit to show; None for the
+    endpoint's present limit."""
     admission = admission or state.admission
     return EndpointStatus(
         id=state.endpoint.id,

@@ -1,6 +1,7 @@
 """Probe of a model server: does it answer, does it serve the model, and which route accepts token ids?
 
-A name or a version is no proof. So the probe requests one token, and the answer decides.
+The name and version of a server do not prove which route works. So the probe requests one token, and the answer
+decides.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def rates(history: History) -> EndpointRates:
 
 
 def merge(several: Iterable[EndpointRates]) -> EndpointRates:
-    """Return the sums of the known rates. Shares of these sums are weighted by each server's work."""
+    """Return the sums of the known rates. So a share or mean that is computed from these sums is weighted by each
+    server's work."""
     listed = list(several)
     return EndpointRates(**{name: _sum(getattr(one, name) for one in listed) for name in _TOTALS})
 

@@ -52,7 +52,7 @@ class EndpointRegistry:
         self.endpoint_updated = Signal[EndpointState]()
         """Signal: an endpoint's state was set. For a removed endpoint the state is not `ready`."""
         self.endpoint_changed = Signal[EndpointState]()
-        """Signal: an endpoint appeared, vanished, or changed a field of `published`."""
+        """Signal: an endpoint was added or removed, or a field that `published` returns has another value."""
         self.weights_changed = Signal[PoolKey]()
         """Signal: a pool's current version or its list of versions changed."""
         self.capacity_freed = Signal[PoolKey]()

@@ -21,7 +21,7 @@ sessions yet, and would begin all of this work with a cold cache."""
 REGISTERING = Reason("Registering")
 OUT_REASONS = (EJECTED, UNHEALTHY)
 """Reasons of an endpoint that is out: ejected by this server, or reported as unhealthy by the engine's supervisor. With
-other reasons the endpoint is loading or ending in order."""
+any other reason, the endpoint is still loading, or is ending normally."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class EndpointState:
     model: str | None = None
     """Folder of the model for which the allocation was made; None if unknown."""
     why_not_routable: Reason | None = None
-    """Reason why the weights keep new work away; None if they are right."""
+    """Reason why the endpoint's weights do not permit new work; None if they permit it."""
     has_reported: bool = False
     """Whether the endpoint has reported since it registered with this server."""
     weights: WeightsReport = field(default_factory=WeightsReport)

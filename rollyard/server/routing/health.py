@@ -1,8 +1,9 @@
-"""Trust in an endpoint. A complaint of a node agent makes the endpoint suspected; then a probe by the server decides.
+"""Trust in an endpoint. A complaint makes the endpoint suspected; then a probe by the server decides.
 
-Pure. One complaint alone ejects no endpoint, because the cause may be the network of the node agent. Complaints of
-several node agents eject the endpoint immediately. The time of an ejection doubles with each ejection in a row. After this
-time one probe is sent (half-open). If the probe fails, the endpoint is ejected for a longer time.
+Pure. Node agents and sessions of external agents complain. One complaint alone ejects no endpoint, because the cause
+may be the network of the node agent. Complaints from several sources eject the endpoint immediately. The length of an
+ejection doubles with each ejection in a row. At its end one probe is sent (half-open). If the probe fails, the endpoint
+is ejected for a longer time.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rollyard.kinds.base import Reason
 
 EJECTED = "Ejected"
 VOTES = 2
-"""Number of node agents whose complaints eject an endpoint without a probe."""
+"""Number of node agents or external sessions whose complaints eject an endpoint without a probe."""
 VOTE_SECONDS = 60.0
 """Seconds for which a complaint counts, unless a probe succeeds."""
 EJECTED_SECONDS, EJECTED_CAP_SECONDS = 2.0, 120.0
@@ -25,7 +26,7 @@ REMEMBER_EJECTIONS_SECONDS = 300.0
 @dataclass(frozen=True, slots=True)
 class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
-    """Node agent -> time of its last complaint. A successful probe removes all complaints."""
+    """Node agent or external session -> time of its last complaint. A successful probe removes all complaints."""
     out_until: float | None = None
     """End of the ejection; then a probe is due. None if the endpoint is not ejected."""
     suspected: bool = False
@@ -49,7 +50,7 @@ TRUSTED = EndpointTrust()
 
 
 def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> EndpointTrust:
-    """Add a node agent's complaint."""
+    """Add a complaint. `voter`: node agent or external session that complains."""
     votes = {who: at for who, at in trust.votes.items() if now - at < VOTE_SECONDS} | {voter: now}
     if trust.ejected:
         return replace(trust, votes=votes)

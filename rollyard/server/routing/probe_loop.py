@@ -75,7 +75,8 @@ class EndpointProber:
             await self._relisted.pause(EXTERNAL_SECONDS)
 
     async def _sync_registry(self) -> None:
-        """Update the registry to the external endpoints in the pools' specs."""
+        """Add to the registry the external endpoints of the pools' specs, and remove those that are no longer in a
+        spec."""
         found = {p.pool_key: p for p in await self._pools()}
         pools = {key: p for key, p in found.items() if p.spec.engine.external and not p.metadata.deletion_timestamp}
         for gone in self._seen - pools.keys():
@@ -111,7 +112,7 @@ class EndpointProber:
         self._endpoints.add_external(key, endpoint, external.capacity)
 
     def _start_probe(self, tasks: asyncio.TaskGroup, probe: EndpointProbe, endpoint: Endpoint, *, whole: bool) -> None:
-        """Start a probe, unless a probe of this endpoint is still running."""
+        """Start a probe, unless a probe of this endpoint is still running. `whole`: the probe also samples a token."""
         if endpoint.id not in self._busy:
             self._busy.add(endpoint.id)
             tasks.create_task(self._probe(probe, endpoint, whole))

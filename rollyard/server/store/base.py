@@ -37,7 +37,8 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class BlobRef:
-    """Position of a blob. The blob is fsynced before the row that names it is committed."""
+    """Position of a blob in a pack (a file with many blobs). The blob is fsynced before the row that names it is
+    committed."""
 
     pack: str
     offset: int
@@ -130,7 +131,7 @@ def allocation_uid(holder: str | None) -> str:
 
 
 class Transaction(Protocol):
-    """Operations inside `Store.transact`. They run in the writer's thread, and block no other thread."""
+    """Operations inside `Store.transact`. They run in the thread of the store's writer, and block no other thread."""
 
     @property
     def batches(self) -> BatchTables: ...

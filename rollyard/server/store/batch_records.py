@@ -75,7 +75,8 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Sums of lengths. A rollout with a reward counts fully, a discarded rollout by a share."""
+    """Sums of the lengths of rollouts. A rollout with a reward counts fully; of a discarded rollout only a share counts
+    (`server.batches.discarded_lengths`)."""
 
     rollouts: float = 0.0
     tokens: float = 0.0
@@ -118,7 +119,7 @@ class BatchRecord:
     status: BatchStatus = BatchStatus.RUNNING
     ended_at: float | None = None
     engine_priority: bool = False
-    """Whether the engines of the pool order requests by priority."""
+    """Whether the pool's engines take requests in order of their priority."""
     slots: int = 0
     """Number of this batch's rollouts that the pool can run at the same time; 0 if no node agent is connected."""
     step: int = 0
@@ -292,7 +293,7 @@ class BatchTables(Protocol):
         ...
 
     def stored_tasks(self, digest: str) -> int:
-        """Number of tasks under this digest."""
+        """Number of tasks under this digest: the greatest index plus 1."""
         ...
 
     def history(self, namespace: str, dataset: str, index: int) -> TaskHistory | None: ...

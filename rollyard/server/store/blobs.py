@@ -46,7 +46,8 @@ class PackWriter:
         return ref
 
     def mark(self) -> int:
-        """Return the present position. To undo a change, pass its position to `cut`, which removes the later blobs."""
+        """Return the present position. To undo a change, pass the position from before the change to `cut`, which
+        removes the later blobs."""
         return len(self._waiting)
 
     def cut(self, mark: int) -> None:

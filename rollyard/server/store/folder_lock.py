@@ -1,4 +1,5 @@
-"""Exclusive lock that lets one server at a time use a folder. The lock ends with its holder, and names the holder.
+"""Exclusive lock that lets one server at a time use a folder. The lock ends when the holder's process ends. The lock
+file names the holder.
 
 The lock only prevents accidents. Even without the lock the store accepts writes of the newest server only
 (`tables.check_epoch`). So a server may run without the lock in one case: Slurm has ended the holder's job, but the job's
@@ -90,7 +91,8 @@ class FolderLock:
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 
     def release(self) -> None:
-        """Release the lock. The file stays: with a deleted file two processes could lock two files of the same name."""
+        """Release the lock. The file is not deleted: otherwise two processes could each lock another file under the
+        same name."""
         # A network file system may have taken the lock from this node and given it to another process. Then the file
         # names the other process.
         if self.held and self._holder() == self._name():
@@ -100,7 +102,7 @@ class FolderLock:
 
     def _lock(self) -> None:
         # A byte-range lock of the open file is used. A lock of lockf does not exclude the same process, and ends when
-        # any descriptor of the file is closed. flock, on the machine that has the disk, does not see the byte-range
+        # any descriptor of the file is closed. On the machine that has the disk, flock does not see the byte-range
         # locks that the kernel's NFS server holds for its clients.
         if not self._by_fuse:
             try:

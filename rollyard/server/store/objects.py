@@ -21,7 +21,7 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.writer import WriteUnit
 
 KEPT_CHANGES = 10_000
-"""Number of changes that the log keeps at least. A watch may begin this many changes ago."""
+"""The log keeps at least this many changes. A watch may begin this many changes ago."""
 _PRUNE_EVERY = 1000
 _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]

@@ -19,8 +19,9 @@ from rollyard.server.store.writer import Writer
 log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.25
-"""A pack is compacted if its needed share is below this. RUN results are half of a pack, and are soon not needed. So with
-a limit above one half most results would be written twice. The other results of a pack mostly become old together."""
+"""A pack is compacted if its needed share is below this. RUN results are about half of a pack, and are needed only
+until their rollouts end. So with a limit above one half, most other results would be written twice. Most of these other
+results become old at the same time."""
 MOVED_BYTES = 4 << 20
 """Bytes of results that one transaction moves. Other writes can run between two transactions."""
 

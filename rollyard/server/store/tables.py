@@ -2,7 +2,7 @@
 
 The SQL works with SQLite 3.24, which old clusters still have.
 
-Stored data only grows. A released script is never changed. Between two releases there is one new script. Every change of
+The schema only grows. A released script is never changed. Between two releases there is one new script. Every change of
 stored data, also of a field in a JSON body, goes into this script and raises its number. So no server reads a folder that
 it would misunderstand: older servers refuse the folder, and this release refuses folders of the numbers in between.
 """

@@ -45,7 +45,7 @@ class _Request:
 
 class Writer:
     """Runs changes in order of arrival. `published` is called on the event loop with the committed changes of objects,
-    before the calls return."""
+    before each `call` returns."""
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
@@ -143,7 +143,8 @@ class Writer:
         unit.packs.drop()
         unit.events.clear()
         for request in batch:
-            # The batch's error replaces an exception of the change, because the change may have read undone writes.
+            # The batch's error replaces an exception of the change: the change may have read writes that are now
+            # undone.
             request.error = error
 
     def _publish(self, batch: list[_Request], events: list[WatchEvent]) -> None:

@@ -21,7 +21,8 @@ class EndpointWeights:
     is_heard: bool = False
     """Whether this server got a report recently."""
     known_for: float = math.inf
-    """Seconds since the server started; for a silent endpoint, seconds since its last report or registration, if any."""
+    """Seconds that may count for an update's time limit: since the last report or registration, for an endpoint that
+    has become silent; otherwise since the server started."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
     """Target that the endpoint had received before it sent the report."""
@@ -78,7 +79,8 @@ def _from_folder(order: WeightsTarget) -> WeightsTarget:
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
     """Target of a record. `attempt`: number of a retry; None for the first attempt.
 
-    The target of a retry contains the checksum, because the engine may have read other files.
+    The target of a retry also contains the proven checksum, because in the failed attempt the engine may have read
+    files that differ from those of the other engines.
     """
     return WeightsTarget(
         version=record.version,

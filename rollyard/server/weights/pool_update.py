@@ -312,7 +312,7 @@ def _next_to_update(
 ) -> dict[str, EndpointProgress]:
     """Begin the update at all waiting endpoints that serve nothing.
 
-    Of the waiting endpoints that serve, begin it at as many as the mode permits.
+    Also begin it at some waiting endpoints that serve: at as many as the mode permits.
     """
     phases = [p.phase for p in endpoints.values()]
     waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.is_heard]
