@@ -7,14 +7,14 @@ import contextlib
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import aiohttp
 
-from rollyard.client.async_batch import AsyncBatch
+from rollyard.client.batch_client import BatchClient
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection, lines
 from rollyard.client.weights_push import WeightsPush
@@ -23,12 +23,11 @@ from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, connection_failure_text
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, evolve
-from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, GroupPage
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import KINDS, Pool, parse_object
-from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
@@ -51,7 +50,7 @@ SILENCE_SECONDS = 30.0
 Change = Literal["created", "configured", "unchanged"]
 
 
-class AsyncClient:
+class AsyncClient(BatchClient):
     """The whole API for people and trainers. Use it as an async context manager."""
 
     def __init__(
@@ -294,7 +293,7 @@ class AsyncClient:
         """Submit rollouts; return their ids in order. A request without an id gets an id here, which makes retries safe."""
         named = [r if r.id else evolve(r, id=f"r-{secrets.token_hex(8)}") for r in requests]
         body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
-        answer = await self._http.json("POST", "/v1/rollouts", query=self._query(namespace), body=body)
+        answer = await self._http.json("POST", "/v1/rollouts", query=self._http.query(namespace), body=body)
         return [row["id"] for row in answer["rollouts"]]
 
     async def rollout(
@@ -310,7 +309,7 @@ class AsyncClient:
         """Do the same as `rollout`, with the trajectory as arrays. Raises NotFound."""
         from rollyard.client import rollout_answers  # not at the top: most commands need no numpy
 
-        query = {**self._query(namespace), "wait": str(wait)}
+        query = {**self._http.query(namespace), "wait": str(wait)}
         kind, data = await self._http.get_bytes(f"/v1/rollouts/{id}", query, rollout_answers.ACCEPT)
         return rollout_answers.read_rollout(kind, data)
 
@@ -344,7 +343,7 @@ class AsyncClient:
         """Yield all matching rollouts, in order of arrival."""
         after: int | None = 0
         while after is not None:
-            query = self._query(namespace, pool=pool, group=group, status=",".join(status), after=str(after))
+            query = self._http.query(namespace, pool=pool, group=group, status=",".join(status), after=str(after))
             body = await self._http.json("GET", "/v1/rollouts", query=query)
             for row in body["rollouts"]:
                 yield RolloutView.model_validate(row)
@@ -354,14 +353,14 @@ class AsyncClient:
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> dict[str, Any]:
         """Return the numbers of rollouts that are `queued`, in each stage and in each terminal status; `reward_mean`."""
-        query = self._query(namespace, pool=pool, group=group)
+        query = self._http.query(namespace, pool=pool, group=group)
         counts: dict[str, Any] = await self._http.json("GET", "/v1/rollouts/counts", query=query)
         return counts
 
     async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         """Cancel a rollout, which ends at once. An ended rollout does not change. Raises NotFound."""
         return RolloutView.model_validate(
-            await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._query(namespace))
+            await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._http.query(namespace))
         )
 
     async def cancel_rollouts(
@@ -371,7 +370,7 @@ class AsyncClient:
 
         Raises BadRequest if neither a group nor a pool is given.
         """
-        query = self._query(namespace, pool=pool, group=group)
+        query = self._http.query(namespace, pool=pool, group=group)
         return int((await self._http.json("DELETE", "/v1/rollouts", query=query))["cancelled"])
 
     async def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> AsyncGenerator[Trajectory]:
@@ -411,7 +410,7 @@ class AsyncClient:
 
         backoff = Backoff()
         while True:
-            query = self._query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
+            query = self._http.query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
             try:
                 async with self._http.stream(
                     "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=rollout_answers.ACCEPT
@@ -424,109 +423,6 @@ class AsyncClient:
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable):
                 pass
             await backoff.wait()
-
-    # datasets and batches
-
-    async def put_dataset(
-        self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
-    ) -> DatasetView:
-        """Upload tasks, or a file of JSON lines, as a dataset. A second upload of the same content changes nothing.
-
-        Raises Conflict if the dataset exists with other tasks, Invalid with the number of each wrong line.
-        """
-        body = await asyncio.to_thread(tasks.read_bytes if isinstance(tasks, Path) else lambda: _lines_of(tasks))
-        path, query = f"/v1/datasets/{name}", self._query(namespace)
-        return DatasetView.model_validate(
-            await self._http.json("PUT", path, query=query, body=body, content_type="application/jsonl", seconds=600)
-        )
-
-    async def datasets(self, namespace: str | None = None) -> list[DatasetView]:
-        """List the datasets of a namespace."""
-        body = await self._http.json("GET", "/v1/datasets", query=self._query(namespace))
-        return [DatasetView.model_validate(item) for item in body["datasets"]]
-
-    async def dataset(self, name: str, namespace: str | None = None) -> DatasetView:
-        """Return a dataset's digest and size, and the history of its tasks. Raises NotFound."""
-        return DatasetView.model_validate(
-            await self._http.json("GET", f"/v1/datasets/{name}", query=self._query(namespace))
-        )
-
-    async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
-        """Delete a dataset, the history of its tasks, and the saved position of its next task.
-
-        Raises NotFound, Conflict while a batch draws from the dataset.
-        """
-        await self._http.json("DELETE", f"/v1/datasets/{name}", query=self._query(namespace))
-
-    async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView:
-        """Create a batch, or attach to the batch with the same id and body.
-
-        A request without an id gets an id here, so that retries are safe. Raises Conflict if a batch with this id has
-        another body, Invalid.
-        """
-        body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"b-{secrets.token_hex(6)}"}
-        return BatchView.model_validate(
-            await self._http.json("POST", "/v1/batches", query=self._query(namespace), body=body)
-        )
-
-    async def get_batch(self, id: str, namespace: str | None = None) -> BatchView:
-        """Return a batch's state. Raises NotFound."""
-        return BatchView.model_validate(await self._http.json("GET", f"/v1/batches/{id}", query=self._query(namespace)))
-
-    async def batches(self, namespace: str | None = None) -> list[BatchView]:
-        """List the newest batches, newest first."""
-        body = await self._http.json("GET", "/v1/batches", query=self._query(namespace))
-        return [BatchView.model_validate(item) for item in body["batches"]]
-
-    async def groups(
-        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
-    ) -> GroupPage:
-        """Return groups that were delivered after delivery `after`. `wait`: seconds to wait if there is none.
-
-        Raises NotFound.
-        """
-        from rollyard.client import rollout_answers
-
-        columns = await self.groups_columns(id, namespace, after=after, wait=wait, limit=limit)
-        return await asyncio.to_thread(rollout_answers.group_page, columns)
-
-    async def groups_columns(
-        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
-    ) -> Columns:
-        """Do the same as `groups`, with the trajectories as arrays, group after group.
-
-        `about["groups"]` has the fields of each group, and the number of its trajectories as `rollouts`. `about["next"]`
-        is the value of `after` for the next page. Raises NotFound.
-        """
-        from rollyard.client import rollout_answers
-
-        query = self._query(namespace, after=str(after), wait=str(wait), limit=str(limit))
-        kind, data = await self._http.get_bytes(f"/v1/batches/{id}/groups", query, rollout_answers.ACCEPT)
-        return await asyncio.to_thread(rollout_answers.read_groups, kind, data)
-
-    async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
-        """Acknowledge that all groups of a batch up to delivery `upto` were used. Raises NotFound, Invalid."""
-        path = f"/v1/batches/{id}/acknowledge"
-        return BatchView.model_validate(
-            await self._http.json("POST", path, query=self._query(namespace), body={"upto": upto})
-        )
-
-    async def cancel_batch(
-        self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
-    ) -> BatchView:
-        """End a batch. Its unfinished groups are carried over to a later batch; "cancel" cancels them. Raises NotFound."""
-        query = self._query(namespace, rollouts=rollouts)
-        return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
-
-    def batch(
-        self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
-    ) -> AsyncBatch:
-        """Iterate over the groups of a batch: `async for group in client.batch(request)`.
-
-        `request`: the batch to create at the first step, or the id of an existing batch. `after`: number of the last
-        delivery that the caller already has. `progress`: show the batch's state on the terminal.
-        """
-        return AsyncBatch(self, request, namespace, after=after, progress=progress)
 
     # sessions of external agents
 
@@ -544,7 +440,7 @@ class AsyncClient:
         deadline = loop.time() + wait
         while True:
             try:
-                opened = await self._http.json("POST", "/v1/sessions", query=self._query(namespace), body=body)
+                opened = await self._http.json("POST", "/v1/sessions", query=self._http.query(namespace), body=body)
                 return SessionOpened.model_validate(opened)
             except Unavailable as error:
                 if loop.time() >= deadline:
@@ -559,15 +455,6 @@ class AsyncClient:
     async def close_session(self, id: str) -> SessionRecord:
         """Close the session; return the trajectory. Later calls of the session are refused. Raises NotFound, Expired."""
         return SessionRecord.model_validate(await self._http.json("POST", f"/v1/sessions/{id}/close"))
-
-    def _query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
-        given = {"namespace": namespace or self.context.namespace, **more}
-        return {k: v for k, v in given.items() if v}
-
-
-def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:
-    found = (task.model_dump(mode="json") if isinstance(task, Task) else dict(task) for task in tasks)
-    return "\n".join(json.dumps(task) for task in found).encode()
 
 
 async def _trajectory(columns: Columns) -> Trajectory:

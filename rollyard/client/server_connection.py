@@ -47,6 +47,11 @@ class ServerConnection:
     async def close(self) -> None:
         await self._session.close()
 
+    def query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
+        """Return the query of a call: the namespace, by default that of the context, and all values that are set."""
+        given = {"namespace": namespace or self.context.namespace, **more}
+        return {k: v for k, v in given.items() if v}
+
     async def json(
         self,
         method: str,

@@ -170,7 +170,7 @@ class AllocationReconciler:
                     generation=allocation.metadata.generation,
                     now=as_datetime(now),
                 )
-                await self._write(allocation, {"conditions": conditions})
+                await self._update_status(allocation, {"conditions": conditions})
             await self._cancel((status.job_id,))
 
     async def _observe(self, allocation: Allocation, plan: AllocationPlan) -> Allocation:
@@ -207,7 +207,7 @@ class AllocationReconciler:
             status, conditions=allocation_conditions(view), observed_generation=allocation.metadata.generation
         )
         if final != before:
-            allocation = await self._write(allocation, dict(final))
+            allocation = await self._update_status(allocation, dict(final))
             await self._record_changes(allocation, before)
         if over:
             self._forget(uid)
@@ -326,7 +326,7 @@ class AllocationReconciler:
         meta = evolve(allocation.metadata, finalizers=kept)
         await self._store.update(evolve(allocation, metadata=meta), "spec")
 
-    async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
+    async def _update_status(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
         changed = evolve(allocation, status=evolve(allocation.status, **update))
         return await self._store.update(changed, "status")
 

@@ -196,7 +196,7 @@ class Submitter:
     ) -> Allocation:
         """Write a condition about a submit. If the allocation has changed meanwhile, nothing is written."""
         try:
-            return await self._write(
+            return await self._update_status(
                 allocation, {"conditions": self._with_submitted_condition(allocation, status, reason, message)}
             )
         except (Conflict, NotFound):
@@ -206,7 +206,7 @@ class Submitter:
         update: dict[str, Any] = {"job_id": id}
         if get_condition(allocation.status.conditions, SUBMITTED) is not None:
             update["conditions"] = self._with_submitted_condition(allocation, True, "Submitted", f"as job {id}")
-        await self._write(allocation, update)
+        await self._update_status(allocation, update)
 
     def _with_submitted_condition(
         self, allocation: Allocation, status: bool | None, reason: str, message: str
@@ -237,7 +237,7 @@ class Submitter:
             "task": task if burst is not None else None,
         }
         try:
-            return await self._write(allocation, intent)
+            return await self._update_status(allocation, intent)
         except (Conflict, NotFound):
             return None
 
@@ -252,9 +252,9 @@ class Submitter:
             "end_time": as_datetime(self._clock.time()),
             "conditions": self._with_conditions(allocation, *updates),
         }
-        await self._write(allocation, update)
+        await self._update_status(allocation, update)
 
-    async def _write(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
+    async def _update_status(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
         changed = evolve(allocation, status=evolve(allocation.status, **update))
         return await self._store.update(changed, "status")
 

@@ -44,8 +44,10 @@ from rollyard.server.store.base import RolloutRecord, Transaction
 from rollyard.server.store.batch_records import (
     BatchRecord,
     EndedRollout,
+    GroupKey,
     GroupRecord,
     GroupState,
+    SeriesKey,
     SeriesRecord,
     TaskHistory,
 )
@@ -74,14 +76,14 @@ class Settlement:
         self._changes = changes
         self._now = now
         self._batches: dict[BatchKey, BatchRecord] = {}
-        self._groups: dict[tuple[str, str], GroupRecord] = {}
-        self._series: dict[tuple[str, str], SeriesRecord] = {}
+        self._groups: dict[GroupKey, GroupRecord] = {}
+        self._series: dict[SeriesKey, SeriesRecord] = {}
 
     def begin(self, batch: BatchRecord, series: SeriesRecord) -> BatchKey:
         """Insert a batch, and let it take over the carried groups of its series."""
         batch = replace(batch, step=series.step, settled=series.settled, settled_informative=series.settled_informative)
         self._batches[batch.key] = self._tables.put_batch(batch)
-        self._series[series.namespace, series.name] = series
+        self._series[series.key] = series
         for group in self._tables.carried(batch.namespace, batch.series, batch.pool, parsed_request(batch.request).n):
             if self._batches[batch.key].status.terminal:
                 break
@@ -102,7 +104,7 @@ class Settlement:
         self._batches[key], moved, effects = advance(request, batch, group, event)
         self._changes.batches.add(key)
         if moved is not None:
-            self._groups[moved.namespace, moved.id] = moved
+            self._groups[moved.key] = moved
         for effect in effects:
             match effect:
                 case DrawTasks(groups=groups):
@@ -124,7 +126,7 @@ class Settlement:
         """Cancel the carried groups of all series that draw from a dataset."""
         for name in self._tables.series_of_dataset(namespace, dataset):
             for group in self._tables.carried(namespace, name):
-                self._groups[namespace, group.id] = replace(group, state=GroupState.CANCELLED)
+                self._groups[group.key] = replace(group, state=GroupState.CANCELLED)
                 self._cancel_rollouts(group, "DatasetDeleted", f"its dataset {dataset} was deleted")
 
     def write(self) -> None:
@@ -144,7 +146,7 @@ class Settlement:
 
     def _count_end(self, record: RolloutRecord) -> None:
         assert record.group is not None
-        place = (record.namespace, record.group)
+        place = GroupKey(record.namespace, record.group)
         group = self._groups.get(place) or self._tables.group(*place)
         if group is None:
             return  # a caller submitted this group without a batch
@@ -266,9 +268,8 @@ class Settlement:
         self._put_series(replace(series, step=max(series.step, steps)))
         self._flush()
         for group in self._tables.live_groups(key):
-            place = (group.namespace, group.id)
             if keep:
-                self._groups[place] = replace(group, batch=None)
+                self._groups[group.key] = replace(group, batch=None)
                 continue
             self._discard(key, group)
 
@@ -287,7 +288,7 @@ class Settlement:
             wasted_tokens=batch.wasted_tokens + group.tokens,
             whole_lengths=batch.whole_lengths + lengths,
         )
-        self._groups[group.namespace, group.id] = replace(group, state=GroupState.CANCELLED)
+        self._groups[group.key] = replace(group, state=GroupState.CANCELLED)
         self._changes.outcomes["cancelled"] += 1
         self._cancel_rollouts(group, "BatchEnded", f"its batch {key.id} ended {batch.status}")
 
@@ -297,13 +298,14 @@ class Settlement:
         return self._tables.history(series.namespace, series.dataset, index)
 
     def _series_of(self, namespace: str, name: str) -> SeriesRecord:
-        found = self._series.get((namespace, name)) or self._tables.series(namespace, name)
+        key = SeriesKey(namespace, name)
+        found = self._series.get(key) or self._tables.series(*key)
         assert found is not None
-        self._series[namespace, name] = found
+        self._series[key] = found
         return found
 
     def _put_series(self, series: SeriesRecord) -> None:
-        self._series[series.namespace, series.name] = series
+        self._series[series.key] = series
 
 
 def ended_rollout(record: RolloutRecord) -> EndedRollout:

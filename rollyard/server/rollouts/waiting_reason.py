@@ -9,16 +9,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from rollyard.core.clock import as_datetime
-from rollyard.kinds.allocation import SUBMITTED, Allocation
-from rollyard.kinds.base import Condition, Reason, get_condition
+from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import IN_QUEUE, PARKED, Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
-from rollyard.kinds.values.job_state import JobState
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import needed_seconds
+from rollyard.server.rollouts.pool_shortage import (
+    PoolShortage,
+    WaitReason,
+    active,
+    condition_with_status,
+    failing,
+    not_serving_yet,
+    pending,
+    scaled_to_zero,
+    slurm_unreachable,
+    starting,
+    submit_unanswered,
+    submitting,
+    suspended_by_slurm,
+    time_text,
+)
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions, why_waiting
 from rollyard.server.store.base import GroupVersions, RolloutRecord
@@ -61,15 +75,6 @@ class QueueView:
     """seq of a record -> number of records of the same stage before this record. Records far behind are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitReason:
-    """Sentence of a reason, and the start of the wait. The word of the reason is in `ROWS`."""
-
-    sentence: str
-    since: datetime | float | None = None
-    """Start of the wait; None if the wait began when the rollout was queued."""
-
-
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
 
 
@@ -80,7 +85,7 @@ def explain(record: RolloutRecord, view: QueueView) -> str | None:
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
-    return str(Reason(word, f"{fact.sentence} (since {_time_text(max(since, record.queued_at))})"))
+    return str(Reason(word, f"{fact.sentence} (since {time_text(max(since, record.queued_at))})"))
 
 
 def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
@@ -88,7 +93,7 @@ def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
-    return str(Reason(PARKED, f"in RUN, its budget stands still: {why} (since {_time_text(since)})"))
+    return str(Reason(PARKED, f"in RUN, its budget stands still: {why} (since {time_text(since)})"))
 
 
 # reasons that time does not remove
@@ -159,7 +164,7 @@ def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if record.not_before <= view.now:
         return None
     why = f" after {record.error.reason}: {record.error.message}" if record.error is not None else ""
-    return WaitReason(f"attempt {record.attempt} starts at {_time_text(record.not_before)}{why}")
+    return WaitReason(f"attempt {record.attempt} starts at {time_text(record.not_before)}{why}")
 
 
 def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | None:
@@ -168,120 +173,7 @@ def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | Non
     return WaitReason(sentence) if sentence is not None else None
 
 
-# shortages of a pool: InferencePools come first, because no rollout begins without them
-
-
-@dataclass(frozen=True, slots=True)
-class PoolShortage:
-    """A pool that has no endpoint or node agent for a rollout."""
-
-    pool: RolloutPool | InferencePool
-    allocations: Sequence[Allocation]
-    """Allocations that have not ended and are not being drained or deleted."""
-    now: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.pool.kind} {self.pool.metadata.name}"
-
-    @property
-    def short_name(self) -> str:
-        return f"{self.pool.SHORT[0]}/{self.pool.metadata.name}"
-
-
-def _slurm_unreachable(shortage: PoolShortage) -> WaitReason | None:
-    found = get_condition(shortage.pool.status.conditions, "SlurmReachable")
-    if found is None or found.status != "False":
-        return None
-    return WaitReason(f"{shortage.name} needs an allocation, but {found.message}", found.last_transition_time)
-
-
-def _scaled_to_zero(shortage: PoolShortage) -> WaitReason | None:
-    if shortage.pool.spec.replicas == 0:
-        return WaitReason(
-            f"{shortage.name} has 0 replicas; `rollyard scale {shortage.short_name} --replicas 1` starts one"
-        )
-    limited = get_condition(shortage.pool.status.conditions, "ScalingLimited")
-    if shortage.pool.status.replicas.desired or shortage.allocations or limited is None or limited.status != "True":
-        return None
-    return WaitReason(f"{shortage.name} has no allocation: {limited.message}", limited.last_transition_time)
-
-
-def _submit_unanswered(shortage: PoolShortage) -> WaitReason | None:
-    for a in shortage.allocations:
-        condition = get_condition(a.status.conditions, SUBMITTED)
-        if a.status.job_id is None and condition is not None and condition.status != "True":
-            sentence = f"{shortage.name} needs an allocation, but for {a.metadata.name} {condition.message}"
-            return WaitReason(sentence, condition.last_transition_time)
-    return None
-
-
-def _pending(shortage: PoolShortage) -> WaitReason | None:
-    for a in shortage.allocations:
-        if a.status.job_state == JobState.PENDING:
-            start = a.status.start_time
-            expected = f"; Slurm expects it to start at {_time_text(start.timestamp())}" if start is not None else ""
-            sentence = (
-                f"{shortage.name} waits for job {a.status.job_id} of allocation {a.metadata.name}, which is pending: "
-                f"{a.status.waiting_reason}{expected}"
-            )
-            return WaitReason(sentence, a.status.intended_at)
-    return None
-
-
-def _suspended_by_slurm(shortage: PoolShortage) -> WaitReason | None:
-    for a in shortage.allocations:
-        if a.status.job_state == JobState.SUSPENDED:
-            return WaitReason(
-                f"{shortage.name} waits for job {a.status.job_id} of allocation {a.metadata.name}: Slurm suspended it"
-            )
-    return None
-
-
-def _failing(shortage: PoolShortage) -> WaitReason | None:
-    ready = _not_ready(shortage.pool)
-    if ready is None or not shortage.pool.status.failures:
-        return None
-    return WaitReason(f"{shortage.name} is not ready: {ready.why}", ready.last_transition_time)
-
-
-def _starting(shortage: PoolShortage) -> WaitReason | None:
-    for a in shortage.allocations:
-        if a.status.job_state == JobState.RUNNING:
-            job = f"job {a.status.job_id} of allocation {a.metadata.name} runs on {a.status.node}"
-            if not isinstance(shortage.pool, RolloutPool):
-                return WaitReason(f"{shortage.name} is starting: {job}, and {_engine_reason(a)}", a.status.start_time)
-            if a.status.ready_at is None:
-                return WaitReason(
-                    f"{shortage.name} is starting: {job}, but its node agent has not connected yet", a.status.start_time
-                )
-            return WaitReason(f"{shortage.name} has no node agent: {job}, but its node agent has lost its connection")
-    return None
-
-
-def _engine_reason(allocation: Allocation) -> str:
-    condition = get_condition(allocation.status.conditions, "Ready")
-    how = (
-        f": {condition.message}"
-        if condition is not None and condition.reason == "Starting" and condition.message
-        else ""
-    )
-    return f"its model server accepts no rollouts yet{how}"
-
-
-def _submitting(shortage: PoolShortage) -> WaitReason | None:
-    if not shortage.allocations:
-        return None
-    made = shortage.allocations[0].metadata
-    return WaitReason(f"{shortage.name} is about to submit allocation {made.name}", made.creation_timestamp)
-
-
-def _not_serving_yet(shortage: PoolShortage) -> WaitReason | None:
-    ready = _not_ready(shortage.pool)
-    if ready is not None:
-        return WaitReason(f"{shortage.name} is not ready: {ready.why}", ready.last_transition_time)
-    what = "node agent" if isinstance(shortage.pool, RolloutPool) else "model server"
-    return WaitReason(f"{shortage.name} has no {what} yet; for details: `rollyard describe {shortage.short_name}`")
+# shortages of pools: InferencePools come first, because no rollout begins without them
 
 
 def _shortage_row(reason: Callable[[PoolShortage], WaitReason | None]) -> Row:
@@ -297,9 +189,9 @@ def _shortage_row(reason: Callable[[PoolShortage], WaitReason | None]) -> Row:
 def _shortages(record: RolloutRecord, view: QueueView) -> Iterator[PoolShortage]:
     for supply in _needed_supplies(record, view):
         if supply.pool is not None and not supply.ready:
-            yield PoolShortage(supply.pool, _active(supply.allocations), view.now)
+            yield PoolShortage(supply.pool, active(supply.allocations), view.now)
     if view.pool is not None and not view.agents:
-        yield PoolShortage(view.pool, _active(view.allocations), view.now)
+        yield PoolShortage(view.pool, active(view.allocations), view.now)
 
 
 # the pools are ready, but they cannot take this rollout now
@@ -320,10 +212,10 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
         return None
     sentence = (
         f"its budgets need {need:g} s of walltime, but the last allocation of RolloutPool {view.name} ends at "
-        f"{_time_text(max(ends))}"
+        f"{time_text(max(ends))}"
     )
-    shortage = PoolShortage(view.pool, [a for a in _active(view.allocations) if not a.status.ready], view.now)
-    rows = (_slurm_unreachable, _submit_unanswered, _pending, _failing, _starting, _submitting)
+    shortage = PoolShortage(view.pool, [a for a in active(view.allocations) if not a.status.ready], view.now)
+    rows = (slurm_unreachable, submit_unanswered, pending, failing, starting, submitting)
     facts = (row(shortage) for row in rows)
     successor = next((fact.sentence for fact in facts if fact is not None), "no successor is submitted yet")
     return WaitReason(f"{sentence}; {successor}", last_start)
@@ -332,7 +224,9 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 def _endpoints_full(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     for supply in _needed_supplies(record, view):
         if supply.ready and not supply.count_with_room:
-            admitting = _condition(supply.pool.status, "Admitting", "False") if supply.pool is not None else None
+            admitting = (
+                condition_with_status(supply.pool.status, "Admitting", "False") if supply.pool is not None else None
+            )
             why = f": {admitting.message}" if admitting is not None else ""
             since = admitting.last_transition_time if admitting is not None else None
             return WaitReason(f"each model server of InferencePool {supply.name} is full{why}", since)
@@ -379,15 +273,15 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("UnknownTaskKind", _unknown_kind),
     ("Backoff", _backoff),
     ("WeightsVersion", _weights_version),
-    ("SlurmUnreachable", _shortage_row(_slurm_unreachable)),
-    ("NoReplicas", _shortage_row(_scaled_to_zero)),
-    ("SubmitUnanswered", _shortage_row(_submit_unanswered)),
-    ("AllocationPending", _shortage_row(_pending)),
-    ("AllocationSuspended", _shortage_row(_suspended_by_slurm)),
-    ("AllocationFailed", _shortage_row(_failing)),
-    ("AllocationStarting", _shortage_row(_starting)),
-    ("Submitting", _shortage_row(_submitting)),
-    ("PoolNotReady", _shortage_row(_not_serving_yet)),
+    ("SlurmUnreachable", _shortage_row(slurm_unreachable)),
+    ("NoReplicas", _shortage_row(scaled_to_zero)),
+    ("SubmitUnanswered", _shortage_row(submit_unanswered)),
+    ("AllocationPending", _shortage_row(pending)),
+    ("AllocationSuspended", _shortage_row(suspended_by_slurm)),
+    ("AllocationFailed", _shortage_row(failing)),
+    ("AllocationStarting", _shortage_row(starting)),
+    ("Submitting", _shortage_row(submitting)),
+    ("PoolNotReady", _shortage_row(not_serving_yet)),
     ("WalltimeTooShort", _walltime),
     ("EndpointsFull", _endpoints_full),
     ("GroupVersion", _group_version),
@@ -412,25 +306,6 @@ def _needed_supplies(record: RolloutRecord, view: QueueView) -> Sequence[ModelSu
     return () if record.stage is Stage.EVAL else view.supplies
 
 
-def _active(allocations: Sequence[Allocation]) -> list[Allocation]:
-    return [
-        a for a in allocations if not (a.status.is_ended or a.spec.drain or a.metadata.deletion_timestamp is not None)
-    ]
-
-
-def _not_ready(pool: RolloutPool | InferencePool) -> Condition | None:
-    return _condition(pool.status, "Ready", "False")
-
-
-def _condition(status: PoolStatus, type: str, word: str) -> Condition | None:
-    found = get_condition(status.conditions, type)
-    return found if found is not None and found.status == word else None
-
-
 def _condition_since(status: PoolStatus, type: str, word: str) -> datetime | None:
-    found = _condition(status, type, word)
+    found = condition_with_status(status, type, word)
     return found.last_transition_time if found is not None else None
-
-
-def _time_text(seconds: float) -> str:
-    return f"{as_datetime(seconds):%Y-%m-%d %H:%M:%S} UTC"

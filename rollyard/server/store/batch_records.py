@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
+
+
+class GroupKey(NamedTuple):
+    """Name of one group of a batch."""
+
+    namespace: str
+    id: str
+
+
+class SeriesKey(NamedTuple):
+    """Name of one series of batches."""
+
+    namespace: str
+    name: str
 
 
 class GroupState(StrEnum):
@@ -63,6 +77,10 @@ class GroupRecord:
     ended: tuple[EndedRollout, ...] = ()
     tries: int = 0
     """Number of earlier faulty groups of this task in this epoch."""
+
+    @property
+    def key(self) -> GroupKey:
+        return GroupKey(self.namespace, self.id)
 
     @property
     def whole(self) -> bool:
@@ -204,6 +222,10 @@ class SeriesRecord:
     passed_over: int = 0
     whole_lengths: LengthSums = LengthSums()
     delivered_lengths: LengthSums = LengthSums()
+
+    @property
+    def key(self) -> SeriesKey:
+        return SeriesKey(self.namespace, self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,132 @@
+"""Calls on datasets and batches. `AsyncClient` inherits from `BatchClient`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rollyard.client.async_batch import AsyncBatch
+from rollyard.client.server_connection import ServerConnection
+from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, GroupPage
+from rollyard.kinds.rollout import Task
+
+if TYPE_CHECKING:
+    from rollyard.wire.columns import Columns
+
+
+class BatchClient:
+    """Calls on datasets and batches over the connection of the inheriting client."""
+
+    _http: ServerConnection
+
+    async def put_dataset(
+        self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
+    ) -> DatasetView:
+        """Upload tasks, or a file of JSON lines, as a dataset. A second upload of the same content changes nothing.
+
+        Raises Conflict if the dataset exists with other tasks, Invalid with the number of each wrong line.
+        """
+        body = await asyncio.to_thread(tasks.read_bytes if isinstance(tasks, Path) else lambda: _lines_of(tasks))
+        path, query = f"/v1/datasets/{name}", self._http.query(namespace)
+        return DatasetView.model_validate(
+            await self._http.json("PUT", path, query=query, body=body, content_type="application/jsonl", seconds=600)
+        )
+
+    async def datasets(self, namespace: str | None = None) -> list[DatasetView]:
+        """List the datasets of a namespace."""
+        body = await self._http.json("GET", "/v1/datasets", query=self._http.query(namespace))
+        return [DatasetView.model_validate(item) for item in body["datasets"]]
+
+    async def dataset(self, name: str, namespace: str | None = None) -> DatasetView:
+        """Return a dataset's digest and size, and the history of its tasks. Raises NotFound."""
+        return DatasetView.model_validate(
+            await self._http.json("GET", f"/v1/datasets/{name}", query=self._http.query(namespace))
+        )
+
+    async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
+        """Delete a dataset, the history of its tasks, and the saved position of its next task.
+
+        Raises NotFound, Conflict while a batch draws from the dataset.
+        """
+        await self._http.json("DELETE", f"/v1/datasets/{name}", query=self._http.query(namespace))
+
+    async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView:
+        """Create a batch, or attach to the batch with the same id and body.
+
+        A request without an id gets an id here, so that retries are safe. Raises Conflict if a batch with this id has
+        another body, Invalid.
+        """
+        body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"b-{secrets.token_hex(6)}"}
+        return BatchView.model_validate(
+            await self._http.json("POST", "/v1/batches", query=self._http.query(namespace), body=body)
+        )
+
+    async def get_batch(self, id: str, namespace: str | None = None) -> BatchView:
+        """Return a batch's state. Raises NotFound."""
+        return BatchView.model_validate(
+            await self._http.json("GET", f"/v1/batches/{id}", query=self._http.query(namespace))
+        )
+
+    async def batches(self, namespace: str | None = None) -> list[BatchView]:
+        """List the newest batches, newest first."""
+        body = await self._http.json("GET", "/v1/batches", query=self._http.query(namespace))
+        return [BatchView.model_validate(item) for item in body["batches"]]
+
+    async def groups(
+        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
+    ) -> GroupPage:
+        """Return groups that were delivered after delivery `after`. `wait`: seconds to wait if there is none.
+
+        Raises NotFound.
+        """
+        from rollyard.client import rollout_answers
+
+        columns = await self.groups_columns(id, namespace, after=after, wait=wait, limit=limit)
+        return await asyncio.to_thread(rollout_answers.group_page, columns)
+
+    async def groups_columns(
+        self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
+    ) -> Columns:
+        """Do the same as `groups`, with the trajectories as arrays, group after group.
+
+        `about["groups"]` has the fields of each group, and the number of its trajectories as `rollouts`. `about["next"]`
+        is the value of `after` for the next page. Raises NotFound.
+        """
+        from rollyard.client import rollout_answers
+
+        query = self._http.query(namespace, after=str(after), wait=str(wait), limit=str(limit))
+        kind, data = await self._http.get_bytes(f"/v1/batches/{id}/groups", query, rollout_answers.ACCEPT)
+        return await asyncio.to_thread(rollout_answers.read_groups, kind, data)
+
+    async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
+        """Acknowledge that all groups of a batch up to delivery `upto` were used. Raises NotFound, Invalid."""
+        path = f"/v1/batches/{id}/acknowledge"
+        return BatchView.model_validate(
+            await self._http.json("POST", path, query=self._http.query(namespace), body={"upto": upto})
+        )
+
+    async def cancel_batch(
+        self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
+    ) -> BatchView:
+        """End a batch. Its unfinished groups are carried over to a later batch; "cancel" cancels them. Raises NotFound."""
+        query = self._http.query(namespace, rollouts=rollouts)
+        return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
+
+    def batch(
+        self, request: BatchRequest | str, namespace: str | None = None, *, after: int = 0, progress: bool = False
+    ) -> AsyncBatch:
+        """Iterate over the groups of a batch: `async for group in client.batch(request)`.
+
+        `request`: the batch to create at the first step, or the id of an existing batch. `after`: number of the last
+        delivery that the caller already has. `progress`: show the batch's state on the terminal.
+        """
+        return AsyncBatch(self, request, namespace, after=after, progress=progress)
+
+
+def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:
+    found = (task.model_dump(mode="json") if isinstance(task, Task) else dict(task) for task in tasks)
+    return "\n".join(json.dumps(task) for task in found).encode()
