@@ -1,4 +1,5 @@
-"""The stage workers of a node agent. Each stage works on a limited number of rollouts; more wait in order of arrival.
+"""The stage workers of a node agent. Each stage works on a limited number of rollouts; further rollouts wait in order
+of arrival.
 
 The server requests the width of each stage: its number of workers. A stage grows as soon as there is free capacity. A
 stage shrinks as its rollouts end; until they end, no other stage can use their workers.
@@ -91,7 +92,8 @@ class StagePools:
         return {stage: pool.width for stage, pool in self._pools.items()}
 
     def request(self, widths: Mapping[Stage, int], places: int) -> None:
-        """Set the requested widths. A stage keeps at least its width at the start. `places`: workers of all stages."""
+        """Set the requested widths. A stage keeps at least its width at the start. `places`: limit on the workers of
+        all stages together."""
         self._requested = {
             stage: max(widths.get(stage, n), self._minimum[stage]) for stage, n in self._requested.items()
         }

@@ -131,7 +131,8 @@ class AllocationReconciler:
         return latest
 
     def _count_misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
-        """Return the number of complete snapshots in a row that lack the job."""
+        """Return the number of complete snapshots in a row that lack the job. If the job's id is known, the snapshots
+        are not counted here: return MIN_MISSES if the job is believed to be gone, otherwise 0."""
         uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0
@@ -153,7 +154,8 @@ class AllocationReconciler:
         self._feed.refresh()
 
     async def _drain(self, allocation: Allocation) -> None:
-        """Order the allocation's process to drain, at each reconcile again. Cancel the job if draining takes too long."""
+        """Order the allocation's process to drain; each reconcile repeats the order. Cancel the job if draining takes
+        too long."""
         uid, status = allocation.metadata.uid, allocation.status
         self._agents.drain(uid)
         self._endpoints.drain(uid)
@@ -245,7 +247,8 @@ class AllocationReconciler:
         return None
 
     def _waits_for_name(self, uid: str) -> bool:
-        """Whether to wait longer for accounting's user name. slurmdbd learns of an end a moment later than squeue shows it."""
+        """Whether to wait longer for accounting to name the user. slurmdbd learns of an end a moment later than squeue
+        shows it."""
         now = self._clock.time()
         return now - self._awaiting_user_name.setdefault(uid, now) < NAME_SECONDS
 

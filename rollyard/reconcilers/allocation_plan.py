@@ -13,7 +13,8 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 SUBMIT_MARGIN_SECONDS = 2.0
-"""Seconds after the recorded intent. A snapshot that begins still later shows the job, if the submit has made one."""
+"""A snapshot that begins more than this many seconds after the recorded intent shows the job, if the submit has made
+one."""
 MIN_MISSES = 2
 
 
@@ -57,7 +58,8 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
 
 
 def _is_second_run(allocation: Allocation, job: Job) -> bool:
-    """Whether a requeued job runs again after an earlier run was bound. The earlier run's work has gone to other jobs."""
+    """Whether a requeued job runs again after a process of an earlier run was bound to the allocation. The earlier
+    run's work has gone to other jobs."""
     binding = allocation.status.binding
     return binding is not None and binding.job_id == job.id and job.restart_count > binding.restart_count
 

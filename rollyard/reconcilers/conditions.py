@@ -32,9 +32,9 @@ CRASH_LOOP = 3
 SUBMIT_ANSWER_SECONDS = 5.0
 """Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
-"""Seconds after which a usually short wait is named before other causes."""
+"""Seconds after which a wait that is usually short is named before an earlier failure."""
 _LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
-"""Words in refusals of Slurm whose cause may pass by itself."""
+"""Words in Slurm's refusals that show that the cause may pass by itself."""
 NO_WARNING = {
     "AllReady",
     "Deleting",
@@ -74,7 +74,8 @@ class PoolView:
 
 
 def replicas(view: PoolView) -> Replicas:
-    """Numbers of replicas. Ready and updated are limited to the desired number, because other allocations will soon end."""
+    """Numbers of replicas. Ready and updated are at most the desired number, because allocations beyond this number
+    will soon end."""
     desired, serving = view.scale.desired, [m for m in view.members if m.serves]
     return Replicas(
         desired=desired,
@@ -243,7 +244,8 @@ def _failure_reason(view: PoolView) -> Reason | None:
 
 
 def _interruption_text(view: PoolView) -> str:
-    """Text about the last end from outside; empty once an allocation has become ready after it."""
+    """Text about the last allocation that a node, an administrator or a user ended; empty once an allocation has become
+    ready after this end."""
     last = last_ended((m.allocation for m in view.members), INTERRUPTIONS)
     if last is None or last.status.end_time is None:
         return ""

@@ -44,7 +44,8 @@ def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
 
 
 def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
-    """Number of sessions of a RolloutPool: live rollouts, and queued rollouts up to the workers of the largest size."""
+    """Number of sessions of a RolloutPool: all live rollouts, and as many queued rollouts as fit beside them into the
+    workers of the pool's largest size."""
     live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
     largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
     most = 0 if spec.suspend else largest * max_workers(spec, Stage.INIT, Stage.RUN)

@@ -100,7 +100,8 @@ def count_ends(
 def last_ended(
     allocations: Iterable[Allocation], states: Collection[str], template: str | None = None
 ) -> Allocation | None:
-    """Return the allocation that ended last in one of these states without our order; None if no allocation did."""
+    """Return the allocation that ended last in one of these states, among those that we did not drain or delete; None
+    if there is none."""
     found = [
         a
         for a in allocations

@@ -1,4 +1,5 @@
-"""Submits of allocations: first writes the intents, then calls Slurm once for all equal allocations, as a job array.
+"""Submits allocations: first writes the intents, then submits all equal allocations in one call to Slurm, as a job
+array.
 
 An intent is written only if the allocation has not changed (optimistic concurrency), so two decisions cannot both
 submit. After a crash between intent, submit and record, the next complete snapshots show whether the submit made a job.
@@ -180,7 +181,8 @@ class Submitter:
         return True
 
     async def _call(self, script: BatchScript, ours: list[Allocation]) -> list[str]:
-        """Submit once. A slow submit is reported in the allocations' conditions; `ours` then has the new copies."""
+        """Submit once. A slow submit is reported in the allocations' conditions; then `ours` contains the allocations
+        with the new conditions."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.submit(script))
         try:
             await asyncio.wait({call}, timeout=OVERDUE_SECONDS)

@@ -26,12 +26,12 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 MIN_LOOKUPS = 2
-"""Least number of queries without the job for a verdict. A single query may be wrong."""
+"""A verdict requires at least this many answers without the job. A single answer may be wrong."""
 ABSENT_SECONDS = 20.0
-"""Seconds for several heartbeats of a node agent, and for its reconnect after a restart of the server."""
+"""Time within which a node agent sends several heartbeats, or reconnects after a restart of the server."""
 DISPUTE_SECONDS = 180.0
 MANY_JOBS = 3
-"""Least number of expected jobs of which a table must show at least half. Otherwise the whole table is doubted."""
+"""If at least this many jobs are expected, a table that shows less than half of them is doubted as a whole."""
 
 
 class AbsenceVerdict(Enum):

@@ -23,7 +23,8 @@ from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
 from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
 
 EMPTY_GRACE_SECONDS = 3.0
-"""Seconds from the order to drain until an empty allocation may end. The time of the order is cut to whole seconds."""
+"""Seconds from the order to drain until an empty allocation may end. The order's recorded time is rounded down to whole
+seconds, so the real time may be up to a second shorter."""
 KEPT_ENDED = 3
 """Number of ended allocations that are kept for people to look at."""
 STAND_IN_SECONDS = 60.0
@@ -52,7 +53,7 @@ class Member:
     allocation: Allocation
     ready: bool
     load: int = 0
-    """Leases, or live sessions."""
+    """Number of leases of a node agent, or of live sessions of a model server."""
     silent: bool = False
     """True: its process connected once, but no longer sends heartbeats."""
 

@@ -30,7 +30,7 @@ UNKNOWN_DEMAND = Metric("demand", None, 1.0)
 
 
 class Preview:
-    """Previews pools on the last description of the site that `SnapshotFeed` has read from Slurm."""
+    """Previews pools. The site is known from the last description that `SnapshotFeed` has read from Slurm."""
 
     def __init__(self, workspace: AllocationFolders, feed: SnapshotFeed, clock: Clock) -> None:
         self._workspace = workspace

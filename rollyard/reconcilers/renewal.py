@@ -20,7 +20,7 @@ BEFORE_EXPIRY_SECONDS = 900
 MARGIN_SECONDS = 10
 """Seconds added to a rollout's budgets. An allocation stops taking work a little before the budgets no longer fit."""
 STARTUP_GUESS_SECONDS = 30.0
-"""Start-up time until one has been measured."""
+"""Start-up time that is assumed until one has been measured."""
 STARTUP_SHARE = 0.25
 MAX_EARLY_SHARE = 0.5
 """Limits of the start-up time and of `before_expiry`, as shares of the walltime. After one long wait in the queue the
@@ -54,7 +54,8 @@ class RenewalTime(NamedTuple):
 
 
 def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
-    """Renewal times for ends in ascending order. Rounds are shortened so that an allocation runs before it is replaced."""
+    """Renewal times for ends in ascending order. If many allocations end together, `round_seconds` of `due_times` is
+    shortened, so that an allocation runs for some time before it is replaced."""
     before, start, surge = before_expiry(pool), startup_seconds(pool), pool.spec.renewal.max_surge
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)

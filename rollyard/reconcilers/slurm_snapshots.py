@@ -118,7 +118,8 @@ class SnapshotFeed:
             await asyncio.sleep(SITE_SECONDS if self.site is not None else INTERVAL_SECONDS)
 
     async def _poll_queue(self) -> float:
-        """Query the queue; return the query's seconds. After a failure return 0, because the call budget delays queries."""
+        """Query the queue; return how many seconds the query took. After a failure return 0, because the call budget
+        delays the next query."""
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 snapshot = await self._request_snapshot()
@@ -143,7 +144,7 @@ class SnapshotFeed:
         changed = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
         changed |= {j.owner for id, j in before.items() if id not in snapshot.jobs}
         if changed or was_unknown:
-            self.jobs_changed.emit(set() if was_unknown else changed)  # jobs may have vanished meanwhile: all
+            self.jobs_changed.emit(set() if was_unknown else changed)  # an empty set: all may have changed
         return seconds
 
     async def _request_snapshot(self) -> Snapshot:

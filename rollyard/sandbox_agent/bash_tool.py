@@ -37,7 +37,8 @@ _SCRIPT_FD = 99
 _LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
 _CHUNK = 1 << 16
 _SENTINEL_ROOM = 64
-"""Greatest length of a sentinel. At most this many last bytes are kept back while they may begin a sentinel."""
+"""Greatest length of a sentinel. If the last bytes of the output may be the beginning of a sentinel, at most this many
+are kept back."""
 _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
@@ -242,7 +243,7 @@ class _Terminal:
             kill_family(self._child.pid, signal.SIGKILL)
         self._wait(KILL_SECONDS)
         self._process.fileobj.close()
-        self._process.closed = True  # or the destructor waits; only `ChildProcesses` may
+        self._process.closed = True  # otherwise its destructor waits for bash, which only `ChildProcesses` may do
         self._child.close()
         return status
 

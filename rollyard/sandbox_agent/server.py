@@ -1,7 +1,8 @@
 """The sandbox agent's main thread. It sends hello, receives the settings, and passes each call to the tool's thread.
 
-Standard input is an unnamed Unix socket that the owner of the sandbox made. No other process can find the socket, and no
-file remains of it. At the end of file the owner is gone, for whatever reason, and the agent ends too.
+Standard input is an unnamed Unix socket that the owner of the sandbox made. No other process can find the socket, and
+no file remains of it. End-of-file on the socket means that the owner is gone, for whatever reason; then the agent ends
+too.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ class ServeOptions:
     """True: this process runs in the job that `serve --in-slurm` submitted."""
 
     def job_run(self) -> JobRun | None:
-        """Return the run of the Slurm job that this process is in. Blocks; raises BadRequest outside of a job."""
+        """Return the run of the server's Slurm job in which this process runs; None without `in_job`. Blocks. Raises
+        BadRequest if this process is in no Slurm job."""
         if not self.in_job:
             return None
         id = os.environ.get("SLURM_JOB_ID")

@@ -48,7 +48,7 @@ class GroupDrawn:
 
 @dataclass(frozen=True, slots=True)
 class GroupAdopted:
-    """A carried group of the series now counts for this batch."""
+    """A group that an earlier batch of the series left unfinished now belongs to this batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,5 +343,5 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
 
 
 def _groups_for(informative: float, rate: float) -> int:
-    """Return the number of groups of which this number is expected to be informative."""
+    """Return how many groups to draw so that `informative` of them are expected to be informative."""
     return max(0, math.ceil(informative / rate - 1e-9))

@@ -12,9 +12,10 @@ def discarded_lengths(
 ) -> LengthSums:
     """Expected lengths of a discarded group, weighted by the probability that it was informative.
 
-    For a rollout with a reward, its own lengths are used. For an unfinished rollout, the mean seconds are used: those of
-    the group, else of the task's history, else of `known`. They are at least the seconds that the rollout has run
-    (`running`). `known`: lengths in the series. Its tokens and turns per second convert the estimated seconds.
+    For a rollout with a reward, its own lengths are used. For an unfinished rollout, the mean seconds are used: those
+    of the group, else of the task's history, else of `known`. But a rollout counts with at least the seconds that it
+    has run (`running`). `known`: lengths in the series. The estimated seconds are turned into tokens and turns with the
+    tokens per second and turns per second of `known`, or of the group if `known` is empty.
     """
     own = LengthSums().plus(group.ended)
     if own.rollouts:

@@ -18,7 +18,8 @@ MAX_STREAK = 6
 MAX_FAULTY = 3
 """Number of faulty groups of one task in an epoch after which the task waits for the next epoch."""
 PUT_BACK_GROUPS = 8
-"""Number of groups drawn before the task of a faulty group is drawn again. By then a broken node may be gone."""
+"""Number of other groups that are drawn after a task's first faulty group, before the task is drawn again; twice as
+many after its second faulty group. By then a broken node may be gone."""
 MAX_LOOKED = 4096
 """Greatest number of tasks that one draw looks at. The limit keeps the transaction short; the next draw continues."""
 ROUNDS = 4

@@ -1,4 +1,5 @@
-"""The keeper of running batches: sends ticks with the time and the slots. Ends of rollouts reach batches without it."""
+"""The keeper of running batches: sends each batch that needs it a tick, which carries the time and the batch's slots.
+When a rollout ends, its batch is updated without the keeper."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ class BatchService:
     ) -> tuple[BatchView, bool]:
         """Accept a batch, or find the one with this id. Return the batch once it is on disk, and whether it is new.
 
-        `tasks`: the request's own tasks as canonical JSON. `engine_priority`: whether the pool's engines order requests
-        by priority. Raises Conflict, Invalid.
+        `tasks`: the request's own tasks as canonical JSON. `engine_priority`: whether the pool's engines take requests
+        in order of their priority. Raises Conflict, Invalid.
         """
         id = request.id or f"b-{secrets.token_hex(6)}"
         record = replace(self._record(namespace, id, request, tasks), engine_priority=engine_priority)
@@ -207,7 +207,8 @@ class BatchService:
     # groups
 
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
-        """Return the groups after delivery `after`. Wait until there is one, the batch has no more, or `wait` is over."""
+        """Return the groups after delivery `after`. Wait for at most `wait` seconds, until there is such a group or the
+        batch has no more."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
@@ -282,7 +283,8 @@ class BatchService:
         await self._rollouts.transact(change)
 
     async def _store_tasks(self, digest: str, tasks: Sequence[str]) -> None:
-        """Store tasks in portions, so that other writes can run in between. A record with the digest makes them visible."""
+        """Store tasks in portions, so that other writes can run in between. No task is used before a record with the
+        digest exists."""
         for start in range(0, len(tasks), TASKS_A_WRITE):
             portion = tasks[start : start + TASKS_A_WRITE]
             await self._store.transact(

@@ -231,7 +231,8 @@ class Settlement:
     def _prioritised(
         self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: DrawnTask
     ) -> BatchRequest:
-        """Return the request with the task's priority at the engine, if the engine orders requests by priority."""
+        """Return the request with the task's priority at the engine, if the engine takes requests in order of their
+        priority."""
         if not (batch.engine_priority and request.longest_first) or "priority" in request.sampling.extra:
             return request
         whole = series.whole_lengths

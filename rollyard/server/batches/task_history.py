@@ -5,7 +5,8 @@ from __future__ import annotations
 from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHistory
 
 MEAN_ROLLOUTS = 64
-"""Greatest weight (in rollouts) of all earlier rollouts in the means, so that the means follow the changing policy."""
+"""In the means, all earlier rollouts together count as at most this many, so that the means follow the changing
+policy."""
 
 
 def with_group(history: TaskHistory | None, group: GroupRecord, *, informative: bool) -> TaskHistory:

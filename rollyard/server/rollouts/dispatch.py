@@ -49,7 +49,8 @@ class _GrantedLease:
 
 @dataclass(slots=True)
 class _AgentCapacity:
-    """A copy of a node agent's free capacity, made at the start of a round. The writer's thread changes only the copy."""
+    """A copy of a node agent's free capacity, made at the start of a round. The thread of the store's writer changes
+    only the copy."""
 
     agent: ConnectedAgent
     free: dict[Stage, int]
