@@ -55,7 +55,7 @@ def why_left(status: AllocationStatus) -> str:
 def _updates(view: AllocationView) -> Iterator[ConditionUpdate]:
     status, spec = view.status, view.allocation.spec
     yield ConditionUpdate("Ready", status.ready, *_job_state(view))
-    if status.job_id is not None and get_condition(status.conditions, SUBMITTED) is not None:  # an adopted job too
+    if status.job_id is not None and get_condition(status.conditions, SUBMITTED) is not None:  # also for an adopted job
         yield ConditionUpdate(SUBMITTED, True, "Submitted", f"as job {status.job_id}")
     if not status.is_ended and (view.absence is not None or get_condition(status.conditions, IN_QUEUE) is not None):
         if view.absence is not None and view.absence.lookups >= MIN_LOOKUPS:

@@ -1,4 +1,5 @@
-"""Folders with the identity, the token and the log of each allocation's job. The job's nodes must see this storage."""
+"""Folders with the identity, the token and the log of each allocation's job. The nodes of the job must be able to read
+these folders."""
 
 from __future__ import annotations
 

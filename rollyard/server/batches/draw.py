@@ -1,8 +1,9 @@
 """`draw(series, count, ...)`: the next tasks of a series, from the series' position and the tasks' history. Pure.
 
-Seed and epoch determine the order of the tasks. The index at each place of this order is computed alone, so a dataset of
-millions of tasks needs no memory. A task that was uninformative k times in a row is passed over with probability
-1 - 0.5^k (GRESO, arXiv 2506.02177). k is at most MAX_STREAK, so every task is drawn again in some epoch.
+Seed and epoch determine the order of the tasks. The index at a place of this order is computed without the other
+places, so a dataset of millions of tasks needs no memory. A task that was uninformative k times in a row is passed over
+with probability 1 - 0.5^k (GRESO, arXiv 2506.02177). k is at most MAX_STREAK, so every task is drawn again in some
+epoch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hints to node agents that a rollout should move to another endpoint.
 
 After a hint, the node agent requests another endpoint before the next turn, or in the middle of a turn if the present
-endpoint is out. The server chooses and records an endpoint only at this request. So nothing changes if an old node
-agent ignores the hint.
+endpoint is out (ejected, silent or unhealthy). The server chooses and records an endpoint only at this request. So
+nothing changes if an old node agent ignores the hint.
 """
 
 from __future__ import annotations

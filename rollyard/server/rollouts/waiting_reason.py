@@ -205,7 +205,7 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if not ends or len(ends) < len(able):
         return None
     if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
-        return None  # the request's budgets are at most the pool's; parsing a long request is costly
+        return None  # the request's budgets cannot be longer, so do not parse it: that is slow
     need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:

@@ -1,4 +1,5 @@
-"""Moves live sessions away from endpoints that are out, drain, or have too many sessions.
+"""Moves live sessions away from endpoints that are out (ejected, silent or unhealthy), that drain, or that have too
+many sessions.
 
 The rebalancer only requests a move. Then the session chooses its endpoint again, and the choice is recorded. So a
 session counts on its old endpoint until it has chosen a new one.

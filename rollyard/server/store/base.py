@@ -79,8 +79,8 @@ class RolloutRecord:
     """Instance id of the node agent that holds the lease."""
     node: str | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Role -> endpoint id. The endpoints are chosen with the lease, and live sessions are counted from leased records. A
-    rollout that is queued again keeps its last endpoints, because their caches have the rollout's prefix.
+    """Role -> endpoint id. The endpoints are chosen when a lease is granted. Live sessions are counted from leased
+    records. A rollout that is queued again keeps its last endpoints, because their caches have the rollout's prefix.
     """
     queued_at: float = 0.0
     not_before: float = 0.0

@@ -73,7 +73,7 @@ class SqliteStore:
         Raises Superseded if a newer server uses the folder, Unavailable if the database cannot be read.
         """
         if not self._lock.held:
-            await asyncio.to_thread(self._lock.acquire)  # the lost node may have released it by now
+            await asyncio.to_thread(self._lock.acquire)  # the earlier holder may have released it by now
         await self._readers.call(lambda db: tables.check_epoch(db, self.epoch))
 
     async def close(self) -> None:

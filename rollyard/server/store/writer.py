@@ -27,7 +27,8 @@ MAX_BATCH = 1024
 
 @dataclass(slots=True)
 class WriteUnit:
-    """Objects through which a change writes. The writes are undone if the change fails; the commit makes them durable."""
+    """Database and packs, to which changes write. The writes of a change are undone if it fails; the commit makes them
+    durable."""
 
     db: sqlite3.Connection
     packs: PackWriter
