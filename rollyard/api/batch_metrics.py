@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rollyard.api.metrics_text import family, label
-from rollyard.server.store.batch_records import BatchRecord
+from rollyard.kinds.batch import DeliveryBias
+from rollyard.server.batches.batch_view import bias
+from rollyard.server.store.batch_records import BatchRecord, LengthSums
+
+BIASES = ("tokens", "turns", "seconds")
 
 GAUGES: dict[str, tuple[str, Callable[[BatchRecord], int]]] = {
     "running": ("Batches that have not ended.", lambda batch: 1),
@@ -27,4 +31,14 @@ def batch_metrics(running: Sequence[BatchRecord]) -> str:
     for name, (text, gauge) in GAUGES.items():
         samples = [(labels, float(sum(map(gauge, batches)))) for labels, batches in pools.items()]
         lines += family(f"rollyard_batches_{name}", "gauge", text, samples)
+    ratios = [(labels, _bias(batches)) for labels, batches in pools.items()]
+    biases = [(f"{labels},{label('of', of)}", getattr(found, of)) for labels, found in ratios for of in BIASES]
+    lines += family(
+        "rollyard_batches_bias", "gauge", "Mean length of delivered rollouts / of informative ones.", biases
+    )
     return "".join(lines)
+
+
+def _bias(batches: Sequence[BatchRecord]) -> DeliveryBias:
+    delivered = sum((batch.delivered_lengths for batch in batches), LengthSums())
+    return bias(delivered, sum((batch.whole_lengths for batch in batches), LengthSums()))

@@ -185,7 +185,7 @@ async def _put_run(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
     header, frame = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
     versions = frozenset(header.weights_versions)
-    await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame, versions)
+    await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame, versions, header.timings)
     return web.Response(status=204)
 
 
@@ -249,5 +249,6 @@ async def _new_endpoint(request: web.Request) -> web.Response:
         raise Unavailable(f"no endpoint of InferencePool {name} is ready", retry_after=1)
     services.rollouts.leases.unpark(wanted.lease)
     if endpoint.id != current:
-        await services.rollouts.move_endpoint(wanted.lease, uid, wanted.role, endpoint.id)
+        reason = "EndpointFailed" if wanted.failed else "BetterEndpoint"
+        await services.rollouts.move_endpoint(wanted.lease, uid, wanted.role, endpoint.id, reason, wanted.why)
     return web.json_response(endpoint.model_dump())

@@ -37,6 +37,7 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/rollouts/counts", _counts),
         web.get("/v1/rollouts/stream", _stream),
         web.get("/v1/rollouts/{id}", _get),
+        web.get("/v1/rollouts/{id}/history", _history),
         web.delete("/v1/rollouts", _cancel_matching),
         web.delete("/v1/rollouts/{id}", _cancel),
     ]
@@ -102,6 +103,13 @@ async def _get(request: web.Request) -> web.Response:
     if record.status.terminal:
         body["trajectory"] = await read_trajectory(services, record)
     return await _json_response(body)
+
+
+@accepts("namespace")
+async def _history(request: web.Request) -> web.Response:
+    """Read a rollout's history: leases, stages, endpoints, attempts, end."""
+    history = await request.app[SERVICES].rollouts.history(_namespace(request), request.match_info["id"])
+    return web.json_response(history.model_dump(mode="json", exclude_none=True))
 
 
 async def _json_response(body: dict[str, Any]) -> web.Response:

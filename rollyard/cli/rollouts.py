@@ -14,6 +14,7 @@ import click
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
 from rollyard.cli.progress import ProgressLine, follow_one
+from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, submit_batches
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import ID_PATTERN, RolloutView, Status, Trajectory
@@ -183,7 +184,7 @@ async def cancel(
 @click.argument("id")
 @with_client
 async def describe(client: AsyncClient, namespace: str, id: str) -> None:
-    """Describe a rollout for people: state, turns, score."""
+    """Describe a rollout for people: state, history, turns, score."""
     view, trajectory = await client.rollout(id, namespace)
     click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"], _row(view)])))
     if view.waiting:
@@ -193,6 +194,7 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
         click.echo(f"\nweights {view.weights_version}{again}")
     if view.error:
         click.echo(f"\n{view.error.reason} in {view.error.stage}: {view.error.message}")
+    click.echo("\n" + "\n".join(history_lines(await client.rollout_history(id, namespace))))
     if trajectory:
         click.echo("\n" + "\n".join(transcript(trajectory)))
 

@@ -28,6 +28,7 @@ from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import KINDS, Pool, parse_object
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
@@ -312,6 +313,11 @@ class AsyncClient(BatchClient):
         query = {**self._http.query(namespace), "wait": str(wait)}
         kind, data = await self._http.get_bytes(f"/v1/rollouts/{id}", query, rollout_answers.ACCEPT)
         return rollout_answers.read_rollout(kind, data)
+
+    async def rollout_history(self, id: str, namespace: str | None = None) -> RolloutHistory:
+        """Return the changes of a rollout so far, oldest first. Raises NotFound."""
+        body = await self._http.json("GET", f"/v1/rollouts/{id}/history", query=self._http.query(namespace))
+        return RolloutHistory.model_validate(body, extra="ignore")
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         """Wait for the rollout's end without a time limit, even while the server is unreachable. Raises NotFound.

@@ -16,6 +16,7 @@ from rollyard.client.weights_push import Weights, WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, Group, GroupPage
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
+from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
 
@@ -147,6 +148,10 @@ class Client:
     ) -> tuple[RolloutView, Columns | None]:
         """Do the same as `rollout`, with the trajectory as arrays."""
         return self._run(self._client.rollout_columns(id, namespace, wait=wait))
+
+    def rollout_history(self, id: str, namespace: str | None = None) -> RolloutHistory:
+        """Return the changes of a rollout so far, oldest first. Raises NotFound."""
+        return self._run(self._client.rollout_history(id, namespace))
 
     def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         return self._run(self._client.wait(id, namespace))

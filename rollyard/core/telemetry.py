@@ -31,6 +31,17 @@ BATCHES_ENDED = Counter("rollyard_batches_ended", "Batches by terminal status.",
 TASKS_PASSED_OVER = Counter(
     "rollyard_tasks_passed_over", "Tasks that were not drawn because of their own history.", registry=REGISTRY
 )
+BATCH_TOKENS = Counter(
+    "rollyard_batch_tokens", "Sampled tokens of groups that were delivered, and of others.", ["use"], registry=REGISTRY
+)
+BATCH_STALENESS = Histogram(
+    "rollyard_batch_staleness_steps", "Training steps between the draw of a delivered group and its use.",
+    registry=REGISTRY, buckets=(0, 1, 2, 4, 8, 16, 32),
+)  # fmt: skip
+BATCH_SECONDS_TO_TARGET = Histogram(
+    "rollyard_batch_seconds_to_target", "Seconds from the submit of a batch until its target was delivered.",
+    registry=REGISTRY, buckets=(1, 5, 15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400),
+)  # fmt: skip
 RECONCILES = Counter("rollyard_reconciles", "Reconciles by kind and outcome.", ["kind", "outcome"], registry=REGISTRY)
 SLURM_CALLS = Counter("rollyard_slurm_calls", "Calls to Slurm.", ["call", "outcome"], registry=REGISTRY)
 SLURM_SECONDS = Histogram("rollyard_slurm_seconds", "Seconds that calls to Slurm took.", ["call"], registry=REGISTRY)

@@ -39,3 +39,10 @@ async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yar
         assert {t.attempt for t in ended} == {1}
         assert all(t.status.scored for t in ended)
         assert [r.waiting async for r in client.rollouts()] == [None] * 3
+        out, _ = await yard.rollyard("rollouts", "describe", ids[0])
+        rows = [line.split() for line in out.partition("\nTIME ")[2].partition("\n\n")[0].splitlines()[1:]]
+        words = [(row[4], row[5]) for row in rows]
+        assert words[:3] == [("INIT", "Queued"), ("INIT", "Leased"), ("RUN", "StageBegun")]
+        assert ("RUN", "EndpointMoved") in words
+        assert words[-2:] == [("EVAL", "StageBegun"), ("EVAL", "Ended")]
+        assert f"Ended{' ' * 11}{ended[0].status.value}, reward {ended[0].reward:g}; INIT" in out

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pydantic import JsonValue
 
 from rollyard.kinds.base import evolve
-from rollyard.kinds.batch import BatchKey, BatchRequest
+from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus
 from rollyard.kinds.rollout import Task
 from rollyard.server.batches.advance import (
     BatchCancelled,
@@ -102,6 +102,7 @@ class Settlement:
         assert batch is not None
         request = parsed_request(batch.request)
         self._batches[key], moved, effects = advance(request, batch, group, event)
+        self._count_metrics(batch, self._batches[key], request)
         self._changes.batches.add(key)
         if moved is not None:
             self._groups[moved.key] = moved
@@ -121,6 +122,16 @@ class Settlement:
                     self._put_series(replace(series, delivered_lengths=series.delivered_lengths.plus(moved.ended)))
                 case BatchEnded(keep=keep):
                     self._release(key, keep=keep)
+
+    def _count_metrics(self, before: BatchRecord, after: BatchRecord, request: BatchRequest) -> None:
+        changes = self._changes
+        changes.wasted_tokens += after.wasted_tokens - before.wasted_tokens
+        if after.delivered > before.delivered:
+            changes.delivered_tokens += after.delivered_lengths.tokens - before.delivered_lengths.tokens
+            changes.staleness.append(after.staleness - before.staleness)
+        met = after.status is BatchStatus.COMPLETED is not before.status
+        if met and request.target is not None and after.ended_at is not None:
+            changes.seconds_to_target.append(after.ended_at - after.created_at)
 
     def drop_carried(self, namespace: str, dataset: str) -> None:
         """Cancel the carried groups of all series that draw from a dataset."""
@@ -291,6 +302,7 @@ class Settlement:
         )
         self._groups[group.key] = replace(group, state=GroupState.CANCELLED)
         self._changes.outcomes["cancelled"] += 1
+        self._changes.wasted_tokens += group.tokens
         self._cancel_rollouts(group, "BatchEnded", f"its batch {key.id} ended {batch.status}")
 
     def _history(self, series: SeriesRecord, index: int) -> TaskHistory | None:

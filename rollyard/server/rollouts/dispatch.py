@@ -16,6 +16,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.history import LeaseChoice
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.step import Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst, EndpointChoice
@@ -172,12 +173,13 @@ class Dispatcher:
         now = self._clock.time()
         matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
-        granted = [self._put(tx, record, room.agent, {}, now) for record, room in evals]
+        granted = [self._put(tx, record, room.agent, {}, now, choice) for record, room, choice in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
             mates: dict[str | None, Mapping[str, Endpoint]] = {}
-            for record, room in islice(matches(Stage.INIT), MAX_PER_GRANT):
+            for record, room, choice in islice(matches(Stage.INIT), MAX_PER_GRANT):
                 allow = _allowed_versions(tx, record, served)
-                endpoints = _endpoints(pool, record, room.agent, bursts, mates.get(record.group, {}), allow)
+                reasons: dict[str, str] = {}
+                endpoints = _endpoints(pool, record, room.agent, bursts, mates.get(record.group, {}), allow, reasons)
                 if endpoints is None and allow is None:
                     break  # a role has no ready endpoint with room; its InferencePool's conditions say why
                 if endpoints is None:
@@ -186,7 +188,8 @@ class Dispatcher:
                     continue  # the endpoints that this record may use are full; later records may use others
                 if record.group is not None:
                     mates[record.group] = endpoints
-                granted.append(self._put(tx, record, room.agent, endpoints, now))
+                choice = replace(choice, endpoints=reasons)
+                granted.append(self._put(tx, record, room.agent, endpoints, now, choice))
         ranks, latest = tx.queue_ranks(key), max((g.record.queue_rank for g in granted), default=0.0)
         if latest > ranks.served:
             tx.put_queue_ranks(key, replace(ranks, served=latest))
@@ -194,11 +197,17 @@ class Dispatcher:
 
     @staticmethod
     def _put(
-        tx: Transaction, record: RolloutRecord, agent: ConnectedAgent, endpoints: dict[str, Endpoint], now: float
+        tx: Transaction,
+        record: RolloutRecord,
+        agent: ConnectedAgent,
+        endpoints: dict[str, Endpoint],
+        now: float,
+        choice: LeaseChoice,
     ) -> _GrantedLease:
         ids = {role: endpoint.id for role, endpoint in endpoints.items()}
         version = endpoints[POLICY_ROLE].weights_version if POLICY_ROLE in endpoints else None
-        after, _ = step(record, Granted(now, agent.holder, agent.identity.node, ids, version))
+        who = agent.identity
+        after, _ = step(record, Granted(now, agent.holder, who.node, ids, version, who.allocation, choice))
         return _GrantedLease(agent, tx.put(after), endpoints)
 
 
@@ -209,11 +218,13 @@ def _endpoints(
     bursts: Mapping[str, Burst],
     mate: Mapping[str, Endpoint],
     allow: Callable[[Endpoint], bool] | None,
+    reasons: dict[str, str],
 ) -> dict[str, Endpoint] | None:
     """Return one allowed endpoint for each role; None if a role has none.
 
     `mate`: endpoints of the last granted rollout of the group. These endpoints are preferred, because all rollouts of a
     group begin with the same prompt.
+    `reasons` gets the reason of each choice.
     """
     chosen: dict[str, Endpoint] = {}
     for role, name in pool.spec.inference.items():
@@ -223,7 +234,7 @@ def _endpoints(
         found = bursts[name].checkout(node=agent.identity.node, warm=warm, allow=limit)
         if found is None:
             return None
-        chosen[role] = found
+        chosen[role], reasons[role] = found, bursts[name].reason(found, node=agent.identity.node, warm=warm)
     return chosen
 
 
@@ -248,8 +259,9 @@ def _match_queue(
     now: float,
     served: ServedVersions,
     stage: Stage,
-) -> Iterator[tuple[RolloutRecord, _AgentCapacity]]:
-    """Yield pairs of a queued record and a node agent for it, in the order of the queue. Reads at most MAX_QUEUE_PAGES."""
+) -> Iterator[tuple[RolloutRecord, _AgentCapacity, LeaseChoice]]:
+    """Yield a queued record, a node agent for it, and the reason for this node agent, in the order of the queue. Reads at
+    most MAX_QUEUE_PAGES."""
     last: RolloutRecord | None = None
     for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]
@@ -260,13 +272,15 @@ def _match_queue(
         for record in page:
             if stage is Stage.INIT and allowed_versions(record, _group(tx, record), served) == frozenset():
                 continue  # the rollout may use only weights versions that no endpoint offers now
-            able = (r for r in takers if r.can_take(record, stages, now))
+            able = [r for r in takers if r.can_take(record, stages, now)]
             room = max(able, key=lambda r: r.free[stage], default=None)
             if room is not None:
+                why = "Exclusive" if is_suspect(record) else "MostRoom" if len(able) > 1 else "OnlyOne"
+                choice = LeaseChoice(why, room.free[stage], len(able))
                 room.free[stage] -= 1
                 room.held += 1
                 room.reserved |= is_suspect(record)
-                yield record, room
+                yield record, room, choice
             elif is_suspect(record) and not any(r.reserved for r in rooms):
                 fitting = (r for r in takers if r.has_capacity(record, stages, now))
                 if (least := min(fitting, key=lambda r: r.held, default=None)) is not None:

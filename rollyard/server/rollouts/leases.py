@@ -36,6 +36,8 @@ class LiveLease:
     """True: the holder gets no other lease."""
     hinted_at: float = float("-inf")
     """Monotonic seconds at which the holder last got a hint to ask for another endpoint."""
+    run_begun: float | None = None
+    """Unix seconds at which the holder reported RUN."""
     parked_since: float = 0.0
     """Unix seconds at which the holder's present wait for an endpoint began."""
     parked_at: float = float("-inf")
@@ -118,6 +120,11 @@ class Leases:
             return None
         return lease.parked_since
 
+    def run_begun(self, key: RolloutKey, fence: int) -> float | None:
+        """Return when the holder of this lease reported RUN (Unix seconds); None before that. Any thread may call it."""
+        lease = self._live.get(key)
+        return lease.run_begun if lease is not None and lease.fence == fence else None
+
     def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
         """Renew the named leases that still belong to the holder; return the others."""
         expires, lost = self._clock.monotonic() + self.seconds, []
@@ -129,6 +136,8 @@ class Leases:
             lease.expires = expires
             if lease.stage is not ref.stage:
                 lease.stage = ref.stage
+                if ref.stage is Stage.RUN:
+                    lease.run_begun = self._clock.time()
                 self._sessions.pin(ref.rollout, lease.endpoint_ids)
         return lost
 

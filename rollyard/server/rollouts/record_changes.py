@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from rollyard.kinds.batch import BatchKey, BatchStatus
-from rollyard.server.rollouts.step import Effect, Event, step
+from rollyard.kinds.rollout import RolloutKey, Stage
+from rollyard.server.rollouts.step import Effect, Event, RunBegun, step
 from rollyard.server.store.base import RolloutRecord, Transaction
+
+WhenRunBegun = Callable[[RolloutKey, int], float | None]
+"""Function of a rollout and its fence: Unix seconds at which the holder reported RUN; None before that."""
+
+
+def _never(key: RolloutKey, fence: int) -> None:
+    return None
+
+
+def with_reported_stage(record: RolloutRecord, run_begun: WhenRunBegun) -> RolloutRecord:
+    """Return the record in RUN if its holder has reported RUN and this is not stored yet."""
+    if not record.leased or record.stage is not Stage.INIT:
+        return record
+    at = run_begun(record.key, record.fence)
+    return record if at is None else step(record, RunBegun(at, record.fence))[0]
 
 
 @dataclass(slots=True)
 class RecordChanges:
     """Changes of one transaction, collected while it runs. Each transaction has its own object."""
 
+    run_begun: WhenRunBegun = _never
     stepped: list[tuple[RolloutRecord, RolloutRecord, tuple[Effect, ...]]] = field(default_factory=list)
     """For each step: the record before, the record after, the effects."""
     inserted: list[RolloutRecord] = field(default_factory=list)
@@ -26,10 +44,16 @@ class RecordChanges:
     """Numbers of groups, for the metrics. The keys are `drawn`, `cancelled` and the verdicts."""
     ended_batches: list[BatchStatus] = field(default_factory=list)
     passed_over: int = 0
+    delivered_tokens: float = 0.0
+    wasted_tokens: int = 0
+    staleness: list[int] = field(default_factory=list)
+    """For each delivered group: the number of training steps between its draw and its use."""
+    seconds_to_target: list[float] = field(default_factory=list)
+    """For each batch that met its target: the seconds since its submit."""
 
     def step(self, tx: Transaction, record: RolloutRecord, event: Event) -> RolloutRecord:
-        """Apply the event to the record, and store the result if it differs. Raises Fenced."""
-        after, effects = step(record, event)
+        """Apply the event to the record, with the stage that its holder reported; store a changed record. Raises Fenced."""
+        after, effects = step(with_reported_stage(record, self.run_begun), event)
         if after is not record:
             after = tx.put(after)
         self.stepped.append((record, after, effects))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -16,6 +16,9 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import Fenced, NotFound
 from rollyard.core.telemetry import (
     BATCH_GROUPS,
+    BATCH_SECONDS_TO_TARGET,
+    BATCH_STALENESS,
+    BATCH_TOKENS,
     BATCHES_ENDED,
     LEASES_LOST,
     ROLLOUT_STAGE_SECONDS,
@@ -26,11 +29,13 @@ from rollyard.core.telemetry import (
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
+from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.history import history_of
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.new_rollouts import accept, expand
-from rollyard.server.rollouts.record_changes import RecordChanges
+from rollyard.server.rollouts.record_changes import RecordChanges, with_reported_stage
 from rollyard.server.rollouts.results import count_sampled
 from rollyard.server.rollouts.step import (
     Cancelled,
@@ -122,6 +127,10 @@ class RolloutService:
             raise NotFound(f"rollout {id!r} not found in namespace {namespace!r}")
         return record
 
+    async def history(self, namespace: str, id: str) -> RolloutHistory:
+        """Return a rollout's history, with the stage that its holder last reported. Raises NotFound."""
+        return history_of(with_reported_stage(await self.get(namespace, id), self.leases.run_begun))
+
     async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
         """Wait until the record is terminal, but at most for `seconds`; return the record. Raises NotFound."""
         event, key = asyncio.Event(), RolloutKey(namespace, id)
@@ -203,11 +212,16 @@ class RolloutService:
     # node agents
 
     async def run_stored(
-        self, ref: LeaseRef, holder_uid: str, blob: bytes, versions: frozenset[str] = frozenset()
+        self,
+        ref: LeaseRef,
+        holder_uid: str,
+        blob: bytes,
+        versions: frozenset[str] = frozenset(),
+        seconds: Mapping[str, float] | None = None,
     ) -> None:
         """Record that RUN is done. `versions`: weights versions from which the rollout was sampled. Raises Fenced.
 
-        A repeated call has no effect.
+        `seconds`: time that the attempt spent in each stage. A repeated call has no effect.
         """
         now = self._clock.time()
 
@@ -215,7 +229,7 @@ class RolloutService:
             record = _held_record(tx, ref, holder_uid)
             if record.stage is Stage.EVAL and record.fence == ref.fence and record.leased:
                 return []
-            return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions))]
+            return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions, seconds or {}))]
 
         await self._step_records(change)
 
@@ -285,11 +299,11 @@ class RolloutService:
         for (namespace, id), lease in self.leases.of_allocation(uid):
             await self.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "AllocationEnded")
 
-    async def move_endpoint(self, ref: LeaseRef, holder_uid: str, role: str, endpoint: str) -> None:
-        now = self._clock.time()
-        await self._step_records(
-            lambda tx: [(_held_record(tx, ref, holder_uid), EndpointMoved(now, ref.fence, role, endpoint))],
-        )
+    async def move_endpoint(
+        self, ref: LeaseRef, holder_uid: str, role: str, endpoint: str, reason: str = "", message: str = ""
+    ) -> None:
+        moved = EndpointMoved(self._clock.time(), ref.fence, role, endpoint, reason, message)
+        await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), moved)])
 
     async def queued(self, pool: PoolKey) -> dict[Stage, int]:
         """Number of queued rollouts of a pool, by the stage for which they wait."""
@@ -323,7 +337,7 @@ class RolloutService:
         now = self._clock.time()
 
         def run(tx: Transaction) -> tuple[T, RecordChanges]:
-            changes = RecordChanges()
+            changes = RecordChanges(self.leases.run_begun)
             found = change(tx, changes)
             self._settle_groups(tx, changes, now)
             return found, changes
@@ -340,6 +354,12 @@ class RolloutService:
         for status in changes.ended_batches:
             BATCHES_ENDED.labels(status.value).inc()
         TASKS_PASSED_OVER.inc(changes.passed_over)
+        BATCH_TOKENS.labels("delivered").inc(changes.delivered_tokens)
+        BATCH_TOKENS.labels("wasted").inc(changes.wasted_tokens)
+        for steps in changes.staleness:
+            BATCH_STALENESS.observe(steps)
+        for seconds in changes.seconds_to_target:
+            BATCH_SECONDS_TO_TARGET.observe(seconds)
         return found
 
     def _carry_out_effects(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:

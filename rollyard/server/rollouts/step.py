@@ -13,6 +13,8 @@ follows (table of crashes in ARCHITECTURE.md).
       +------------------------------------------------+      Lost or InfraFailed at EVAL: only EVAL is repeated.
 
     Cancelled: ends a queued or leased record immediately.
+
+Each change adds an entry to the record's history in the same step.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ from typing import Any
 from rollyard.core.errors import Fenced
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import RolloutError, Stage, Status
+from rollyard.kinds.rollout_history import HistoryEvent
+from rollyard.server.rollouts.history import LeaseChoice, with_entry
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
@@ -49,6 +53,17 @@ class Granted:
     endpoints: Mapping[str, str]
     weights_version: str | None = None
     """Weights version of the policy's endpoint."""
+    allocation: str = ""
+    """Name of the node agent's allocation."""
+    choice: LeaseChoice = field(default_factory=LeaseChoice)
+
+
+@dataclass(frozen=True, slots=True)
+class RunBegun:
+    """The holder reported RUN at `at`. Heartbeats are not stored, so this is stored with the next other event."""
+
+    at: float
+    fence: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +74,8 @@ class EndpointMoved:
     fence: int
     role: str
     endpoint: str
+    reason: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +87,8 @@ class RunStored:
     run: BlobRef
     versions: frozenset[str] = frozenset()
     """Weights versions from which the rollout was sampled, as reported by the holder."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in each stage of this attempt, by the stage's name in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +135,7 @@ class Cancelled:
     message: str = "cancelled on request"
 
 
-Event = Granted | EndpointMoved | RunStored | Finished | Lost | Outdated | Cancelled
+Event = Granted | RunBegun | EndpointMoved | RunStored | Finished | Lost | Outdated | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +173,10 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             return _cancel(record, event)
         case Granted():
             return _grant(record, event), ()
+        case RunBegun():
+            return _begin_run(record, event), ()
         case EndpointMoved():
-            _check_fence(record, event.fence)
-            return replace(record, endpoints={**record.endpoints, event.role: event.endpoint}), ()
+            return _move(record, event), ()
         case RunStored():
             return _store_run(record, event)
         case Outdated():
@@ -177,6 +197,20 @@ def _check_fence(record: RolloutRecord, fence: int) -> None:
 def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
     if record.status is not Status.QUEUED:
         raise Fenced(f"rollout {record.id} is {record.status}, not queued")
+    version = event.weights_version if record.stage is not Stage.EVAL else record.weights_version
+    choice = event.choice
+    history = with_entry(
+        record,
+        event.at,
+        HistoryEvent.LEASED,
+        reason=choice.node,
+        node=event.node,
+        allocation=event.allocation,
+        free=choice.free or None,
+        able=choice.able or None,
+        endpoints={role: [id, choice.endpoints.get(role, "")] for role, id in event.endpoints.items()},
+        weights_version=version,
+    )
     return replace(
         record,
         status=Status.RUNNING,
@@ -184,9 +218,32 @@ def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
         node=event.node,
         fence=record.fence + 1,
         endpoints=dict(event.endpoints),
-        weights_version=event.weights_version if record.stage is not Stage.EVAL else record.weights_version,
+        weights_version=version,
         queued_seconds=record.queued_seconds + max(0.0, event.at - record.queued_at),
+        history=history,
     )
+
+
+def _begin_run(record: RolloutRecord, event: RunBegun) -> RolloutRecord:
+    _check_fence(record, event.fence)
+    if record.stage is not Stage.INIT:
+        return record
+    return replace(record, stage=Stage.RUN, history=with_entry(record, event.at, HistoryEvent.STAGE_BEGUN, Stage.RUN))
+
+
+def _move(record: RolloutRecord, event: EndpointMoved) -> RolloutRecord:
+    _check_fence(record, event.fence)
+    history = with_entry(
+        record,
+        event.at,
+        HistoryEvent.ENDPOINT_MOVED,
+        reason=event.reason,
+        message=event.message,
+        role=event.role,
+        previous=record.endpoints.get(event.role),
+        endpoint=event.endpoint,
+    )
+    return replace(record, endpoints={**record.endpoints, event.role: event.endpoint}, history=history)
 
 
 def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -206,7 +263,9 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
             f"it was sampled from {', '.join(sorted(event.versions))}, but its group from {record.weights_version}"
         )
         return _outdate(record, Outdated(event.at, event.fence, "WeightsMixed", message))
-    return replace(record, stage=Stage.EVAL, run=event.run, losses=0), ()
+    seconds = _stage_seconds(event.seconds)
+    history = with_entry(record, event.at, HistoryEvent.STAGE_BEGUN, Stage.EVAL, seconds=seconds)
+    return replace(record, stage=Stage.EVAL, run=event.run, losses=0, history=history), ()
 
 
 def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -221,7 +280,8 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
         words = f"it started {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
         error = evolve(error, message=words)
         return _end(record, Status.CANCELLED, None, error, None, {}, event.at), (stop, Ended())
-    queued, effects = _requeue(record, event.at, event.at)
+    history = with_entry(record, event.at, HistoryEvent.OUTDATED, reason=event.reason, message=event.message)
+    queued, effects = _requeue(record, event.at, event.at, history)
     return queued, (stop, *effects)
 
 
@@ -236,7 +296,9 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
         )
         error = RolloutError(stage=record.stage, reason="LostTooOften", message=message)
         return _end(replace(record, losses=losses), Status.INFRA_FAILED, None, error, None, {}, event.at), (Ended(),)
-    return _requeue(replace(record, losses=losses), event.at, event.at)
+    word = HistoryEvent.HANDED_BACK if event.handed_back else HistoryEvent.LEASE_LOST
+    history = with_entry(record, event.at, word, reason=event.reason)
+    return _requeue(replace(record, losses=losses), event.at, event.at, history)
 
 
 def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -244,8 +306,17 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
     if event.status is Status.INFRA_FAILED:
         record = replace(record, faults=record.faults + 1, error=event.error)
         if record.faults < event.max_attempts:
+            retry_at = event.at + backoff(record.id, record.faults)
+            history = with_entry(
+                record,
+                event.at,
+                HistoryEvent.FAULT,
+                **_error_texts(event.error),
+                seconds=_stage_seconds(event.summary),
+                retry_at=round(retry_at, 3),
+            )
             # The next attempt does not prefer the present endpoints, because they may be part of the cause.
-            return _requeue(replace(record, endpoints={}), event.at, event.at + backoff(record.id, record.faults))
+            return _requeue(replace(record, endpoints={}), event.at, retry_at, history)
     status, error = event.status, event.error
     if status.scored and (refused := _why_not_scored(record, event)) is not None:
         status, error = Status.FAILED, refused
@@ -274,17 +345,21 @@ def backoff(id: str, faults: int) -> float:
     return full * (0.5 + zlib.crc32(f"{id}/{faults}".encode()) / 2**33)
 
 
-def _requeue(record: RolloutRecord, now: float, not_before: float) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+def _requeue(
+    record: RolloutRecord, now: float, not_before: float, history: str
+) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     again = record.stage is not Stage.EVAL
     queued = replace(
         record,
         status=Status.QUEUED,
+        stage=Stage.INIT if again else Stage.EVAL,
         holder=None,
         node=None,
         weights_version=None if again else record.weights_version,
         attempt=record.attempt + (1 if again else 0),
         queued_at=now,
         not_before=not_before,
+        history=history,
     )
     return queued, (Requeued(not_before),)
 
@@ -307,4 +382,22 @@ def _end(
         result=result,
         summary=dict(summary),
         finished_at=now,
+        history=with_entry(
+            record,
+            now,
+            HistoryEvent.ENDED,
+            **_error_texts(error),
+            status=status.value,
+            reward=reward,
+            seconds=_stage_seconds(summary),
+        ),
     )
+
+
+def _stage_seconds(measured: Mapping[str, Any]) -> dict[str, float]:
+    found = ((word, measured.get(word)) for word in ("init", "run", "eval"))
+    return {word: round(s, 3) for word, s in found if isinstance(s, int | float) and math.isfinite(s)}
+
+
+def _error_texts(error: RolloutError | None) -> dict[str, Any]:
+    return {"reason": error.reason, "message": error.message} if error is not None else {}

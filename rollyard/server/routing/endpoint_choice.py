@@ -111,6 +111,12 @@ class Burst:
             insort(self._ranks, more)
         return taken.candidate.endpoint
 
+    def reason(self, chosen: Endpoint, *, node: str = "", warm: Sequence[str] = ()) -> str:
+        """Return why `checkout` with these arguments chose this endpoint: `WarmPrefix`, `SameNode` or `LeastLoad`."""
+        if chosen.id in warm:
+            return "WarmPrefix"
+        return "SameNode" if node and chosen.id in self._nodes.get(node, ()) else "LeastLoad"
+
     def _nearly_best(self, best: float, ids: Sequence[str], allow: Allow | None) -> _Rank | None:
         """Return the least loaded of these endpoints, if its load is close enough to `best`, the least load."""
         found, least = None, best * (1 + NEAR_RATIO)

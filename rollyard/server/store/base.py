@@ -111,6 +111,8 @@ class RolloutRecord:
     queue_rank: float = 0.0
     """Place in the queue among the rollouts of the same priority. Ranks grow within a batch. The ranks of the pool's
     batches are interleaved. All rollouts without a batch count as one more batch."""
+    history: str = ""
+    """Changes of the rollout so far, as lines of JSON. `server.rollouts.history` reads them."""
 
     @property
     def key(self) -> RolloutKey:

@@ -61,7 +61,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_11 = """
+_VERSION_12 = """
 -- Sessions are counted in memory (routing/session_index.py).
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -75,6 +75,9 @@ CREATE TABLE queue_ranks (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, served REAL NOT NULL, submitted REAL NOT NULL,
     PRIMARY KEY (namespace, pool)
 ) WITHOUT ROWID;
+
+-- Changes of the rollout so far; see RolloutRecord.history.
+ALTER TABLE rollouts ADD COLUMN history TEXT NOT NULL DEFAULT '';
 
 CREATE TABLE datasets (
     namespace TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, tasks INTEGER NOT NULL, kinds TEXT NOT NULL,
@@ -123,7 +126,7 @@ CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 11: _VERSION_11}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 12: _VERSION_12}
 """Schema number -> script that brings a database from the schema before it to this one. The first script fills an empty
 database."""
 

@@ -617,6 +617,41 @@ async def test_a_rollout_that_was_handed_back_goes_where_its_prefix_is(yard: Yar
     assert {lease.id: lease.endpoints["policy"].id for lease in other.leases} == before
 
 
+async def test_a_history_says_why_a_lease_went_there_and_when_its_holder_began_to_run(yard: Yard) -> None:
+    await yard.declare(inference={"policy": "policy-pool"})
+    for name in ("e1", "e2"):
+        yard.engine(name)
+    yard.clock.turn(SLOW_START_SECONDS)
+    small = yard.node("e2", init=1)  # on the node of endpoint e2
+    await yard.rollouts.submit("default", [request("r")])
+    await until(lambda: len(small.leases) == 1)
+    yard.clock.turn(2.0)
+    began, ref = yard.clock.time(), small.leases[0]
+    assert not yard.leases.renew(small.agent.holder, [evolve(ref, stage=Stage.RUN)])
+    assert (await status_of(yard, "r"))[1] is Stage.INIT, "a heartbeat is not stored"
+    leased, run = (await yard.rollouts.history("default", "r")).entries[1:]
+    assert leased.endpoints is not None
+    assert (leased.reason, leased.free, leased.able) == ("OnlyOne", 1, 1)
+    assert (leased.endpoints["policy"].id, leased.endpoints["policy"].reason) == ("e2", "SameNode")
+    assert (leased.node, leased.allocation) == ("n-e2", small.agent.identity.allocation)
+    assert (run.event, run.stage, run.at) == ("StageBegun", Stage.RUN, round(began, 3))
+
+    yard.clock.turn(1.0)
+    await yard.rollouts.move_endpoint(ref, "e2", "policy", "e1", "EndpointFailed", "HTTP 502")
+    assert (await status_of(yard, "r"))[1] is Stage.RUN, "now it is stored, and once"
+    assert yard.leases.in_flight("default", "swe")[Stage.RUN] == 1
+    small.agent.draining = True
+    await yard.rollouts.lose(ref, "NodeAgentStopped", handed_back=True)
+    for uid, room in (("u3", 3), ("u4", 4)):
+        yard.node(uid, init=room)
+    await until(lambda: yard.leases.held_by("u4/i-u4") == 1)
+    told = (await yard.rollouts.history("default", "r")).entries
+    assert [e.event for e in told] == ["Queued", "Leased", "StageBegun", "EndpointMoved", "HandedBack", "Leased"]
+    assert told[-1].endpoints is not None
+    assert (told[-1].reason, told[-1].free, told[-1].able, told[-1].stage) == ("MostRoom", 4, 2, Stage.INIT)
+    assert (told[-1].endpoints["policy"].id, told[-1].endpoints["policy"].reason) == ("e1", "WarmPrefix")
+
+
 async def test_work_goes_to_those_that_can_do_it_and_are_not_draining(yard: Yard) -> None:
     await yard.rollouts.submit("default", [request("g", n=2)])
     unable, draining = yard.node("u1", init=5, kinds=("code",)), yard.node("u2")

@@ -20,7 +20,9 @@ from rollyard.server.rollouts.step import (
     Finished,
     Granted,
     Lost,
+    Outdated,
     Requeued,
+    RunBegun,
     RunStored,
     StopHolder,
     backoff,
@@ -154,7 +156,7 @@ def test_only_scored_endings_have_a_reward(status: Status) -> None:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["grant", "run", "finish", "lost", "cancel", "move"]),
+        st.sampled_from(["grant", "begin", "run", "finish", "lost", "hand back", "outdate", "cancel", "move"]),
         st.booleans(),
         st.sampled_from([s for s in Status if s.terminal]),
     ),
@@ -167,12 +169,18 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
     match word:
         case "grant":
             return Granted(at, "uid/i", "n", {"policy": "e"})
+        case "begin":
+            return RunBegun(at, fence)
         case "run":
             return RunStored(at, fence, BLOB)
         case "finish":
             return Finished(at, fence, status, 0.5, FAULT, BLOB, 3, sampled=int(at) % 3)
         case "lost":
             return Lost(at, fence, "Expired")
+        case "hand back":
+            return Lost(at, fence, "Drained", handed_back=True)
+        case "outdate":
+            return Outdated(at, fence, "WeightsTooOld", "they are too old")
         case "move":
             return EndpointMoved(at, fence, "policy", "e2")
         case _:

@@ -1,0 +1,57 @@
+"""The history of a rollout as a table for people."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from rollyard.cli.output import align
+from rollyard.kinds.rollout_history import HistoryEntry, HistoryEvent, RolloutHistory
+
+ENDPOINT_REASONS = {
+    "WarmPrefix": "a part of the prompt is in its cache",
+    "SameNode": "on the same node",
+    "LeastLoad": "least load",
+}
+
+
+def history_lines(history: RolloutHistory) -> list[str]:
+    """Return one line for each entry, and one for the entries that are not kept."""
+    start = history.entries[0].at
+    rows = [["TIME", "AFTER", "ATTEMPT", "STAGE", "EVENT", "DETAILS"]]
+    for place, entry in enumerate(history.entries):
+        if history.dropped and place == history.kept_first:
+            rows.append(["...", "", "", "", "", f"{history.dropped} entries are not kept"])
+        time = datetime.fromtimestamp(entry.at, UTC)
+        row = [f"{time:%Y-%m-%d %H:%M:%S}", f"{entry.at - start:.1f}s", str(entry.attempt), entry.stage.value]
+        rows.append([*row, entry.event, _details(entry, start)])
+    return align(rows)
+
+
+def _details(entry: HistoryEntry, start: float) -> str:
+    if entry.event == HistoryEvent.LEASED:
+        return _lease(entry)
+    words = [": ".join(text for text in (entry.reason, entry.message) if text)]
+    if entry.role is not None:
+        words.insert(0, f"{entry.role} from {entry.previous or '<none>'} to {entry.endpoint}")
+    if entry.status is not None:
+        reward = "" if entry.reward is None else f", reward {entry.reward:g}"
+        words.insert(0, f"{entry.status.value}{reward}")
+    words += [f"{stage.upper()} {seconds:.1f} s" for stage, seconds in (entry.seconds or {}).items()]
+    if entry.retry_at is not None:
+        words.append(f"next attempt after {entry.retry_at - start:.1f}s")
+    return "; ".join(" ".join(word.split()) for word in words if word)
+
+
+def _lease(entry: HistoryEntry) -> str:
+    why = {
+        "OnlyOne": "the only node agent with room for it",
+        "MostRoom": f"the most room of {entry.able} node agents: {entry.free}",
+        "Exclusive": "a node agent without other work",
+    }.get(entry.reason or "", entry.reason or "")
+    words = [f"node {entry.node}, {entry.allocation}" + (f" ({why})" if why else "")]
+    for role, chosen in (entry.endpoints or {}).items():
+        reason = ENDPOINT_REASONS.get(chosen.reason, chosen.reason)
+        words.append(f"{role} {chosen.id}" + (f" ({reason})" if reason else ""))
+    if entry.weights_version:
+        words.append(f"weights {entry.weights_version}")
+    return "; ".join(words)

@@ -1,0 +1,80 @@
+"""History of a rollout, as its users see it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from rollyard.kinds.base import WireModel
+from rollyard.kinds.rollout import Stage, Status
+
+
+class HistoryEvent(StrEnum):
+    """Words of `HistoryEntry.event`. Later releases may add words."""
+
+    QUEUED = "Queued"
+    LEASED = "Leased"
+    STAGE_BEGUN = "StageBegun"
+    ENDPOINT_MOVED = "EndpointMoved"
+    HANDED_BACK = "HandedBack"
+    LEASE_LOST = "LeaseLost"
+    FAULT = "Fault"
+    OUTDATED = "Outdated"
+    ENDED = "Ended"
+
+
+class ChosenEndpoint(WireModel):
+    """Endpoint that a lease got for one role."""
+
+    id: str
+    reason: str = ""
+    """`WarmPrefix`: its cache has a part of the prompt. `SameNode`: it is on the node of the node agent. `LeastLoad`."""
+
+
+class HistoryEntry(WireModel):
+    """One change of a rollout. Fields without a meaning for the event are null."""
+
+    at: float
+    """Unix seconds, by the server's clock. For RUN: when the server heard of it from the node agent."""
+    event: str
+    """Word from a fixed set, such as `Leased`."""
+    attempt: int
+    stage: Stage
+    """Stage in which the event happened. For `Leased` and `StageBegun`: stage that begins."""
+    reason: str | None = None
+    """For `Leased`, why this node agent: `OnlyOne`, `MostRoom`, `Exclusive`. For other events a word, or a sentence of a
+    node agent."""
+    message: str | None = None
+    node: str | None = None
+    allocation: str | None = None
+    free: int | None = None
+    """Number of rollouts for which the node agent had room."""
+    able: int | None = None
+    """Number of node agents that could have taken the rollout."""
+    endpoints: dict[str, ChosenEndpoint] | None = None
+    """Role -> endpoint."""
+    weights_version: str | None = None
+    """Version of the policy's weights at the lease."""
+    role: str | None = None
+    """Role whose endpoint changed."""
+    previous: str | None = None
+    """Endpoint before the move."""
+    endpoint: str | None = None
+    """Endpoint after the move."""
+    seconds: dict[str, float] | None = None
+    """Seconds that this attempt has spent in each stage so far, as measured by the node agent."""
+    retry_at: float | None = None
+    """End of the back-off (Unix seconds)."""
+    status: Status | None = None
+    reward: float | None = None
+
+
+class RolloutHistory(WireModel):
+    """History of one rollout, oldest entry first. Long histories lack entries in the middle."""
+
+    id: str
+    namespace: str
+    entries: list[HistoryEntry]
+    dropped: int = 0
+    """Number of entries that are not kept. They were between the first `kept_first` entries and the others."""
+    kept_first: int = 0
+    """Number of entries before the dropped ones."""

@@ -1,0 +1,70 @@
+"""History of a rollout: lines of JSON in its record, which `step` extends with each change. Pure.
+
+A line is `[time, event, attempt, stage, fields]`. The record is read and written as text, so its history costs no parsing
+until somebody asks for it. The first KEPT_FIRST and the last KEPT_LAST lines are kept. In a longer history a line between
+them is the number of dropped entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_history import ChosenEndpoint, HistoryEntry, HistoryEvent, RolloutHistory
+from rollyard.server.store.base import RolloutRecord
+
+KEPT_FIRST, KEPT_LAST = 8, 24
+MAX_TEXT_CHARS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseChoice:
+    """Reason why a lease went to its node agent and its endpoints."""
+
+    node: str = ""
+    free: int = 0
+    """Number of rollouts for which the node agent had room."""
+    able: int = 0
+    """Number of node agents that could have taken the rollout."""
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    """Role -> reason."""
+
+
+def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Stage | None = None, **fields: Any) -> str:
+    """Return the record's history with one more entry. Empty fields are left out, and long texts are cut.
+
+    `stage`: stage that begins with the event, if it is not the record's.
+    """
+    kept = {name: value for name, value in fields.items() if value is not None and value != "" and value != {}}
+    for name in ("reason", "message"):
+        if len(kept.get(name, "")) > MAX_TEXT_CHARS:
+            kept[name] = kept[name][:MAX_TEXT_CHARS]
+    line = to_json([round(at, 3), event.value, record.attempt, (stage or record.stage).value, kept]).decode()
+    if record.history.count("\n") < KEPT_FIRST + KEPT_LAST:
+        return f"{record.history}{line}\n"
+    lines = record.history.split("\n")[:-1]
+    dropped = int(lines.pop(KEPT_FIRST)) if len(lines) > KEPT_FIRST + KEPT_LAST else 0
+    return "\n".join([*lines[:KEPT_FIRST], str(dropped + 1), *lines[KEPT_FIRST + 1 :], line, ""])
+
+
+def history_of(record: RolloutRecord) -> RolloutHistory:
+    """Return a record's history. The record of an older release has only the entries from after the update."""
+    entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]
+    dropped = 0
+    for found in map(from_json, record.history.split("\n")[:-1]):
+        if isinstance(found, int):
+            dropped = found
+            continue
+        at, event, attempt, stage, fields = found
+        for role, (id, reason) in fields.get("endpoints", {}).items():
+            fields["endpoints"][role] = ChosenEndpoint(id=id, reason=reason)
+        entry = {**fields, "at": at, "event": event, "attempt": attempt, "stage": stage}
+        entries.append(HistoryEntry.model_validate(entry, extra="ignore"))
+    kept_first = KEPT_FIRST + 1 if dropped else len(entries)
+    return RolloutHistory(
+        id=record.id, namespace=record.namespace, entries=entries, dropped=dropped, kept_first=kept_first
+    )
