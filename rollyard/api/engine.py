@@ -74,7 +74,9 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Return the order for an engine. An engine of an earlier spec gets None: it ends when its successor is ready."""
+    """Return the weights target for an engine. An engine that was started from an earlier spec gets None, because it
+    ends when its successor is ready.
+    """
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 
 

@@ -19,7 +19,7 @@ HEADER_SECONDS = 30.0
 LINGER_SECONDS = 1.0
 """Seconds for which the server reads on after a refusal, so that the caller can send its body and read the response."""
 MAX_UNTRUSTED = 512
-"""Greatest number of connections that have not sent a valid token yet. The next one closes the oldest of them."""
+"""Greatest number of connections that have not sent a valid token yet. A further connection closes the oldest of these."""
 BACKLOG = 1024
 
 

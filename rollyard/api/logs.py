@@ -60,7 +60,9 @@ async def _log(request: web.Request) -> web.StreamResponse:
 
 
 async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> None:
-    """Wait for output. If the job has ended or `follow` is false, raises NotFound with the reason."""
+    """Wait until there is output. Raises NotFound with the reason if there is none, and either the job has ended or
+    `follow` is false.
+    """
     while not await asyncio.to_thread(path.is_file):
         allocation = await _allocation(request)
         if not follow or allocation.status.is_ended:

@@ -1,4 +1,4 @@
-"""Long responses. A server that stops ends them at once; the clients then reconnect to the next server."""
+"""Long responses. When the server stops, it ends them at once; the clients then reconnect to the next server."""
 
 from __future__ import annotations
 

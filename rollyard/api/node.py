@@ -128,8 +128,8 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
 def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
     """Return the number of sandboxes that fit on the node.
 
-    A node agent that reconnects sends the number of its first Welcome, so a later change of the pool's sandbox has no
-    effect on this number.
+    A node agent that reconnects sends the number that its first Welcome contained, so a later change of the pool's
+    sandbox has no effect on this number.
     """
     if hello.places:
         return hello.places
@@ -144,7 +144,9 @@ async def _send_messages(socket: web.WebSocketResponse, outbox: asyncio.Queue[To
         try:
             await socket.send_str(message.model_dump_json())
         except ConnectionError:
-            return  # the reader gets the error too; leases that were not delivered are missing in the next Hello, and end
+            # The loop that receives messages gets the error too. Leases that were not delivered are missing in the next
+            # Hello, and `_serve` then ends them.
+            return
 
 
 async def _close_when_expelled(socket: web.WebSocketResponse, expelled: asyncio.Event) -> None:

@@ -140,7 +140,7 @@ def _is_dry_run(request: web.Request) -> bool:
 
 
 def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
-    """Parse a user's object for this path, without its `status`. A large object takes long.
+    """Parse a user's object for this path, without its `status`. For a large object this takes long.
 
     Raises Invalid, BadRequest, TooLarge.
     """

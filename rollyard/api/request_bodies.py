@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 256 << 10
 """Greatest size of a message from a node agent or an engine, and of a request with few fields."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Greatest number of values in one body. The number is estimated: commas and opening brackets, those in strings included.
+"""Greatest number of values in one body. The estimate counts commas and opening brackets, also those in strings.
 
 An empty list takes two bytes in a body and eighty in memory. While Python parses a body, all other threads wait.
 """

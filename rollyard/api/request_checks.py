@@ -45,7 +45,7 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
 
 
 async def engines_take_priority(services: Services, pool: RolloutPool) -> bool:
-    """Whether the engines of the pool's policy order requests by priority."""
+    """Return whether the engines that serve the pool's policy take requests in the order of their priority."""
     with contextlib.suppress(NotFound):
         key = InferencePool.key_of(pool.metadata.namespace, pool.spec.inference[POLICY_ROLE])
         vllm = (await services.store.get(key, InferencePool)).spec.engine.vllm

@@ -143,7 +143,7 @@ def _id(request: web.Request) -> str:
 
 
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
-    """Return the session of a model call. A session's key identifies the session; with an admin's token, `named` does.
+    """Return the session of a model call: the session of the key or, with an admin's token, the session `named`.
 
     Raises GatewayError.
     """

@@ -39,7 +39,7 @@ async def list_(client: AsyncClient, namespace: str) -> None:
 @click.argument("names", nargs=-1, required=True)
 @with_client
 async def delete(client: AsyncClient, namespace: str, names: tuple[str, ...]) -> None:
-    """Delete datasets, the history of their tasks, and the saved positions of their next tasks."""
+    """Delete datasets, the history of their tasks, and the record of which tasks are drawn next."""
     for name in names:
         await client.delete_dataset(name, namespace)
         click.echo(f"dataset/{name} deleted")

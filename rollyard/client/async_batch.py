@@ -34,7 +34,7 @@ class BatchCalls(Protocol):
 
 
 class AsyncBatch:
-    """Iterator over delivered groups, made by `AsyncClient.batch`.
+    """Iterator over delivered groups. `AsyncClient.batch` makes it.
 
     Iteration ends when the batch has ended and all its groups were returned. `view.status` tells how the batch ended.
     """

@@ -97,7 +97,7 @@ class AsyncClient(BatchClient):
         return [parse_object(item) for item in body["items"]], body["metadata"]["resourceVersion"]
 
     async def apply(self, obj: KindObject, *, dry_run: bool = False) -> tuple[Change, KindObject]:
-        """Create or update the object. Fields that an earlier apply has set and `obj` omits are removed.
+        """Create or update the object. A field is removed if an earlier apply has set it and `obj` omits it.
 
         kubectl's annotation stores the earlier manifest, so you can apply one object with kubectl and with this client.
         """
@@ -221,7 +221,7 @@ class AsyncClient(BatchClient):
 
         `send` gets the engines that wait at the same time: in modes Pause and Abort all engines of the pool, in Drain a
         quarter of them. If `send` raises an ApiError, the error is logged and `send` is called again. An engine that
-        gets no weights from `send` reads the folder. Raises the errors of `update_weights`.
+        gets no weights from `send` loads the folder `update.path`. Raises the errors of `update_weights`.
         """
         found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
         while (last := found.operation) is not None and last.target.version == update.version and last.is_running:
@@ -487,7 +487,7 @@ def manifest_of(obj: KindObject) -> dict[str, Any]:
 
 
 def _patch(before: Any, wanted: Any) -> Any:
-    """Return a merge patch to `wanted`. The patch removes fields that `before` has and `wanted` omits."""
+    """Return a merge patch that sets the fields of `wanted`. The patch removes fields that `before` has and `wanted` omits."""
     if not isinstance(before, dict) or not isinstance(wanted, dict):
         return wanted
     removed: dict[str, Any] = {k: None for k in before if k not in wanted}

@@ -48,7 +48,7 @@ class BatchClient:
         )
 
     async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
-        """Delete a dataset, the history of its tasks, and the saved position of its next task.
+        """Delete a dataset, the history of its tasks, and the record of which task is drawn next.
 
         Raises NotFound, Conflict while a batch draws from the dataset.
         """

@@ -45,7 +45,7 @@ class TrainingRows:
 def collate(
     groups: Sequence[Sequence[Trajectory]], *, advantages: str = "grpo", pad_id: int = 0, max_length: int | None = None
 ) -> TrainingRows:
-    """Make the arrays of the rollouts that have a reward. Baselines leave out rollouts without a reward too.
+    """Make the arrays of the rollouts that have a reward. Baselines leave out the other rollouts, too.
 
     `advantages`: a name from `rollyard.client.advantages.ADVANTAGES`. `max_length`: longer segments are left out as a
     whole, because a cut segment would train on half of an action. Raises ValueError if no row is left.

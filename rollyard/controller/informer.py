@@ -29,7 +29,7 @@ class Informer(Generic[T]):
     """Copy of all objects of one kind. Read the copy only after `synced` is set."""
 
     def __init__(self, store: Store, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
-        """`owner`: function from an object to its key for `of`. The key must not change while the object exists."""
+        """`owner`: function from an object to the owner for which `of` lists the object. This owner must never change."""
         self.kind = kind
         self.synced = asyncio.Event()
         self._store = store

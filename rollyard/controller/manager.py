@@ -24,7 +24,7 @@ WORKERS = 4
 RESYNC_SECONDS = 30.0
 RECONCILE_TIMEOUT_SECONDS = 120.0
 TERMINAL = (BadRequest, Forbidden, Invalid, TooLarge)
-"""Errors of the request itself. The same request would fail again."""
+"""Errors of the object itself. Every attempt would fail in the same way until the object changes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ FIRST_SECONDS, CAP_SECONDS = 0.2, 5.0
 
 
 class Backoff:
-    """Random waits. The upper limit doubles with each attempt, up to a cap; the lower limit is a quarter of it."""
+    """Random waits. The upper limit doubles with each attempt, up to a cap; the lower limit is a quarter of the upper."""
 
     def __init__(self, first: float = FIRST_SECONDS, cap: float = CAP_SECONDS) -> None:
         self._first, self._cap, self._tries = first, cap, 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 
 REPLACED_EXIT = 3
-"""Exit code of a replaced process, which is not restarted: a later server has the data, or a later job the allocation."""
+"""Exit code of a replaced process: a later server has the data folder, or another process has the allocation. A replaced
+process is not restarted."""
 
 
 def exit_code_text(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Bodies of requests. `100 Continue` requests a body only when the body is read. Unpacking has a limit of size."""
+"""Bodies of requests. `100 Continue` is sent only when a body is about to be read. Unpacking has a limit of size."""
 
 from __future__ import annotations
 

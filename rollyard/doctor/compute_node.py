@@ -32,7 +32,7 @@ from rollyard.slurm.choose_driver import slurm_driver, slurm_is_here
 POLL_SECONDS = 0.5
 DIAL_SECONDS = 10.0
 REPORT_GRACE_SECONDS = 60.0
-"""Wait for the report after the job's end. NFS clients may cache attributes for this time (acregmax, acdirmax)."""
+"""Time to wait for the report after the job's end. NFS clients may cache attributes for this time (acregmax, acdirmax)."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rollyard.doctor.finding import Finding
 
 SKEW_SECONDS = 2.0
-"""Tolerated difference of two clocks. With a greater difference, a token may expire too early, or a lease seem too old."""
+"""Tolerated difference of two clocks. With a greater difference, tokens may expire too early, or leases may seem too old."""
 
 
 def data(folder: Path) -> Iterator[Finding]:

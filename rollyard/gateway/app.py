@@ -1,5 +1,5 @@
-"""The gateway's HTTP application. It has a route for each API, and sends errors in the format of the API. A stream
-begins with its first text.
+"""The gateway's HTTP application. It has a route for each API, and sends errors in the format of the API. The status
+and the headers of a stream are sent together with its first text.
 
 The process that runs the application provides the transport, and must set aiohttp's `handler_cancellation`. Then
 aiohttp cancels the handler when a caller disconnects, and the call ends with the handler.
@@ -38,8 +38,7 @@ WRITE_STALL_SECONDS = 60.0
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
-"""Function that finds the session for a request and for the session's name, or None if there is no name. Raises
-GatewayError."""
+"""Function from a request and a session's name (None if the request has no name) to the session. Raises GatewayError."""
 E = TypeVar("E", bound=Exchange)
 MakeExchange = Callable[[dict[str, Any]], Exchange]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

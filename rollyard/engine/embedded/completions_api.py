@@ -91,7 +91,7 @@ class CompletionRequest(BaseModel):
 
     @property
     def held_back(self) -> int:
-        """Greatest number of characters at the end of a text that may begin a stop string."""
+        """Number of characters to hold back at the end of a text, because they may be the beginning of a stop string."""
         return max(map(len, self.stop), default=1) - 1
 
 
@@ -262,7 +262,7 @@ class CompletionBuilder:
 
 
 def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """Return [{version, start, end}], positions among the sampled tokens. A version without a name has no entry."""
+    """Return [{version, start, end}]; `start` and `end` count sampled tokens. A version without a name has no entry."""
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]
     for at, version in enumerate(versions):

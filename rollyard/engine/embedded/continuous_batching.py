@@ -20,7 +20,7 @@ from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.sampling import sample
 
 PROMPT_CHUNK = 256
-"""Greatest number of prompt tokens of one generation in one step. A long prompt would delay other generations' tokens."""
+"""Greatest number of prompt tokens of one generation in one step. A longer part would delay the tokens of others."""
 STEP_TOKENS = 512
 """A step with this many tokens gets no further part of a prompt."""
 
@@ -44,7 +44,7 @@ class Stats:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    """Positions that running sequences fill, divided by those of `max_sequences` sequences of full length; 0 to 1."""
+    """Positions that running sequences fill, divided by the positions of `max_sequences` full sequences; 0 to 1."""
 
 
 class Engine:

@@ -1,7 +1,7 @@
 """Slots for keys and values. Each sequence has a slot, whose content stays after the sequence's end for later prompts.
 
-Keys are stored transposed, as [slot, kv head, head_dim, position]. In this layout, BLAS is fast for the two or three
-query rows of a decoding step.
+Keys are stored transposed, as [slot, kv head, head_dim, position]. In this layout, BLAS is fast for the few rows of a
+decoding step: one row for each query head that shares the kv head.
 """
 
 from __future__ import annotations

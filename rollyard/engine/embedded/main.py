@@ -100,7 +100,7 @@ async def _listen(runner: web.AppRunner, path: Path) -> None:
 
 
 def _die_with_parent() -> None:
-    """Let the kernel send SIGTERM to this process when the thread of the parent that started the process ends. The
-    parent must keep this thread as long as it needs the engine."""
+    """Let the kernel send SIGTERM to this process when the thread that started it ends. The parent process must keep
+    that thread as long as it needs the engine."""
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGTERM)

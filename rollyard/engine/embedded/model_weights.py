@@ -1,5 +1,5 @@
-"""A model's tensors as float32 matrices for the forward pass. A function supplies the tensors: it reads the safetensors
-files of a folder, or has received them from a trainer.
+"""A model's tensors as float32 matrices for the forward pass. A function supplies the tensors: they come from the
+safetensors files of a folder, or from a trainer.
 
 Three changes make the computation cheaper, and leave its result mathematically the same. The weight of each RMS norm is
 multiplied into the next matrix. Query and key columns are permuted, so that the two halves of a rotary pair are

@@ -134,8 +134,8 @@ def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[s
     """Return the options for a replica on CPUs.
 
     By default vLLM takes nine tenths of the node's memory, even if other jobs share the node. Compiling takes minutes
-    and gains little. Prompts are computed in one piece: a seeded request whose prompt is split into chunks ends the
-    server, because a CPU generator cannot be advanced.
+    and gains little. Prompts are computed in one piece: a seeded request whose prompt is split into chunks crashes
+    vLLM, because it cannot advance a random generator on CPUs.
     """
     cache = max(1 << 30, allocation.memory_bytes // 4)
     whole = [("--no-enable-chunked-prefill",), ("--max-num-batched-tokens", str(context))]

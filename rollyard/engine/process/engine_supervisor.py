@@ -43,11 +43,11 @@ RELAY_BYTES = 64 << 10
 TAIL_LINES = 500
 """Number of last lines of output to keep. The tracebacks of all processes of vLLM must fit."""
 QUICK_DEATHS = 3
-"""After this many deaths in a row before the engine was ready, the engine is not restarted."""
+"""The engine is not restarted after this many deaths in a row, if it was never ready between them."""
 STEADY_SECONDS = 120.0
-"""An engine that is ready for this time counts as steady. Its next death is the first of a new row."""
+"""An engine that is ready for this time counts as steady. Its death is then the first of a new row."""
 CRASHES = 5
-"""After this many deaths in a row before the engine was steady, the engine is not restarted on this node."""
+"""The engine is not restarted on this node after this many deaths in a row, if it was never steady between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class EngineDeath:
 class DeathCounts:
     total: int = 0
     unready: int = 0
-    """Number of deaths in a row before the engine was ready."""
+    """Number of deaths in a row, each before the engine was ready."""
     in_a_row: int = 0
-    """Number of deaths in a row before the engine was steady."""
+    """Number of deaths since the engine was last steady. A death of a steady engine counts as the first."""
 
     def add(self, lived: float | None) -> None:
         """Add a death. `lived`: seconds from ready to death; None if the engine was never ready."""

@@ -28,7 +28,7 @@ def scratch_folder(base: Path) -> Iterator[Path]:
         lock = os.open(folder / "lock.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # The file gets its name after it is locked. If not, another process could lock it and remove the folder.
+            # The file gets its name after it is locked. Otherwise, another process could lock it and remove the folder.
             (folder / "lock.new").rename(folder / "lock")
             yield folder
         finally:

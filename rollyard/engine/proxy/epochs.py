@@ -2,7 +2,7 @@
 
 An epoch is a period with one version of the weights. Invariants: Bytes belong to the epoch in which they are read from
 the engine. No bytes are sent to a client before the weights of their epoch are verified. The code that changes the
-weights therefore begins a new epoch only after everything that the old weights made has been read.
+weights therefore begins a new epoch only after all output of the old weights has been read.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class EpochRelay:
     # for the code that changes the weights
 
     def close_entry(self, seconds: float) -> None:
-        """Make new requests wait for `open_entry`. A request that has waited this long is refused."""
+        """Make new requests wait for `open_entry`. A request that has waited `seconds` is refused."""
         self._wait_seconds = seconds
         self._open.clear()
 
@@ -135,11 +135,12 @@ class EpochRelay:
             passage.truncate()
 
     async def wait_until_read(self, turn: Callable[[], Awaitable[None]]) -> None:
-        """Wait until everything that a paused engine has made is read. `turn`: makes one round trip to the engine's
+        """Wait until all output of a paused engine has been read. `turn`: makes one round trip to the engine's
         HTTP server.
 
-        Unread output is in the process of the HTTP server. It arrives after a few iterations of the server's event loop
-        and ours. So nothing is unread after several round trips in a row that have brought no token.
+        The process that runs the HTTP server holds the output that is not read yet. This output arrives after a few
+        iterations of that server's event loop and of ours. So nothing is unread after several round trips in a row that
+        have brought no token.
         """
         while True:
             before = self._reads

@@ -47,7 +47,7 @@ RETRY_AFTER = "5"
 
 
 class EngineProxy:
-    """A reverse proxy that streams in both directions. When a client disconnects, its request to the engine ends."""
+    """A reverse proxy that streams the answers to token requests. When a client disconnects, its request to the engine ends."""
 
     def __init__(self, engine: aiohttp.ClientSession, token: str, ending: Callable[[], bool]) -> None:
         """`ending`: returns True while the engine is being ended. A missing answer is then expected, and not logged as
@@ -66,7 +66,7 @@ class EngineProxy:
         """Serve on a bound socket until the runner is cleaned up. Raises OSError."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._forward)
-        # Bodies pass unchanged: the proxy must not decompress a body that is for the engine.
+        # The proxy must not decompress a body: the body's headers, which are forwarded, name the encoding.
         runner = web.AppRunner(
             app,
             handler_cancellation=True,

@@ -70,7 +70,7 @@ class VllmControl:
         return source.adapter is None and now.adapter is None and not self._uneven
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
-        # By default 0.32 would also clear the cache of the kept requests, and compute these requests again.
+        # By default vLLM 0.32 would also clear the cache of the kept requests, and compute these requests again.
         clear = "false" if requests == "keep" else "true"
         await command(self._http, PAUSE, params={"mode": requests, "clear_cache": clear})
 
@@ -80,7 +80,7 @@ class VllmControl:
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         await self._load_folder(source, now)
         if source.adapter is not None:
-            # Each adapter has its own name: vLLM would read an adapter that is replaced in place at each step.
+            # Each adapter has its own name: if adapters were replaced in place, vLLM would read their files at each step.
             body = {"lora_name": _adapter_name(source), "lora_path": str(source.adapter)}
             await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
         if now is not None:

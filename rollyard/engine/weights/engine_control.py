@@ -68,7 +68,7 @@ class EngineControl(Protocol):
         """Name the weights. Tokens of later steps have this version."""
 
     async def round_trip(self) -> None:
-        """Send the engine's HTTP server one request that reaches the computing part."""
+        """Send the engine's HTTP server one request, and wait for the answer."""
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         """Return the fields to set in the body of a request. They select these weights, and prevent the use of cached

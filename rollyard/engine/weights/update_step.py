@@ -1,8 +1,8 @@
 """`next_step(state, fact) -> (state, commands)`: decides every change of an engine's weights. A pure function.
 
-Requests go only to a process that has proven its weights. A target is checked before the engine is changed. A change of
-the engine ends in one of two ways: the engine has proven the new weights, or another process starts on the last proven
-weights. If no other process can be started, the allocation is given up.
+Requests go only to a process that has proven its weights (`verification`). A target is checked before the engine is
+changed. A change of the engine ends in one of two ways: the engine has proven the new weights, or another process
+starts on the last proven weights. If no other process can be started, the allocation is given up.
 
     no checkpoint --------> Reading --> Restarting --> Waiting
     ready, not proven ----> Loading --> Probing -----> Waiting, proven
@@ -40,8 +40,8 @@ RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
 """First and longest wait before files that do not match the target are checked again. The copying of the files may not
 be finished."""
 ATTEMPTS = 3
-"""Greatest number of attempts at an update during which the engine ends, and at the proof of a new process's
-weights."""
+"""Greatest number of attempts at an update if the engine ends during them; also the greatest number of attempts to prove
+the weights of a new process."""
 NO_RESTART = "an engine that spans nodes cannot be restarted, so it is replaced"
 
 UpdateStage = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]

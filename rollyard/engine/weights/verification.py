@@ -33,7 +33,7 @@ the batch make answers differ."""
 TOLERANCE = 0.02
 """Greatest allowed difference between an engine's logprobs and those computed from the files in single precision."""
 NOISE = 3.0
-"""The difference from the files may grow up to this many times the difference just after the engine's start."""
+"""Greatest allowed ratio of a later difference from the files to the difference just after the engine's start."""
 STARTED_TOLERANCE = 0.5
 """Greatest allowed difference from the files for an engine that has just been started, in any precision."""
 MIN_DIFFERENCE = 1e-3

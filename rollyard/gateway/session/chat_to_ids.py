@@ -7,8 +7,8 @@ keys are equal up to the branch's last sampled turn. The ids of the branch's tur
 sent back.
 
 A history that matches no branch opens a new branch: the caller has edited or shortened the history, or is a sub-agent.
-Turns of such a history that were sampled before keep their ids, as context. A history without any sampled turn begins a
-new conversation.
+If the history contains turns that were sampled before, these turns keep their ids, as context. A history without any
+sampled turn begins a new conversation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEFORE, QUOTED = 10, 40
 """Number of characters that are quoted before a difference, and after its beginning."""
 SEAM_CHARS = 64
 """If the caller gives the beginning of a turn, it is tokenised together with this many last characters of the prompt,
-because the text before it can change its tokens."""
+because these characters can change the tokens of the beginning."""
 
 
 @dataclass

@@ -135,8 +135,8 @@ def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
 
 
 def _finish_reason(sampled: Sampled, stop: str | None) -> str:
-    """Return the finish reason for the caller. A stop string comes before the length: if a turn continued on another
-    endpoint, its text may go on after a stop string."""
+    """Return the finish reason for the caller. A stop string counts more than the length: if a turn continued on
+    another endpoint, the text may go on after a stop string, up to the greatest length."""
     return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 

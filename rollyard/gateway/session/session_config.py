@@ -29,8 +29,8 @@ class SessionConfig:
 
     @property
     def max_body(self) -> int:
-        """Greatest length of a request in bytes. A longer request cannot fit into the context, however it is
-        tokenised."""
+        """Greatest length of a request in bytes: `BODY_BYTES_A_TOKEN` for each token of the context, within bounds;
+        `USUAL_BODY` if the context is not known."""
         if self.context is None:
             return USUAL_BODY
         return min(max(LEAST_BODY, BODY_BYTES_A_TOKEN * self.context), MOST_BODY)

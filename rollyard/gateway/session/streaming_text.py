@@ -12,8 +12,8 @@ MAX_HELD_IDS = 16
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip
-"""Beginnings of tool calls in the model families that have a parser. Text from such a mark on is sent only when the
-turn is complete."""
+"""Beginnings of tool calls in the model families that have a parser. Such a mark, and the text after it, are sent
+only when the turn is complete."""
 
 
 class Detokenizer:
@@ -89,7 +89,9 @@ class StreamingText:
         return delta
 
     def finish(self, content: str) -> str:
-        """Return the rest of a turn with the text `content`; empty if `content` does not begin with the sent text."""
+        """Return the part of `content` that has not been sent; empty if `content` does not begin with the sent text.
+        `content`: the whole text of the complete turn.
+        """
         return content[len(self._sent) :] if content.startswith(self._sent) else ""
 
     def _safe_length(self) -> int:
