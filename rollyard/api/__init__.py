@@ -1,1 +1,1 @@
-"""The HTTP API: one file a resource family, over the store and the services."""
+"""The HTTP API. Each family of routes has a module, which calls the store and the services."""

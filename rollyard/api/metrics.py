@@ -2,7 +2,7 @@
 
 Each scrape reads the metrics of model servers from the registry of endpoints, so removed endpoints disappear. The values
 are the same as in `rollyard top`. Totals start at zero with each start of an engine; Prometheus allows this for counters.
-This code writes the text itself, because prometheus_client would take seven times as long.
+`metrics_text` writes the text for model servers, because prometheus_client would take seven times as long.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class BatchClient:
-    """Calls on datasets and batches over the connection of the inheriting client."""
+    """Calls on datasets and batches over the connection of a subclass (`_http`)."""
 
     _http: ServerConnection
 

@@ -20,7 +20,7 @@ from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.sampling import sample
 
 PROMPT_CHUNK = 256
-"""Greatest number of prompt tokens of one generation in one step. A longer part would delay the tokens of others."""
+"""Greatest number of prompt tokens of one generation in one step. A longer part would delay other generations."""
 STEP_TOKENS = 512
 """A step with this many tokens gets no further part of a prompt."""
 

@@ -9,7 +9,7 @@ from rollyard.core.errors import RollyardError
 
 
 class GatewayError(RollyardError):
-    """An error that a caller receives. Clients retry by themselves on status 429 and 5xx, but not on any other 4xx."""
+    """An error that a caller receives. Clients retry by themselves on status 408, 409, 429 and 5xx, but not on others."""
 
     def __init__(
         self, status: int, kind: str, message: str, *, code: str | None = None, param: str | None = None

@@ -46,7 +46,7 @@ class RecordedTurns:
         return [evolve(turn, segment=first[id(b)] + turn.segment) for b, turn in ordered]
 
     def breaks(self) -> dict[str, int]:
-        """Number of breaks, by cause."""
+        """Number of times that a call could not continue a segment, by cause."""
         counts: dict[str, int] = {}
         for broken in (broken for branch in self._branches() for broken in branch.breaks):
             counts[broken.cause.value] = counts.get(broken.cause.value, 0) + 1

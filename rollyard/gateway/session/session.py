@@ -141,7 +141,7 @@ class GatewaySession:
         return self._recorded.turns()
 
     def breaks(self) -> dict[str, int]:
-        """Number of breaks, by cause."""
+        """Number of times that a call could not continue a segment, by cause."""
         return self._recorded.breaks()
 
     def close(self) -> None:
