@@ -139,7 +139,8 @@ class RolloutPoolSpec(KindModel):
     allocation: AllocationTemplate = AllocationTemplate()
     """Slurm resources of one allocation."""
     ttl_seconds_after_finished: int = Field(default=DEFAULT_TTL_SECONDS, ge=0, le=10**10)
-    """Seconds for which the record and the trajectory of a rollout are kept after its end. The default is 30 days."""
+    """Seconds for which the record and the trajectory of a rollout are kept after its end. The rollouts of a batch's
+    delivered groups are kept for this time after the end of the batch. The default is 30 days."""
     renewal: Renewal = Renewal()
     """Replacement of allocations before their walltime ends."""
 

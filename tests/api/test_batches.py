@@ -113,7 +113,7 @@ async def test_the_rollouts_of_acknowledged_groups_are_deleted(serving: Serve) -
         for rollout in first.rollouts:
             with pytest.raises(NotFound):
                 await client.rollout(rollout.id)
-        with pytest.raises(Expired, match=r"delivery 1\) are deleted.*read the groups after 1"):
+        with pytest.raises(Expired, match=r"delivery 1 of batch 'b' is deleted.*read the groups after 2"):
             await client.groups("b")
         assert (await client.groups("b", after=2)).groups == [third]
         assert (await client.get_batch("b")).acknowledged == 2

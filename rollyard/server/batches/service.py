@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from rollyard.core.aio import wait_or_timeout
 from rollyard.core.clock import Clock
-from rollyard.core.errors import Cause, Conflict, Invalid, NotFound, TooManyRequests
+from rollyard.core.errors import Cause, Conflict, Expired, Invalid, NotFound, TooManyRequests, Unavailable
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchView, SourceRef
 from rollyard.kinds.pool import PoolKey
@@ -93,7 +93,9 @@ class BatchService:
                     retry_after=RETRY_SECONDS,
                 )
             settlement = Settlement(tx, changes, now)
-            key = settlement.begin(record, _series(tx, namespace, record.series, request, digest, count))
+            series = _series(tx, namespace, record.series, request, digest, count)
+            _check_tasks_stored(tx, series.digest, series.tasks)
+            key = settlement.begin(record, series)
             settlement.advance(key, None, Ticked(now, slots))
             settlement.write()
             return True
@@ -208,7 +210,10 @@ class BatchService:
 
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
         """Return the groups after delivery `after`. Wait for at most `wait` seconds, until there is such a group or the
-        batch has no more."""
+        batch has no more.
+
+        Raises NotFound, Expired if the next delivery is deleted.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait
         while True:
@@ -219,6 +224,12 @@ class BatchService:
                 self._changed.pop(key, None)
                 raise
             found = await self._store.delivered_groups(key, after, limit)
+            first = found[0].delivery or 0 if found else now.delivered + 1
+            if first > after + 1:
+                raise Expired(
+                    f"delivery {after + 1} of batch {key.id!r} is deleted: it was acknowledged, or the pool's "
+                    f"ttlSecondsAfterFinished has passed; read the groups after {first - 1}"
+                )
             if found or now.all_delivered or loop.time() >= deadline:
                 if now.status.terminal:
                     self.notify(key)  # nothing else will wake the waiting callers
@@ -250,6 +261,7 @@ class BatchService:
         def change(tx: Transaction) -> tuple[DatasetRecord, bool]:
             there = tx.batches.dataset(namespace, name)
             if there is None:
+                _check_tasks_stored(tx, record.digest, record.tasks)
                 tx.batches.put_dataset(record)
                 return record, True
             if there.digest != record.digest:
@@ -290,6 +302,12 @@ class BatchService:
             await self._store.transact(
                 lambda tx, start=start, portion=portion: tx.batches.add_tasks(digest, start, portion)  # type: ignore[misc]
             )
+
+
+def _check_tasks_stored(tx: Transaction, digest: str, tasks: int | None) -> None:
+    """Raise Unavailable if equal tasks of an old batch were deleted after these tasks were stored."""
+    if tasks is not None and tx.batches.stored_tasks(digest) < tasks:
+        raise Unavailable("equal tasks of an old batch are being deleted; send the same body again", retry_after=1)
 
 
 def _end_source(tx: Transaction, series: SeriesRecord, tasks: int) -> None:

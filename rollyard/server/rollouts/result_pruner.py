@@ -1,4 +1,4 @@
-"""Deletes rollouts that were acknowledged or have outlived their time to live, and frees the space of their results."""
+"""Deletes rollouts and batches that were acknowledged or have outlived their time to live, and frees the space of results."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class ResultPruner:
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def prune(self) -> int:
-        """Delete rollouts that were acknowledged, or whose time to live has passed; return how many."""
+        """Delete rollouts that were acknowledged, or whose time to live has passed, and old batches.
+
+        Return the number of deleted rollouts.
+        """
         pools, _ = await self._store.list_objects(RolloutPool.__name__)
         lives = {p.pool_key: p.spec.ttl_seconds_after_finished for p in pools if isinstance(p, RolloutPool)}
         now = self._clock.time()
@@ -54,6 +57,7 @@ class ResultPruner:
 
         pruned = await self._store.prune_rollouts(end_of_life)
         pruned += await self._store.prune_acknowledged(now - ACKNOWLEDGED_SECONDS)
+        pruned += await self._store.prune_batches(end_of_life)
         if pruned:
             log.info("deleted %d rollouts that were acknowledged, or had outlived their time to live", pruned)
         return pruned

@@ -376,12 +376,19 @@ class Store(Protocol):
         """Delete old rollouts; return how many. `counts` without a group still includes the deleted rollouts.
 
         `end_of_life`: function that returns a time for a pool (Unix seconds). The pool's rollouts that ended before this
-        time are deleted.
+        time are deleted. The rollouts of a batch's delivered groups stay until `prune_batches` or `prune_acknowledged`.
         """
         ...
 
     async def prune_acknowledged(self, before: float) -> int:
-        """Delete the rollouts of groups that were acknowledged before this time (Unix seconds); return how many."""
+        """Delete the groups that were acknowledged before this time (Unix seconds); return the number of their rollouts."""
+        ...
+
+    async def prune_batches(self, end_of_life: Callable[[PoolKey], float]) -> int:
+        """Delete the batches of a pool that ended before this time, with all their groups; return the number of rollouts.
+
+        A series that only the deleted batch can use is deleted with its tasks. `end_of_life`: as in `prune_rollouts`.
+        """
         ...
 
     async def reclaim_packs(self, kept_seconds: float) -> int:

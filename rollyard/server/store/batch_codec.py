@@ -22,7 +22,7 @@ from rollyard.server.store.batch_records import (
 
 T = TypeVar("T", BatchRecord, GroupRecord, SeriesRecord, TaskHistory)
 
-BATCH_COLUMNS = ("namespace", "id", "digest", "request", "pool", "series", "created_at", "seq", "status")
+BATCH_COLUMNS = ("namespace", "id", "digest", "request", "pool", "series", "created_at", "seq", "status", "ended_at")
 GROUP_COLUMNS = ("namespace", "id", "series", "number", "pool", "n", "batch", "state", "delivery")
 SERIES_COLUMNS = ("namespace", "name", "digest", "dataset")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from rollyard.kinds.batch import BatchKey
+from rollyard.kinds.pool import PoolKey
 from rollyard.server.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, parse
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 
@@ -32,6 +33,16 @@ def list_batches(db: sqlite3.Connection, namespace: str, limit: int) -> list[tup
 
 def running(db: sqlite3.Connection) -> list[BatchRecord]:
     rows = db.execute(f"{_BATCHES} INDEXED BY batches_running WHERE status = 'Running' ORDER BY seq")
+    return [parse(BatchRecord, BATCH_COLUMNS, row) for row in rows]
+
+
+def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[BatchRecord]:
+    """Batches of a pool that ended before this time, the oldest first."""
+    rows = db.execute(
+        f"{_BATCHES} INDEXED BY batches_ended WHERE namespace = ? AND pool = ? AND ended_at IS NOT NULL AND ended_at < ? "
+        "ORDER BY ended_at LIMIT ?",
+        (*pool, at, limit),
+    )
     return [parse(BatchRecord, BATCH_COLUMNS, row) for row in rows]
 
 

@@ -22,8 +22,9 @@ class SqliteBatchTables:
     def put_batch(self, record: BatchRecord) -> BatchRecord:
         text = body(record)
         if record.seq:
+            moving = (record.status.value, record.ended_at, text)
             self._db.execute(
-                "UPDATE batches SET status = ?, body = ? WHERE seq = ?", (record.status.value, text, record.seq)
+                "UPDATE batches SET status = ?, ended_at = ?, body = ? WHERE seq = ?", (*moving, record.seq)
             )
             return record
         names = [name for name in BATCH_COLUMNS if name != "seq"]
@@ -94,11 +95,28 @@ class SqliteBatchTables:
             return
         for table, column in (("datasets", "name"), ("task_history", "dataset"), ("series", "dataset")):
             self._db.execute(f"DELETE FROM {table} WHERE namespace = ? AND {column} = ?", (namespace, name))
-        self._db.execute(
-            "DELETE FROM dataset_tasks WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM datasets WHERE digest = ?) "
-            "AND NOT EXISTS (SELECT 1 FROM series WHERE digest = ?)",
-            [found.digest] * 3,
-        )
+        if not self._are_tasks_used(found.digest):
+            self._db.execute("DELETE FROM dataset_tasks WHERE digest = ?", (found.digest,))
+
+    def drop_series(self, series: SeriesRecord, limit: int) -> bool:
+        """Delete a series, and its tasks if nothing else uses them. Return whether the series is deleted.
+
+        At most `limit` tasks are deleted, the last ones first. If there are more, the series stays.
+        """
+        place = (series.namespace, series.name)
+        if not self._are_tasks_used(series.digest, *place):
+            keep = max(0, self.stored_tasks(series.digest) - limit)
+            self._db.execute("DELETE FROM dataset_tasks WHERE digest = ? AND idx >= ?", (series.digest, keep))
+            if keep:
+                return False
+        self._db.execute("DELETE FROM series WHERE namespace = ? AND name = ?", place)
+        return True
+
+    def _are_tasks_used(self, digest: str, *besides: str) -> bool:
+        """Whether a dataset or a series has these tasks. `besides`: namespace and name of a series that does not count."""
+        others = "SELECT 1 FROM series WHERE digest = ?" + " AND (namespace, name) <> (?, ?)" * bool(besides)
+        query = f"SELECT EXISTS (SELECT 1 FROM datasets WHERE digest = ?) OR EXISTS ({others})"
+        return bool(self._db.execute(query, (digest, digest, *besides)).fetchone()[0])
 
     def task(self, digest: str, index: int) -> str | None:
         row = self._db.execute(

@@ -8,7 +8,7 @@ RUN results of ended rollouts are not needed. After a crash between two steps th
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.pool import PoolKey
@@ -23,20 +23,23 @@ _NEEDED = (
     "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL"
 )
 
-_NOT_NEWEST = (
+NOT_NEWEST = (
     "cursor IS NOT NULL AND seq < (SELECT max(seq) FROM rollouts) "
     "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL)"
 )
 """Condition for rows that may be deleted. The rows with the greatest seq and the greatest cursor stay, because new rows
 are numbered after these."""
-_OF_LIVE_GROUP = (
+_OF_KEPT_GROUP = (
     "EXISTS (SELECT 1 FROM batch_groups WHERE batch_groups.namespace = rollouts.namespace "
-    "AND batch_groups.id = rollouts.\"group\" AND state IN ('Open', 'Informative'))"
+    "AND batch_groups.id = rollouts.\"group\" AND state IN ('Open', 'Informative', 'Delivered'))"
+)
+_DELETE_GIVEN_UP = (
+    "DELETE FROM batch_groups WHERE namespace = ? AND id = ? AND state IN ('Uninformative', 'Faulty', 'Cancelled') "
+    "AND NOT EXISTS (SELECT 1 FROM rollouts INDEXED BY rollouts_by_group WHERE rollouts.namespace = batch_groups.namespace "
+    'AND rollouts."group" = batch_groups.id)'
 )
 DELETED_ROWS = 200
 """Greatest number of rollouts that one statement deletes. A larger number would delay other writes."""
-GroupName = tuple[str, str]
-"""(namespace, id)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +66,24 @@ def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
 def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
     """Rows of rollouts that ended before this time, the oldest first.
 
-    Rollouts of a live group are left out, because a batch may still deliver the group. Rows that must stay
-    (`_NOT_NEWEST`) are left out too.
+    Left out are rollouts of groups that a batch may still deliver, rollouts of delivered groups, which stay as long as
+    their batch (`batch_pruning`), and rows that must stay (`NOT_NEWEST`).
     """
     query = (
         "SELECT seq FROM rollouts INDEXED BY rollouts_ended WHERE cursor IS NOT NULL AND namespace = ? AND pool = ? "
-        f"AND finished_at < ? AND {_NOT_NEWEST} AND NOT {_OF_LIVE_GROUP} ORDER BY finished_at LIMIT ?"
+        f"AND finished_at < ? AND {NOT_NEWEST} AND NOT {_OF_KEPT_GROUP} ORDER BY finished_at LIMIT ?"
     )
     return [seq for (seq,) in db.execute(query, (*pool, at, limit))]
 
 
-def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> dict[GroupName, list[int]]:
-    """Group -> rows of the group's rollouts, for the first `limit` groups that were acknowledged before this time."""
-    groups = (
-        "SELECT namespace, id FROM acknowledged_groups INDEXED BY acknowledged_by_time WHERE acknowledged_at < ? "
-        "ORDER BY acknowledged_at LIMIT ?"
-    )
-    rows = (
-        f'SELECT seq FROM rollouts INDEXED BY rollouts_by_group WHERE namespace = ? AND "group" = ? AND {_NOT_NEWEST}'
-    )
-    return {key: [seq for (seq,) in db.execute(rows, key)] for key in db.execute(groups, (at, limit)).fetchall()}
-
-
-def delete_acknowledged(unit: WriteUnit, groups: Mapping[GroupName, Sequence[int]]) -> int:
-    """Delete the rollouts of these groups; return the number of deleted rollouts."""
-    unit.db.executemany("DELETE FROM acknowledged_groups WHERE namespace = ? AND id = ?", list(groups))
-    return sum(
-        delete_ended(unit, rows[i : i + DELETED_ROWS])
-        for rows in groups.values()
-        for i in range(0, len(rows), DELETED_ROWS)
-    )
-
-
 def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
-    """Delete these rows, and record the packs of their results as loose. Return the number of deleted rows."""
+    """Delete these rows, and record the packs of their results as loose. Return the number of deleted rows.
+
+    A group that a batch has given up is deleted with its last rollout.
+    """
     marks = ", ".join("?" * len(rows))
+    grouped = f'SELECT DISTINCT namespace, "group" FROM rollouts WHERE seq IN ({marks}) AND "group" IS NOT NULL'
+    groups = unit.db.execute(grouped, rows).fetchall()
     for column in ("result", "run"):
         unit.db.execute(
             f"INSERT OR IGNORE INTO loose_packs SELECT DISTINCT {_PACK.format(column)}, NULL FROM rollouts "
@@ -105,7 +91,9 @@ def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
             rows,
         )
     unit.db.execute(f"DELETE FROM requests WHERE seq IN ({marks})", rows)
-    return unit.db.execute(f"DELETE FROM rollouts WHERE seq IN ({marks}) AND cursor IS NOT NULL", rows).rowcount
+    deleted = unit.db.execute(f"DELETE FROM rollouts WHERE seq IN ({marks}) AND cursor IS NOT NULL", rows).rowcount
+    unit.db.executemany(_DELETE_GIVEN_UP, groups)
+    return deleted
 
 
 def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:

@@ -6,6 +6,7 @@ Objects are read from memory. Rollouts are read through read-only connections in
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -18,8 +19,9 @@ from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_queries, objects, pruning, rollout_queries, tables
+from rollyard.server.store import batch_pruning, batch_queries, objects, pruning, rollout_queries, tables
 from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction, WatchEvent
+from rollyard.server.store.batch_pruning import GroupRows
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 from rollyard.server.store.blobs import read_blob
 from rollyard.server.store.database import Database, open_database
@@ -167,9 +169,24 @@ class SqliteStore:
         return pruned
 
     async def prune_acknowledged(self, before: float) -> int:
-        pruned, old = 0, partial(pruning.acknowledged_before, at=before, limit=DELETED_GROUPS)
-        while groups := await self._readers.call(old):
-            pruned += await self._writer.call(partial(pruning.delete_acknowledged, groups=groups))
+        return await self._prune_groups(partial(batch_pruning.acknowledged_before, at=before, limit=DELETED_GROUPS))
+
+    async def _prune_groups(self, find: Callable[[sqlite3.Connection], GroupRows]) -> int:
+        pruned = 0
+        while groups := await self._readers.call(find):
+            pruned += await self._writer.call(partial(batch_pruning.delete_groups, groups=groups))
+        return pruned
+
+    async def prune_batches(self, end_of_life: Callable[[PoolKey], float]) -> int:
+        pruned = 0
+        for pool in await self._readers.call(batch_pruning.pools_with_batches):
+            old = partial(batch_queries.ended_before, pool=pool, at=end_of_life(pool), limit=PRUNE_CHUNK)
+            while batches := await self._readers.call(old):
+                for batch in batches:
+                    delivered = partial(batch_pruning.delivered_groups, key=batch.key, limit=DELETED_GROUPS)
+                    pruned += await self._prune_groups(delivered)
+                    while not await self._writer.call(partial(batch_pruning.delete_batch, batch=batch)):
+                        pass  # the rest of the tasks is deleted next, so that other writes can run in between
         return pruned
 
     async def reclaim_packs(self, kept_seconds: float) -> int:

@@ -61,7 +61,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_12 = """
+_VERSION_13 = """
 -- Sessions are counted in memory (routing/session_index.py).
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -98,10 +98,12 @@ CREATE TABLE series (
 CREATE TABLE batches (
     seq INTEGER PRIMARY KEY,
     namespace TEXT NOT NULL, id TEXT NOT NULL, digest TEXT NOT NULL, request TEXT NOT NULL, pool TEXT NOT NULL,
-    series TEXT NOT NULL, created_at REAL NOT NULL, status TEXT NOT NULL, body TEXT NOT NULL
+    series TEXT NOT NULL, created_at REAL NOT NULL, status TEXT NOT NULL, ended_at REAL, body TEXT NOT NULL
 );
 CREATE UNIQUE INDEX batches_by_id ON batches (namespace, id);
 CREATE INDEX batches_running ON batches (status, seq) WHERE status = 'Running';
+CREATE INDEX batches_ended ON batches (namespace, pool, ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX batches_by_series ON batches (namespace, series);
 
 CREATE TABLE batch_groups (
     namespace TEXT NOT NULL, id TEXT NOT NULL, series TEXT NOT NULL, number INTEGER NOT NULL, pool TEXT NOT NULL,
@@ -114,7 +116,7 @@ CREATE INDEX groups_live ON batch_groups (namespace, batch, number)
 CREATE INDEX groups_carried ON batch_groups (namespace, series, number)
     WHERE batch IS NULL AND state IN ('Open', 'Informative');
 
--- Groups that a trainer has used; their rollouts may be deleted.
+-- Groups that a trainer has used; they may be deleted.
 CREATE TABLE acknowledged_groups (
     namespace TEXT NOT NULL, id TEXT NOT NULL, acknowledged_at REAL NOT NULL,
     PRIMARY KEY (namespace, id)
@@ -126,7 +128,7 @@ CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 12: _VERSION_12}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 13: _VERSION_13}
 """Schema number -> script that brings a database from the schema before it to this one. The first script fills an empty
 database."""
 

@@ -11,7 +11,7 @@ import pytest
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_queries, pruning, rollout_queries, tables
+from rollyard.server.store import batch_pruning, batch_queries, pruning, rollout_queries, tables
 from rollyard.server.store.base import RolloutFilter
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.rollout_transaction import RolloutTransaction
@@ -39,7 +39,10 @@ QUESTIONS: dict[str, Ask] = {
     "stream of a namespace": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", None),
     "stream of a group": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", "g"),
     "what has outlived its time": lambda db, tx: pruning.ended_before(db, POOL, 0.0, 5),
-    "what was acknowledged": lambda db, tx: pruning.acknowledged_before(db, 1.0, 5),
+    "what was acknowledged": lambda db, tx: batch_pruning.acknowledged_before(db, 1.0, 5),
+    "pools with ended batches": lambda db, tx: batch_pruning.pools_with_batches(db),
+    "batches that have outlived their time": lambda db, tx: batch_queries.ended_before(db, POOL, 1.0, 5),
+    "groups of such a batch": lambda db, tx: batch_pruning.delivered_groups(db, BatchKey("n", "b"), 5),
     "counts": lambda db, tx: rollout_queries.counts(db, "n", None, None),
     "counts of a pool": lambda db, tx: rollout_queries.counts(db, "n", "p", None),
     "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),

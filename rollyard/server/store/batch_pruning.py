@@ -1,0 +1,85 @@
+"""Deletion of batches that ended long ago, and of groups that a trainer has used. Each step is one transaction.
+
+The tasks of a dataset and their history stay as long as the dataset. Tasks of a request or a plug-in go with the series
+that draws from them. After a crash between two steps the next pass continues.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+
+from rollyard.kinds.batch import BatchKey, BatchRequest
+from rollyard.kinds.pool import PoolKey
+from rollyard.server.store import batch_queries, pruning
+from rollyard.server.store.batch_records import BatchRecord
+from rollyard.server.store.batch_transaction import SqliteBatchTables
+from rollyard.server.store.writer import WriteUnit
+
+DELETED_TASKS = 5000
+"""Greatest number of tasks that one transaction deletes."""
+GroupName = tuple[str, str]
+"""(namespace, id)."""
+GroupRows = Mapping[GroupName, Sequence[int]]
+"""Group -> rows of the group's rollouts. Rows that must stay are left out."""
+
+
+def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> GroupRows:
+    """Return the first `limit` groups that were acknowledged before this time."""
+    groups = (
+        "SELECT namespace, id FROM acknowledged_groups INDEXED BY acknowledged_by_time WHERE acknowledged_at < ? "
+        "ORDER BY acknowledged_at LIMIT ?"
+    )
+    return _with_rows(db, db.execute(groups, (at, limit)).fetchall())
+
+
+def delivered_groups(db: sqlite3.Connection, key: BatchKey, limit: int) -> GroupRows:
+    """Return the first `limit` groups that a batch delivered."""
+    return _with_rows(db, [(g.namespace, g.id) for g in batch_queries.delivered(db, key, 0, limit)])
+
+
+def _with_rows(db: sqlite3.Connection, groups: Sequence[GroupName]) -> GroupRows:
+    rows = (
+        f'SELECT seq FROM rollouts INDEXED BY rollouts_by_group WHERE namespace = ? AND "group" = ? '
+        f"AND {pruning.NOT_NEWEST}"
+    )
+    return {key: [seq for (seq,) in db.execute(rows, key)] for key in groups}
+
+
+def delete_groups(unit: WriteUnit, groups: GroupRows) -> int:
+    """Delete these groups with their rollouts; return the number of deleted rollouts."""
+    for table in ("acknowledged_groups", "batch_groups"):
+        unit.db.executemany(f"DELETE FROM {table} WHERE namespace = ? AND id = ?", list(groups))
+    return sum(
+        pruning.delete_ended(unit, rows[i : i + pruning.DELETED_ROWS])
+        for rows in groups.values()
+        for i in range(0, len(rows), pruning.DELETED_ROWS)
+    )
+
+
+def pools_with_batches(db: sqlite3.Connection) -> list[PoolKey]:
+    """Pools in which batches have ended, including deleted pools."""
+    query = "SELECT DISTINCT namespace, pool FROM batches INDEXED BY batches_ended WHERE ended_at IS NOT NULL"
+    return [PoolKey(*row) for row in db.execute(query)]
+
+
+def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
+    """Delete a batch without groups, and the series that no other batch can use. Return whether all of it is deleted.
+
+    A call deletes at most DELETED_TASKS tasks of the series. If there are more, the batch stays.
+    """
+    if BatchRequest.model_validate_json(batch.request).own_series and not _is_series_shared(unit.db, batch):
+        tables = SqliteBatchTables(unit.db)
+        series = tables.series(batch.namespace, batch.series)
+        if series is not None and not tables.drop_series(series, DELETED_TASKS):
+            return False
+    unit.db.execute("DELETE FROM batches WHERE seq = ?", (batch.seq,))
+    return True
+
+
+def _is_series_shared(db: sqlite3.Connection, batch: BatchRecord) -> bool:
+    """Whether another batch names the series of this batch, or a group waits in it."""
+    others = "SELECT 1 FROM batches INDEXED BY batches_by_series WHERE namespace = ? AND series = ? AND seq <> ?"
+    if db.execute(others, (batch.namespace, batch.series, batch.seq)).fetchone():
+        return True
+    return bool(batch_queries.carried(db, batch.namespace, batch.series))
