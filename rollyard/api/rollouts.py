@@ -58,6 +58,10 @@ async def _submit(request: web.Request) -> web.Response:
         check_tasks([r.task for r in requests])
     else:
         await request_bodies.run_in_parser_thread(check_tasks, [r.task for r in requests])
+    for pool in pools.values():
+        if (limit := pool.spec.max_queued_rollouts) is not None:
+            new = sum(r.n for r in requests if r.pool == pool.metadata.name)
+            await services.queue_limit.admit(pool.pool_key, limit, new)
     accepted = await services.rollouts.submit(namespace, requests)
     rows = [
         {"id": r.id, "group": r.group, "sample_index": r.sample_index, "status": r.status.value, "created": new}

@@ -20,7 +20,7 @@ from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection, l
 from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.backoff import Backoff
-from rollyard.core.errors import ApiError, Expired, NotFound, Unavailable, connection_failure_text
+from rollyard.core.errors import ApiError, Expired, NotFound, TooManyRequests, Unavailable, connection_failure_text
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, evolve
 from rollyard.kinds.engine_spec import ExternalEndpoint
@@ -68,6 +68,7 @@ class AsyncClient(BatchClient):
         a call waits for the server. `retry_seconds`: time for which a call waits for an unreachable server.
         """
         self.context = context or load_context(kubeconfig)
+        self._warn = warn
         self._http = ServerConnection(self.context, warn=warn, retry_seconds=retry_seconds)
 
     async def __aenter__(self) -> Self:
@@ -291,11 +292,22 @@ class AsyncClient(BatchClient):
     # rollouts
 
     async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
-        """Submit rollouts; return their ids in order. A request without an id gets an id here, which makes retries safe."""
+        """Submit rollouts; return their ids in order. A request without an id gets an id here, which makes retries safe.
+
+        While the pool's queue is full (`maxQueuedRollouts`), wait without a time limit. For a limit, use `asyncio.timeout`.
+        """
         named = [r if r.id else evolve(r, id=f"r-{secrets.token_hex(8)}") for r in requests]
         body = {"rollouts": [r.model_dump(mode="json", exclude_unset=True) | {"id": r.id} for r in named]}
-        answer = await self._http.json("POST", "/v1/rollouts", query=self._http.query(namespace), body=body)
-        return [row["id"] for row in answer["rollouts"]]
+        warned = False
+        while True:
+            try:
+                answer = await self._http.json("POST", "/v1/rollouts", query=self._http.query(namespace), body=body)
+                return [row["id"] for row in answer["rollouts"]]
+            except TooManyRequests as error:
+                if not warned:
+                    self._warn(f"the submit waits: {error}")
+                    warned = True
+                await asyncio.sleep(error.retry_after or WAIT_SECONDS)
 
     async def rollout(
         self, id: str, namespace: str | None = None, *, wait: float = 0

@@ -138,6 +138,9 @@ class RolloutPoolSpec(KindModel):
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
     """Slurm resources of one allocation."""
+    max_queued_rollouts: int | None = Field(default=1_000_000, ge=1, le=10**9)
+    """Number of rollouts in the pool's queue, without those of batches, at which a submit is refused with 429. Clients wait
+    and submit again. Null: no limit."""
     ttl_seconds_after_finished: int = Field(default=DEFAULT_TTL_SECONDS, ge=0, le=10**10)
     """Seconds for which the record and the trajectory of a rollout are kept after its end. The rollouts of a batch's
     delivered groups are kept for this time after the end of the batch. The default is 30 days."""

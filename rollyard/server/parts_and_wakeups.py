@@ -38,6 +38,7 @@ from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.lease_expiry import LeaseExpiry
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.move_hints import MoveHints
+from rollyard.server.rollouts.queue_limit import QueueLimit
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_resizer import StageResizer
 from rollyard.server.rollouts.staleness_watch import StalenessWatch
@@ -105,6 +106,7 @@ class Parts:
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Arguments such as `slots=` and `pools=` are functions through which a part queries another part.
         self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
+        self.queue_limit = QueueLimit(store, clock)
         self.lease_expiry = LeaseExpiry(self.rollouts)
         self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
         self.batch_keeper = BatchKeeper(store, clock, self.batches, slots=agents.slots, pools=pools.rollout_pools)
@@ -131,6 +133,7 @@ class Parts:
             store=self.store,
             clock=self.clock,
             rollouts=self.rollouts,
+            queue_limit=self.queue_limit,
             batches=self.batches,
             agents=self.agents,
             endpoints=self.endpoints,

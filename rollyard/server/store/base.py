@@ -342,6 +342,10 @@ class Store(Protocol):
         """
         ...
 
+    async def count_queued(self, pool: PoolKey) -> int:
+        """Number of queued rollouts of a pool, without the rollouts of batches. Reads the whole queue."""
+        ...
+
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
         """Mean of the rewards; None if no record has a reward."""
         ...

@@ -6,6 +6,7 @@ import math
 import sqlite3
 from typing import Any
 
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.server.store import row_codec
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
@@ -79,6 +80,15 @@ def queue_places(db: sqlite3.Connection, namespace: str, pool: str, now: float, 
     )
     stages = (db.execute(query, (namespace, pool, stage.value, now, limit)) for stage in (Stage.INIT, Stage.EVAL))
     return {seq: before for rows in stages for before, (seq,) in enumerate(rows)}
+
+
+def count_queued(db: sqlite3.Connection, pool: PoolKey) -> int:
+    query = (
+        "SELECT count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+        "AND namespace = ? AND pool = ? AND NOT EXISTS (SELECT 1 FROM batch_groups "
+        'WHERE batch_groups.namespace = rollouts.namespace AND batch_groups.id = rollouts."group")'
+    )
+    return int(db.execute(query, pool).fetchone()[0])
 
 
 def reward_mean(db: sqlite3.Connection, namespace: str, pool: str | None, group: str | None) -> float | None:

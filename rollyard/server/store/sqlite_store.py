@@ -157,6 +157,9 @@ class SqliteStore:
     async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
         return await self._readers.call(lambda db: rollout_queries.queue_places(db, namespace, pool, now, limit))
 
+    async def count_queued(self, pool: PoolKey) -> int:
+        return await self._readers.call(lambda db: rollout_queries.count_queued(db, pool))
+
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
         return await self._readers.call(lambda db: rollout_queries.reward_mean(db, namespace, pool, group))
 

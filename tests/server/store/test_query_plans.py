@@ -46,6 +46,7 @@ QUESTIONS: dict[str, Ask] = {
     "counts": lambda db, tx: rollout_queries.counts(db, "n", None, None),
     "counts of a pool": lambda db, tx: rollout_queries.counts(db, "n", "p", None),
     "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),
+    "queued without batches": lambda db, tx: rollout_queries.count_queued(db, POOL),
     "mean reward": lambda db, tx: rollout_queries.reward_mean(db, "n", "p", None),
     "mean reward of a group": lambda db, tx: rollout_queries.reward_mean(db, "n", None, "g"),
     "a batch": lambda db, tx: tx.batches.batch(BatchKey("n", "b")),
