@@ -246,7 +246,7 @@ class _NullNode:
 
     async def _hear(self, message: ToNode) -> None:
         if isinstance(message, Welcome):
-            self.uploads.as_columns = message.columns > 0
+            self.uploads.welcome(message)
             asyncio.get_running_loop().call_soon(self._start, self._want())
         if isinstance(message, Grant):
             for lease in message.leases:

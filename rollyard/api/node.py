@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import WSMsgType, web
 from pydantic_core import from_json
@@ -11,12 +12,13 @@ from pydantic_core import from_json
 from rollyard.api import request_bodies
 from rollyard.api.allocation_binding import bind
 from rollyard.api.auth import CLAIMS, token_allocation
+from rollyard.api.error_status import status_body
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts
 from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.trajectories import wants_columns
-from rollyard.core.errors import BadRequest, Fenced, Invalid, NotFound, RollyardError, Unavailable
+from rollyard.core.errors import ApiError, BadRequest, Fenced, Invalid, NotFound, RollyardError, TooLarge, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
@@ -27,11 +29,13 @@ from rollyard.server.routing.staleness import allow_under_way
 from rollyard.server.store.base import allocation_uid
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.columns import VERSION
+from rollyard.wire.frames import unframed
 from rollyard.wire.node import (
     CLOSE_FENCED,
     CLOSE_HELLO_EXPECTED,
     CLOSE_INCOMPATIBLE,
     MAX_RESULT_BYTES,
+    MAX_RESULTS,
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE_REASON,
     CapacityRequest,
@@ -41,6 +45,7 @@ from rollyard.wire.node import (
     LeaseRef,
     NewEndpoint,
     Renewed,
+    ResultHeader,
     ToNode,
     Welcome,
     from_node,
@@ -52,6 +57,8 @@ HELLO_SECONDS = 10.0
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
 """Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits."""
+Upload = tuple[ResultHeader, bytes]
+"""Header and frame of one uploaded result."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -60,6 +67,8 @@ def routes() -> list[web.RouteDef]:
         web.put("/v1/node/run", _put_run),
         web.get("/v1/node/run", _get_run),
         web.put("/v1/node/result", _put_result),
+        web.put("/v1/node/runs", _put_runs),
+        web.put("/v1/node/results", _put_results),
         web.post("/v1/node/endpoint", _new_endpoint),
     ]
 
@@ -109,6 +118,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             places=agent.capacity,
             columns=VERSION,
             lost=lost,
+            results=MAX_RESULTS,
         )
     )
     services.agents.connect(agent)
@@ -198,11 +208,51 @@ async def _put_result(request: web.Request) -> web.Response:
     return web.Response(status=204)
 
 
-async def _max_attempts(services: Services, lease: LeaseRef) -> int:
-    """Return the pool's limit of attempts, or the default if the pool or the rollout is gone."""
+async def _put_runs(request: web.Request) -> web.Response:
+    async def store(services: Services, uploads: list[Upload]) -> Sequence[ApiError | None]:
+        runs = [(h.lease, frame, frozenset(h.weights_versions), h.timings) for h, frame in uploads]
+        return await services.rollouts.store_runs(runs, request[CLAIMS].subject)
+
+    return await _store_uploads(request, store)
+
+
+async def _put_results(request: web.Request) -> web.Response:
+    async def store(services: Services, uploads: list[Upload]) -> Sequence[ApiError | None]:
+        results = [(header, frame, await _max_attempts(services, header.lease)) for header, frame in uploads]
+        return await services.rollouts.finish_all(results, request[CLAIMS].subject)
+
+    return await _store_uploads(request, store)
+
+
+async def _store_uploads(
+    request: web.Request, store: Callable[[Services, list[Upload]], Awaitable[Sequence[ApiError | None]]]
+) -> web.Response:
+    """Store several uploads. The answer has for each of them null, or the `Status` of its error."""
     try:
-        record = await services.rollouts.get(lease.namespace, lease.id)
-        return (await pool_of(services, record.namespace, record.pool)).spec.max_attempts
+        bodies = unframed(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
+    except ValueError as error:
+        raise BadRequest(f"the body has no whole number of results: {error}") from None
+    if len(bodies) > MAX_RESULTS:
+        raise TooLarge(f"one request may have at most {MAX_RESULTS} results, but this one has {len(bodies)}")
+    errors: dict[int, ApiError | None] = {}
+    uploads: dict[int, Upload] = {}
+    for i, body in enumerate(bodies):
+        try:
+            uploads[i] = split_upload(body)
+        except (Invalid, TooLarge) as refusal:
+            errors[i] = refusal
+    errors |= zip(uploads, await store(request.app[SERVICES], list(uploads.values())), strict=True)
+    ordered = (errors[i] for i in range(len(bodies)))
+    return web.json_response({"results": [None if e is None else status_body(e) for e in ordered]})
+
+
+async def _max_attempts(services: Services, ref: LeaseRef) -> int:
+    """Return the pool's limit of attempts, or the default if the lease is void or the pool is gone."""
+    lease = services.rollouts.leases.get(ref.rollout)
+    if lease is None:
+        return DEFAULT_MAX_ATTEMPTS
+    try:
+        return (await pool_of(services, *lease.pool)).spec.max_attempts
     except NotFound:
         return DEFAULT_MAX_ATTEMPTS
 

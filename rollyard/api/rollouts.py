@@ -23,7 +23,8 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.results import view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
-from rollyard.wire.columns import CONTENT_TYPE, framed
+from rollyard.wire.columns import CONTENT_TYPE
+from rollyard.wire.frames import framed
 
 MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0

@@ -13,7 +13,8 @@ from rollyard.client.server_connection import lines
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import Group, GroupPage
 from rollyard.kinds.rollout import RolloutView, Trajectory
-from rollyard.wire.columns import CONTENT_TYPE, FRAME_LENGTH_BYTES, Columns, columns_of, decode
+from rollyard.wire.columns import CONTENT_TYPE, Columns, columns_of, decode
+from rollyard.wire.frames import LENGTH_BYTES
 
 ACCEPT = f"{CONTENT_TYPE}, */*;q=0.5"
 """`Accept` header for columns. An older server answers in JSON."""
@@ -58,7 +59,7 @@ def read_stream(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[int, Colu
 async def _files(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[int, Columns | None]]:
     while True:
         try:
-            length = int.from_bytes(await answer.content.readexactly(FRAME_LENGTH_BYTES), "little")
+            length = int.from_bytes(await answer.content.readexactly(LENGTH_BYTES), "little")
             columns = decode(await answer.content.readexactly(length)) if length else None
         except asyncio.IncompleteReadError:
             return

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from rollyard.core.errors import Cause, Unavailable, connection_failure_text, error_from_reason
+from rollyard.core.errors import ApiError, Cause, Unavailable, connection_failure_text, error_from_reason
 from rollyard.wire.base import Identity
 from rollyard.wire.files import AllocationFile, EndpointFile
 
@@ -91,20 +91,27 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
     """Raise the ApiError that the `Status` body of an error answer describes."""
     if answer.status < 400:
         return
-    causes: list[Cause] = []
-    try:
-        body = await answer.json()
-        message, reason = str(body["message"]), str(body["reason"])
-        for cause in (body.get("details") or {}).get("causes") or ():
-            causes.append(
-                Cause(str(cause.get("field", "")), str(cause.get("message", "")), str(cause.get("reason", "")))
-            )
-    except (aiohttp.ClientError, ValueError, KeyError, TypeError, AttributeError):
-        message, reason = f"HTTP {answer.status} {answer.reason}", ""
     after = answer.headers.get("Retry-After", "")  # Rollyard's server sends seconds; HTTP also allows a date
-    raise error_from_reason(
-        answer.status, reason, message, causes, retry_after=int(after) if after.isdecimal() else None
-    )
+    retry_after = int(after) if after.isdecimal() else None
+    try:
+        raise error_from_status(answer.status, await answer.json(), retry_after)
+    except (aiohttp.ClientError, ValueError):
+        raise error_from_reason(
+            answer.status, "", f"HTTP {answer.status} {answer.reason}", retry_after=retry_after
+        ) from None
+
+
+def error_from_status(code: int, status: Any, retry_after: int | None = None) -> ApiError:
+    """Return the error that a `Status` object describes. `code`: HTTP code. Raises ValueError if it is no `Status`."""
+    try:
+        message, reason = str(status["message"]), str(status["reason"])
+        causes = [
+            Cause(str(cause.get("field", "")), str(cause.get("message", "")), str(cause.get("reason", "")))
+            for cause in (status.get("details") or {}).get("causes") or ()
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"this is no Status: {error}") from None
+    return error_from_reason(code, reason, message, causes, retry_after=retry_after)
 
 
 async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:

@@ -26,7 +26,6 @@ from rollyard.node.stage_workers import StagePools
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
-from rollyard.wire.columns import VERSION
 from rollyard.wire.node import (
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE_REASON,
@@ -133,7 +132,7 @@ class NodeAgent:
     async def _welcome(self, welcome: Welcome) -> None:
         self._grants = 0
         self._lease_seconds = welcome.lease_seconds
-        self._uploads.as_columns = welcome.columns >= VERSION
+        self._uploads.welcome(welcome)
         self._renewed_at = asyncio.get_running_loop().time()
         self._stop_leases(welcome.lost, "the server gave it to another node agent")
         if self._node is None:

@@ -6,21 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import aiohttp
 import zstandard
+from pydantic_core import from_json
 
-from rollyard.client.server_link import ServerLink, raise_for_status
+from rollyard.client.server_link import ServerLink, error_from_status, raise_for_status
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
 from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status
-from rollyard.wire.columns import CONTENT_TYPE, Columns, columns_of, decode, is_columns
-from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader
+from rollyard.node.upload_queue import UploadQueue
+from rollyard.wire.columns import CONTENT_TYPE, VERSION, Columns, columns_of, decode, is_columns
+from rollyard.wire.frames import framed
+from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, Welcome
 
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 120.0
+RUN, RESULT = "/v1/node/run", "/v1/node/result"
+"""Paths for one upload. With an `s` at the end they are the paths for several."""
+SMALL_BYTES = 64 << 10
+"""Greatest size of an upload that waits for others. A larger upload has a request of its own, beside other requests."""
 COMPRESSION_LEVEL = 1
 """Higher levels do not make columns smaller, because the numbers are hardly compressible."""
 
@@ -30,27 +39,34 @@ class ResultUploads:
         self._link = link
         self._http = http
         self.as_columns = False
-        """Whether the server can read results as columns. The server's `Welcome` sets this."""
+        """Whether the server can read results as columns. `welcome` sets this."""
+        self.most_at_once = 0
+        """Greatest number of results in one request. 0: one request for each result. `welcome` sets this."""
+        self._queues = {path: UploadQueue(partial(self._send, path + "s")) for path in (RUN, RESULT)}
         self._encoding = ThreadPoolExecutor(1, "encode-results")
         """One thread. Several threads compete with each other and with the event loop for the interpreter, so that fewer
         results are uploaded per second."""
+
+    def welcome(self, welcome: Welcome) -> None:
+        """Upload in the form that this server reads."""
+        self.as_columns, self.most_at_once = welcome.columns >= VERSION, welcome.results
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the
         result."""
         if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
-        await self._put("/v1/node/run", ref, result)
+        await self._put(RUN, ref, result)
 
     async def result(self, ref: LeaseRef, outcome: Outcome) -> None:
         """Upload the outcome. If the server refuses the outcome, a failure is uploaded instead, so that the rollout
         ends."""
         try:
-            await self._put("/v1/node/result", ref, outcome)
+            await self._put(RESULT, ref, outcome)
         except (Invalid, TooLarge) as error:
             log.error("the result of %s was refused: %s", ref.id, error)
             refusal = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
-            await self._put("/v1/node/result", ref, Outcome(status=Status.FAILED, node=outcome.node, error=refusal))
+            await self._put(RESULT, ref, Outcome(status=Status.FAILED, node=outcome.node, error=refusal))
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the RUN result that another node agent uploaded; retry until the server can be reached. Raises Fenced."""
@@ -58,7 +74,7 @@ class ResultUploads:
         backoff = Backoff()
         while True:
             try:
-                url = await self._link.url() + "/v1/node/run"
+                url = await self._link.url() + RUN
                 headers = {"Accept": f"{CONTENT_TYPE}, application/zstd"}
                 async with self._http.get(url, params=query, headers=headers) as answer:
                     await raise_for_status(answer)
@@ -71,23 +87,38 @@ class ResultUploads:
     async def _put(self, path: str, ref: LeaseRef, result: RunResult | Outcome) -> None:
         loop = asyncio.get_running_loop()
         data = await loop.run_in_executor(self._encoding, _upload, ref, result, self.as_columns)
-        backoff = Backoff()
+        backoff, together = Backoff(), len(data) <= SMALL_BYTES
         while True:
             try:
-                await self._put_once(path, data)
+                if together and self.most_at_once:
+                    await self._queues[path].put(data, self.most_at_once)
+                else:
+                    await self._request(path, data)
                 return
             except (Fenced, Invalid, TooLarge):
                 raise
             except ApiError as error:
                 log.warning("%s of %s is not acknowledged yet: %s", path, ref.id, error)
+            together = False  # so that a result which the server cannot store does not hold up others
             await backoff.wait()
 
-    async def _put_once(self, path: str, data: bytes) -> None:
+    async def _send(self, path: str, uploads: Sequence[bytes]) -> list[ApiError | None]:
+        """Send several uploads in one request; return the error of each."""
+        try:
+            answer = from_json(await self._request(path, b"".join(map(framed, uploads))))
+            return [
+                None if found is None else error_from_status(int(found["code"]), found) for found in answer["results"]
+            ]
+        except (ValueError, KeyError, TypeError) as error:
+            raise Unavailable(f"the server's answer to {path} cannot be read: {error}") from None
+
+    async def _request(self, path: str, data: bytes) -> bytes:
         timeout, headers = aiohttp.ClientTimeout(total=REQUEST_SECONDS), {"Content-Type": RESULT_CONTENT_TYPE}
         url = await self._link.url() + path
         try:
             async with self._http.put(url, data=data, headers=headers, timeout=timeout) as answer:
                 await raise_for_status(answer)
+                return await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(connection_failure_text(error)) from None
 

@@ -26,7 +26,6 @@ from rollyard.wire.array_file import Array, read_arrays, write_arrays
 
 CONTENT_TYPE = "application/vnd.rollyard.columns"
 FORM, VERSION = "rollyard-columns", 1
-FRAME_LENGTH_BYTES = 8
 R = TypeVar("R", Trajectory, Outcome)
 _TOKEN_FIELDS = ("token_ids", "loss_mask", "logprobs", "weights_version")
 _SEGMENT_JSON: Any = {*_TOKEN_FIELDS, "prompt_length"}
@@ -256,14 +255,6 @@ def decode(data: bytes | bytearray | memoryview) -> Columns:
         return columns
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
         raise ValueError(f"this is no columns file that this release reads: {error}") from None
-
-
-def framed(data: bytes) -> bytes:
-    """Return a file in the form for a stream of files: its length in eight bytes (little-endian), and the file.
-
-    In a stream a length of 0 has no file; it only keeps the connection alive.
-    """
-    return len(data).to_bytes(FRAME_LENGTH_BYTES, "little") + data
 
 
 def _check(columns: Columns) -> None:

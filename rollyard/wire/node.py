@@ -25,6 +25,8 @@ CLOSE_INCOMPATIBLE = 4426
 """Close code of the WebSocket: node agent or server is too old. The text of the close frame names the older side."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
+MAX_RESULTS = 256
+"""Greatest number of results in one upload."""
 
 
 class LeaseKey(NamedTuple):
@@ -156,6 +158,9 @@ class Welcome(WireMessage):
     """Newest version of columns files (`wire/columns.py`) that the server reads. 0: the server reads only results in JSON."""
     lost: list[LeaseRef] = []
     """Leases in `Hello.held` that are void. The node agent must stop the work of these leases."""
+    results: int = 0
+    """Greatest number of results in one upload to `/v1/node/runs` or `/v1/node/results`. 0: the server has only the paths
+    for one result."""
 
 
 class UnreadableLease(WireMessage):

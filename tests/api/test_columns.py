@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -14,13 +16,15 @@ import zstandard
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.kubeconfig import Context
 from rollyard.client.server_link import ServerLink
+from rollyard.core.errors import Fenced
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import RunResult, Stage, Status, Trajectory
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.columns import CONTENT_TYPE, decode, join
 from rollyard.wire.files import AllocationFile
-from rollyard.wire.node import LeaseRef
+from rollyard.wire.frames import framed
+from rollyard.wire.node import MAX_RESULTS, LeaseRef
 from tests.support.make import rollout
 from tests.support.outside_api import Api, Serve
 from tests.wire.samples import OUTCOME
@@ -164,6 +168,37 @@ async def test_a_refused_upload_becomes_a_failure(serving: Serve, tmp_path: Path
         assert trajectory is not None
         assert trajectory.error is not None
         assert (view.status, trajectory.error.reason, trajectory.segments) == (Status.FAILED, "ResultRefused", [])
+
+
+async def test_results_of_one_request_succeed_and_fail_on_their_own(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads:
+        uploads.most_at_once = 256
+        refs = [await leased(api, id) for id in ("a", "b", "c")]
+        refs[1] = evolve(refs[1], fence=7)
+        await asyncio.gather(*(uploads.run(ref, RUN) for ref in (refs[0], refs[2])))
+        ended = await asyncio.gather(*(uploads.result(ref, RUN.outcome) for ref in refs), return_exceptions=True)
+        assert [type(end) for end in ended] == [type(None), Fenced, type(None)]
+        found = [await api.store.get_rollout("default", id) for id in ("a", "b", "c")]
+        assert [r and (r.status, r.run is not None) for r in found] == [
+            (Status.COMPLETED, True),
+            (Status.RUNNING, False),
+            (Status.COMPLETED, True),
+        ]
+
+
+async def test_a_body_of_several_results_is_checked(serving: Serve) -> None:
+    async with serving() as api:
+        headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
+
+        async def put(body: bytes) -> tuple[int, Any]:
+            async with api.http.put(api.url + "/v1/node/results", data=body, headers=headers) as answer:
+                return answer.status, await answer.json()
+
+        assert (await put(b"\x01"))[0] == 400
+        assert (await put(framed(b"") * (MAX_RESULTS + 1)))[0] == 413
+        status, answer = await put(framed(b"no result"))
+        assert (status, answer["results"][0]["reason"]) == (200, "Invalid")
+        assert await put(b"") == (200, {"results": []})
 
 
 async def test_an_error_is_json_for_everybody(serving: Serve) -> None:

@@ -89,6 +89,7 @@ class NullNode:
 
     async def _hear(self, message: ToNode) -> None:
         if isinstance(message, Welcome):
+            self._uploads.welcome(message)
             asyncio.get_running_loop().call_soon(self._start, self._ask())
         if isinstance(message, Grant):
             for lease in message.leases:

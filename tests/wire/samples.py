@@ -163,6 +163,7 @@ SAMPLES = (
         places=8,
         columns=1,
         lost=[REF],
+        results=256,
     ),
     Grant(leases=[LEASE]),
     Renewed(sent_at=12.5, lost=[REF]),

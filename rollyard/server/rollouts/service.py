@@ -26,6 +26,7 @@ from rollyard.core.telemetry import (
     ROLLOUTS_OUTDATED,
     TASKS_PASSED_OVER,
 )
+from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
@@ -49,6 +50,7 @@ from rollyard.server.rollouts.step import (
     Requeued,
     RunStored,
     StopHolder,
+    check_fence,
 )
 from rollyard.server.routing.staleness import StalenessVerdict
 from rollyard.server.store.base import (
@@ -223,35 +225,30 @@ class RolloutService:
 
         `seconds`: time that the attempt spent in each stage. A repeated call has no effect.
         """
+        _raise_first(await self.store_runs([(ref, blob, versions, seconds or {})], holder_uid))
+
+    async def store_runs(
+        self, runs: Sequence[tuple[LeaseRef, bytes, frozenset[str], Mapping[str, float]]], holder_uid: str
+    ) -> list[Fenced | None]:
+        """Do the same as `run_stored` for several rollouts, in one transaction. Return the error of each."""
         now = self._clock.time()
-
-        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-            record = _held_record(tx, ref, holder_uid)
-            if record.stage is Stage.EVAL and record.fence == ref.fence and record.leased:
-                return []
-            return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions, seconds or {}))]
-
-        await self._step_records(change)
+        return await self._step_each([_store_run(*run, holder_uid, now) for run in runs])
 
     async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
         """Store the holder's result. One transaction checks the fence and writes record and blob. Raises Fenced, Invalid."""
-        ref, now = header.lease, self._clock.time()
-        summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
-        status, sampled = Status(header.status), header.sampled
-        if sampled is None:  # from an older node agent
-            sampled = await asyncio.to_thread(count_sampled, blob) if status.scored else 0
+        if header.sampled is None and Status(header.status).scored:  # from an older node agent
+            header = evolve(header, sampled=await asyncio.to_thread(count_sampled, blob))
+        _raise_first(await self.finish_all([(header, blob, max_attempts)], holder_uid))
 
-        def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-            record = _held_record(tx, ref, holder_uid)
-            if record.leased and record.fence == ref.fence:
-                result = tx.add_blob(blob)
-                verdict = Finished(
-                    now, ref.fence, status, header.reward, header.error, result, max_attempts, sampled, summary
-                )
-                return [(record, verdict)]
-            return [(record, Finished(now, ref.fence, status, None, None, None, max_attempts, sampled))]
+    async def finish_all(
+        self, results: Sequence[tuple[ResultHeader, bytes, int]], holder_uid: str
+    ) -> list[Fenced | None]:
+        """Store several results of one holder in one transaction: header, blob and greatest number of attempts of each.
 
-        await self._step_records(change)
+        Return the error of each.
+        """
+        now = self._clock.time()
+        return await self._step_each([_finish(header, holder_uid, blob, most, now) for header, blob, most in results])
 
     async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
         """Record that the rollout caused an error in the node agent's code. This uses up one of `max_attempts`. Raises
@@ -329,6 +326,22 @@ class RolloutService:
 
         return await self.transact(lambda tx, changes: [changes.step(tx, record, event) for record, event in pick(tx)])
 
+    async def _step_each(self, picks: Sequence[Change]) -> list[Fenced | None]:
+        """Step the records of each pick. A pick whose lease is void writes nothing, and does not affect the others."""
+
+        def change(tx: Transaction, changes: RecordChanges) -> list[Fenced | None]:
+            errors: list[Fenced | None] = []
+            for pick in picks:
+                try:
+                    for record, event in pick(tx):
+                        changes.step(tx, record, event)
+                    errors.append(None)
+                except Fenced as error:
+                    errors.append(error)
+            return errors
+
+        return await self.transact(change)
+
     async def transact(self, change: Callable[[Transaction, RecordChanges], T]) -> T:
         """Run `change` in one transaction; then carry out the effects.
 
@@ -400,6 +413,39 @@ def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Even
     if verdict.ends_rollout:
         return Cancelled(now, verdict.reason, verdict.message)
     return Outdated(now, record.fence, verdict.reason, verdict.message)
+
+
+def _store_run(
+    ref: LeaseRef, blob: bytes, versions: frozenset[str], seconds: Mapping[str, float], holder_uid: str, now: float
+) -> Change:
+    def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+        record = _held_record(tx, ref, holder_uid)
+        check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
+        if record.stage is Stage.EVAL:
+            return []
+        return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions, seconds))]
+
+    return pick
+
+
+def _finish(header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int, now: float) -> Change:
+    ref, status = header.lease, Status(header.status)
+    summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
+
+    def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+        record = _held_record(tx, ref, holder_uid)
+        check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
+        result = tx.add_blob(blob)
+        sampled = header.sampled or 0
+        event = Finished(now, ref.fence, status, header.reward, header.error, result, max_attempts, sampled, summary)
+        return [(record, event)]
+
+    return pick
+
+
+def _raise_first(errors: Sequence[Fenced | None]) -> None:
+    for error in filter(None, errors):
+        raise error
 
 
 def _held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:

@@ -187,7 +187,8 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             return _finish(record, event)
 
 
-def _check_fence(record: RolloutRecord, fence: int) -> None:
+def check_fence(record: RolloutRecord, fence: int) -> None:
+    """Raise Fenced if the lease with this fence is void."""
     if record.status.terminal:
         raise Fenced(f"rollout {record.id} has ended {record.status}; drop its work")
     if not record.leased or record.fence != fence:
@@ -225,14 +226,14 @@ def _grant(record: RolloutRecord, event: Granted) -> RolloutRecord:
 
 
 def _begin_run(record: RolloutRecord, event: RunBegun) -> RolloutRecord:
-    _check_fence(record, event.fence)
+    check_fence(record, event.fence)
     if record.stage is not Stage.INIT:
         return record
     return replace(record, stage=Stage.RUN, history=with_entry(record, event.at, HistoryEvent.STAGE_BEGUN, Stage.RUN))
 
 
 def _move(record: RolloutRecord, event: EndpointMoved) -> RolloutRecord:
-    _check_fence(record, event.fence)
+    check_fence(record, event.fence)
     history = with_entry(
         record,
         event.at,
@@ -256,7 +257,7 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     """Record the end of RUN. If the request demands one weights version, a run from several versions is sampled again."""
-    _check_fence(record, event.fence)
+    check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
         message = (
@@ -269,7 +270,7 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
 
 
 def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    _check_fence(record, event.fence)
+    check_fence(record, event.fence)
     if record.stage is Stage.EVAL:
         return record, ()  # all its tokens are already sampled
     assert record.holder is not None
@@ -286,7 +287,7 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
 
 
 def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    _check_fence(record, event.fence)
+    check_fence(record, event.fence)
     losses = record.losses + (0 if event.handed_back else 1)
     if losses >= MAX_LOSSES and not event.handed_back:
         alone = losses - SUSPECT_LOSSES
@@ -302,7 +303,7 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
 
 
 def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    _check_fence(record, event.fence)
+    check_fence(record, event.fence)
     if event.status is Status.INFRA_FAILED:
         record = replace(record, faults=record.faults + 1, error=event.error)
         if record.faults < event.max_attempts:
