@@ -55,6 +55,12 @@ def evolve(model: M, /, **changes: Any) -> M:
     return model.model_copy(update=changes)
 
 
+def shared(default: M) -> M:
+    """Return a field whose default is this object itself. For a plain default pydantic makes a deep copy each time."""
+    field: M = Field(default_factory=lambda: default)
+    return field
+
+
 class OwnerReference(KindModel):
     api_version: str = API_VERSION
     kind: str

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollyard.kinds.base import NAME_PATTERN, WireModel
+from rollyard.kinds.base import NAME_PATTERN, WireModel, shared
 from rollyard.kinds.rollout import ID_PATTERN, AgentSpec, Budgets, RolloutRequest, Sampling, Task, Trajectory
 from rollyard.kinds.weights import VERSION_PATTERN
 
@@ -134,9 +134,9 @@ class BatchRequest(WireModel):
     """Whether tasks that were uninformative several times in a row are drawn less often."""
     longest_first: bool = True
     """Whether tasks whose earlier rollouts took longest start first, among the tasks that are drawn together."""
-    agent: AgentSpec = AgentSpec()
-    sampling: Sampling = Sampling()
-    budgets: Budgets = Budgets()
+    agent: AgentSpec = shared(AgentSpec())
+    sampling: Sampling = shared(Sampling())
+    budgets: Budgets = shared(Budgets())
     priority: int = Field(default=0, ge=-100, le=100)
     """Priority of the rollouts in the queue; a higher number starts first."""
     mode: Literal["train", "eval"] = "train"

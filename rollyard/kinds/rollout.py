@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from rollyard.kinds.base import NAME_PATTERN, WireModel
+from rollyard.kinds.base import NAME_PATTERN, WireModel, shared
 from rollyard.kinds.weights import VERSION_PATTERN
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
@@ -129,6 +129,8 @@ class Sampling(WireModel):
     def _all_integers(self) -> Self:
         if self.min_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"`min_tokens` must be at most `max_tokens` ({self.max_tokens})")
+        if not self.extra:
+            return self
         if known := sorted(self.extra.keys() & type(self).model_fields.keys()):
             raise ValueError(f"`extra` is for other parameters; set `{known[0]}` as a field of its own")
         if ours := sorted(self.extra.keys() & RESERVED_SAMPLING_FIELDS):
@@ -213,9 +215,9 @@ class RolloutRequest(WireModel):
     """Number of rollouts of this task."""
     group: RolloutId | None = None
     """Name of the group. Default with n > 1: a generated name."""
-    agent: AgentSpec = AgentSpec()
-    sampling: Sampling = Sampling()
-    budgets: Budgets = Budgets()
+    agent: AgentSpec = shared(AgentSpec())
+    sampling: Sampling = shared(Sampling())
+    budgets: Budgets = shared(Budgets())
     priority: int = Field(default=0, ge=-100, le=100)
     """Priority in the queue; a higher number starts first."""
     mode: Literal["train", "eval"] = "train"
@@ -240,8 +242,9 @@ class RolloutRequest(WireModel):
     @property
     def weights(self) -> WeightsConstraint | None:
         """Constraint on the weights after the rollout has begun; None if there is none."""
-        demand = WeightsConstraint(same=self.group_version == "same", max_staleness=self.max_staleness)
-        return demand if demand != WeightsConstraint() else None
+        if self.group_version == "any" and self.max_staleness is None:
+            return None
+        return WeightsConstraint(same=self.group_version == "same", max_staleness=self.max_staleness)
 
     @model_validator(mode="after")
     def _ids(self) -> Self:
@@ -328,7 +331,7 @@ class Outcome(WireModel):
     metrics: dict[str, float] = {}
     segments: list[Segment] = []
     turns: list[Turn] = []
-    timings: Timings = Timings()
+    timings: Timings = shared(Timings())
     breaks: dict[str, int] = {}
     """Number of breaks of the token prefix, by cause."""
     endpoint: str | None = None

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rollyard.kinds.base import NAME_PATTERN, WireModel
+from rollyard.kinds.base import NAME_PATTERN, WireModel, shared
 from rollyard.kinds.rollout import RolloutId, Sampling, Segment, Turn
 from rollyard.kinds.weights import VERSION_PATTERN
 
@@ -24,7 +24,7 @@ class SessionRequest(WireModel):
     the same id and another body the answer is a 409."""
     pool: str = Field(pattern=NAME_PATTERN)
     """InferencePool whose model answers the calls."""
-    sampling: Sampling = Sampling()
+    sampling: Sampling = shared(Sampling())
     caller_sampling: bool = False
     """True: the parameters in a call override `sampling` for that call. False: `sampling` applies to all calls."""
     max_calls: int | None = Field(default=None, ge=1, le=10_000)

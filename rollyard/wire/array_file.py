@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 Array = NDArray[Any]
 MAX_HEADER_BYTES = 100_000_000
@@ -32,7 +33,7 @@ def write_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> by
         end = position + array.nbytes
         header[name] = {"dtype": _NAMES[array.dtype], "shape": [len(array)], "data_offsets": [position, end]}
         position = end
-    text = json.dumps(header).encode()
+    text = to_json(header)
     text += b" " * (-len(text) % 8)
     if len(text) > MAX_HEADER_BYTES:
         raise ValueError(

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 from rollyard.core.errors import Conflict, Invalid
 from rollyard.kinds.base import evolve
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
-from rollyard.server.store.base import RolloutRecord, Transaction
+from rollyard.server.store.base import QueueRanks, RolloutRecord, Transaction
 
 MAX_PER_REQUEST = 4096
 MAX_TASK_BYTES = 1 << 20
@@ -67,24 +68,23 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
         if (found := tx.batches.group(namespace, group)) is not None:
             raise Conflict(f"group {group!r} belongs to the batches of series {found.series!r}; choose another group")
     accepted = []
+    submitted: dict[PoolKey, QueueRanks] = {}
     for record, n in records:
         there = tx.get(record.namespace, record.id)
         if there is None:
-            accepted.append((tx.put(_with_queue_rank(tx, record)), True))
+            ranks = submitted.get(record.pool_key) or tx.queue_ranks(record.pool_key)
+            rank = ranks.first(ranks.submitted)
+            submitted[record.pool_key] = replace(ranks, submitted=rank)
+            accepted.append((tx.put(replace(record, queue_rank=rank)), True))
         elif there.digest == record.digest or _is_same_body(there, record, n):
             accepted.append((there, False))
         else:
             raise Conflict(
                 f"rollout {record.id!r} exists with another body; choose another id, or send the same body as before"
             )
+    for pool, ranks in submitted.items():
+        tx.put_queue_ranks(pool, ranks)
     return accepted
-
-
-def _with_queue_rank(tx: Transaction, record: RolloutRecord) -> RolloutRecord:
-    ranks = tx.queue_ranks(record.pool_key)
-    rank = ranks.first(ranks.submitted)
-    tx.put_queue_ranks(record.pool_key, replace(ranks, submitted=rank))
-    return replace(record, queue_rank=rank)
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:

@@ -358,6 +358,9 @@ class RolloutService:
         found, changes = await self._store.transact(run)
         for before, after, effects in changes.stepped:
             self._carry_out_effects(before, after, effects)
+        if any(after.status.terminal for _, after, _ in changes.stepped):
+            self._ended.set()
+            self._ended = asyncio.Event()
         for pool in {record.pool_key for record in changes.inserted}:
             self.rollout_queued.emit(pool, now)
         for key in changes.batches:
@@ -397,8 +400,6 @@ class RolloutService:
         for stage in ("init", "run", "eval"):
             if isinstance(seconds := record.summary.get(stage), int | float):
                 ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
-        self._ended.set()
-        self._ended = asyncio.Event()
         for event in self._waiting.get(record.key, ()):
             event.set()
 
