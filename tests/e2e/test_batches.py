@@ -9,12 +9,13 @@ from collections import Counter
 import pytest
 
 from examples.tiny_policy.families import sample_math
-from rollyard.kinds.batch import BatchFilter, BatchKey, BatchRequest, BatchStatus, DatasetRef, Group
+from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, Group
 from rollyard.kinds.rollout import Status
-from rollyard.server.store.batch_records import GroupRecord, GroupState
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.batch_records import GroupState
 from rollyard.wire.node import Lease
 from tests.support.null_node import null_pool
+from tests.support.stored_groups import stored_groups
+from tests.support.storm import Storm
 from tests.support.yard import Yard
 
 pytestmark = pytest.mark.slow(60)
@@ -29,20 +30,8 @@ def reward(lease: Lease) -> float:
 async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_group_twice(
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = random.Random(3)
     delivered: dict[str, list[Group]] = {}
-    training = asyncio.Event()
-
-    kills = 0
-
-    async def kill() -> None:
-        nonlocal kills
-        await training.wait()
-        while True:
-            await asyncio.sleep(rng.uniform(0.0, 1.2))
-            await asyncio.to_thread(yard.kill)
-            await asyncio.to_thread(yard.start)
-            kills += 1
+    storm = Storm(yard, seed=3, pause=(0.0, 1.2), victims=["server"])
 
     async def train() -> None:
         async with yard.client() as client:
@@ -53,7 +42,6 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
                 batch = client.batch(request)
                 delivered[batch.id] = []
                 async for group in batch:
-                    training.set()
                     delivered[batch.id].append(group)
                 assert batch.view is not None
                 assert batch.view.status in (BatchStatus.COMPLETED, BatchStatus.EXHAUSTED)
@@ -62,16 +50,9 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
     async with yard.client() as client, null_pool(yard, client, reward, monkeypatch):
         tasks = [{"kind": "math", "problem": f"{i}+0=?", "answer": str(i)} for i in range(TASKS)]
         await client.put_dataset("d", tasks)
-        async with asyncio.timeout(600):
-            killing = asyncio.create_task(kill())
-            try:
-                await train()
-            finally:
-                killing.cancel()
-                await asyncio.gather(killing, return_exceptions=True)
-        if yard.server is None or yard.server.poll() is not None:
-            yard.start()
-        assert kills >= 3
+        async with asyncio.timeout(600), storm:
+            await train()
+        assert storm.killed["server"] >= 3
         ids = [group.id for groups in delivered.values() for group in groups]
         assert len(ids) == len(set(ids))
         for groups in delivered.values():
@@ -80,24 +61,12 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
             assert all(r.status is Status.COMPLETED for g in groups for r in g.rollouts)
         assert [len(groups) for groups in delivered.values()] == [TARGET] * BATCHES
     yard.stop()
-    drawn = await _groups(yard, [f"step-{number}" for number in range(BATCHES)])
+    drawn = await stored_groups(yard.data, "d")
+    ended = [g for g in drawn if g.state is GroupState.DELIVERED]
+    assert len(ended) == TARGET * BATCHES
+    assert all(len(g.ended) == N for g in ended)
     assert max(Counter((g.epoch, g.task_index) for g in drawn).values()) == 1, "no task twice in an epoch"
     assert [g.number for g in drawn] == list(range(len(drawn))), "no group without a number, no number without a group"
-
-
-async def _groups(yard: Yard, batches: list[str]) -> list[GroupRecord]:
-    """All groups of the series, by number, as the killed server left them on disk."""
-    store = await SqliteStore.open(yard.data)
-    found: list[GroupRecord] = []
-    number = 0
-    while (group := await store.transact(lambda tx, n=number: tx.batches.group("default", f"d-g{n}"))) is not None:  # type: ignore[misc]
-        found.append(group)
-        number += 1
-    for id in batches:
-        delivered = await store.delivered_groups(BatchKey("default", id), 0, 1000)
-        assert all(g.state is GroupState.DELIVERED and len(g.ended) == N for g in delivered)
-    await store.close()
-    return found
 
 
 async def test_a_batch_over_real_sandboxes_and_a_real_policy(yard: Yard) -> None:

@@ -12,8 +12,7 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.controller.failpoints import FAILPOINTS
-from rollyard.core.errors import NotFound, Unavailable
-from rollyard.kinds.base import ObjectKey
+from rollyard.core.errors import Unavailable
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
@@ -172,7 +171,7 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
             await yard.apply(client)
             await yard.until(lambda: running(yard, 4))
             with contextlib.suppress(Unavailable):  # it may die of the first one
-                await delete_pools(client)
+                await yard.delete_pools(client)
         assert yard.server is not None
         await asyncio.to_thread(yard.server.wait, 120)
         yard.stop()
@@ -184,20 +183,9 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
             assert len(live) == 4
             assert {a.status.job_id for a in await yard.allocations(client)} == {job.id for job in live}
         else:
-            await delete_pools(client)
-            await yard.until(lambda: nothing_left(yard, client))
-
-
-async def delete_pools(client: AsyncClient) -> None:
-    for kind, name in (("RolloutPool", "demo"), ("InferencePool", "policy")):
-        with contextlib.suppress(NotFound):
-            await client.delete(ObjectKey(kind=kind, namespace="default", name=name))
+            await yard.delete_pools(client)
+            await yard.until(lambda: yard.nothing_left(client))
 
 
 async def running(yard: Yard, n: int) -> bool:
     return sum(job.state == "RUNNING" for job in await yard.jobs()) == n
-
-
-async def nothing_left(yard: Yard, client: AsyncClient) -> bool:
-    pools = [p for kind in ("InferencePool", "RolloutPool") for p in (await client.list_objects(kind))[0]]
-    return not pools and not await yard.allocations(client) and not await yard.jobs()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,8 @@ def differences(
     tokens of other versions in the same turn were sampled over the keys and values of those.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(1)  # two threads of a small model mostly wait for each other, on cores that other tests need
-    loaded: dict[Path, Any] = {}
     found = []
     for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
         ids = segment.token_ids
@@ -33,12 +32,10 @@ def differences(
             cache, fed = None, 0
             for version, at in turn:
                 folder = model if isinstance(model, Path) else model[version]
-                if folder not in loaded:
-                    loaded[folder] = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
                 if version not in kept:
                     cache, fed = None, 0
                 with torch.no_grad():
-                    out = loaded[folder](torch.tensor([ids[fed : at[-1]]]), past_key_values=cache, use_cache=True)
+                    out = _model(folder)(torch.tensor([ids[fed : at[-1]]]), past_key_values=cache, use_cache=True)
                 table = torch.log_softmax(out.logits[0].float(), -1)
                 for i in at:
                     logprob = segment.logprobs[i]
@@ -48,13 +45,24 @@ def differences(
     return found
 
 
+@lru_cache(maxsize=32)
+def _model(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
 def _turns(segment: Segment) -> Iterator[list[tuple[str, list[int]]]]:
-    """Yield the positions of each turn's tokens, grouped by version."""
+    """Yield the positions of each turn's tokens, grouped by version; of all turns together if there is one version."""
     n = len(segment.token_ids)
     assert n == len(segment.loss_mask) == len(segment.logprobs) == len(segment.weights_version)
-    for sampled, places in groupby(range(n), key=segment.loss_mask.__getitem__):
-        turn = list(places)
-        for i in turn:
-            assert (segment.logprobs[i] is None) == (segment.weights_version[i] is None) == (sampled == 0)
-        if sampled:
-            yield [(str(v), list(at)) for v, at in groupby(turn, key=segment.weights_version.__getitem__)]
+    for logprob, version, sampled in zip(segment.logprobs, segment.weights_version, segment.loss_mask, strict=True):
+        assert (logprob is None) == (version is None) == (sampled == 0)
+    places = [i for i in range(n) if segment.loss_mask[i]]
+    if len({segment.weights_version[i] for i in places}) == 1:
+        turns = [places]
+    else:
+        turns = [list(turn) for sampled, turn in groupby(range(n), key=segment.loss_mask.__getitem__) if sampled]
+    for turn in turns:
+        yield [(str(v), list(at)) for v, at in groupby(turn, key=segment.weights_version.__getitem__)]

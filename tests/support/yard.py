@@ -19,6 +19,7 @@ import yaml
 
 from examples.tiny_policy.families import sample_code, sample_math
 from rollyard.client import AsyncClient
+from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.registry import parse_object
@@ -189,6 +190,17 @@ class Yard:
     async def allocations(self, client: AsyncClient) -> list[Allocation]:
         found, _ = await client.list_objects("Allocation")
         return [a for a in found if isinstance(a, Allocation)]
+
+    async def delete_pools(self, client: AsyncClient) -> None:
+        """Delete the demo's pools, as far as they exist."""
+        for kind, name in (("RolloutPool", "demo"), ("InferencePool", "policy")):
+            with contextlib.suppress(NotFound):
+                await client.delete(ObjectKey(kind=kind, namespace="default", name=name))
+
+    async def nothing_left(self, client: AsyncClient) -> bool:
+        """Return whether no pool, allocation or live job is left."""
+        pools = [p for kind in ("InferencePool", "RolloutPool") for p in (await client.list_objects(kind))[0]]
+        return not pools and not await self.allocations(client) and not await self.jobs()
 
     async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
         """Return the first true answer. Fails with the end of the server's log."""

@@ -1,0 +1,48 @@
+"""Comparison of a rollout with the same tool calls made in-process, where no process can be killed."""
+
+from __future__ import annotations
+
+import re
+
+from examples.tiny_policy.offline import CHECK, WRITE, Toolbox
+from rollyard.kinds.rollout import Trajectory
+from rollyard.node.agents.tasks.math import last_boxed
+
+_INSIDE = re.compile(r"/workspace/[\w.]+")
+
+
+def assert_no_fault(trajectory: Trajectory) -> None:
+    """Assert that a tool call that succeeds in-process has the same result, and that right work has the reward 1.
+
+    Calls that only a real sandbox understands are left out.
+    """
+    box = Toolbox()
+    replayed = True
+    for turn in trajectory.turns:
+        for call, result in zip(turn.tool_calls, turn.tool_results, strict=False):
+            if call["name"] != ("bash" if trajectory.task.kind == "code" else "ipython"):
+                replayed &= call["name"] != "editor"  # every other tool is refused, because the task does not offer it
+                continue
+            expected = _replay(box, call["arguments"])
+            replayed &= expected is not None
+            if expected is not None and not expected.startswith(("Traceback", "  ")) and "[exit code" not in expected:
+                assert result == expected, (trajectory.id, call, result)
+    if replayed and _is_right(trajectory, box):
+        assert trajectory.reward == 1.0, (trajectory.id, trajectory.metrics, trajectory.turns)
+
+
+def _replay(box: Toolbox, arguments: dict[str, object]) -> str | None:
+    """Return the result of a call in-process; None if only a real sandbox can tell."""
+    if isinstance(code := arguments.get("code"), str):
+        return box.ipython(code)
+    if isinstance(command := arguments.get("command"), str):
+        known = WRITE.fullmatch(command) or CHECK.fullmatch(command)
+        return box.bash(command) if known and _INSIDE.fullmatch(known[1]) else None
+    return None
+
+
+def _is_right(trajectory: Trajectory, box: Toolbox) -> bool:
+    task = trajectory.task.fields
+    if trajectory.task.kind == "code":
+        return box.passes(task["solution"], task["cases"])
+    return bool(trajectory.turns) and last_boxed(trajectory.turns[-1].text) == task["answer"]
