@@ -10,7 +10,7 @@ a reader ignores arrays that it does not know.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -27,6 +27,7 @@ from rollyard.wire.array_file import Array, read_arrays, write_arrays
 CONTENT_TYPE = "application/vnd.rollyard.columns"
 FORM, VERSION = "rollyard-columns", 1
 R = TypeVar("R", Trajectory, Outcome)
+T = TypeVar("T")
 _TOKEN_FIELDS = ("token_ids", "loss_mask", "logprobs", "weights_version")
 _SEGMENT_JSON: Any = {*_TOKEN_FIELDS, "prompt_length"}
 _TURN_JSON: Any = {"segment", "prompt_length", "response_length"}
@@ -87,48 +88,46 @@ class Columns:
 
     def read(self, model: type[R], extra: Literal["ignore"] | None = None) -> list[R]:
         """Return the samples as objects of `model`. `extra="ignore"`: ignore fields of a newer release. Raises ValueError."""
-
-        def segment(found: dict[str, Any]) -> Segment:
-            tokens = {name: found.pop(name) for name in _TOKEN_FIELDS}  # already checked by `decode`
-            empty: dict[str, list[Any]] = {name: [] for name in _TOKEN_FIELDS}
-            return evolve(Segment.model_validate(found | empty, extra=extra), **tokens)
-
-        def turn(found: dict[str, Any]) -> Turn:
-            return Turn.model_validate(found, extra=extra)
-
-        def sample(found: dict[str, Any]) -> R:
-            parts = {name: found.pop(name) for name in ("segments", "turns")}
-            empty: dict[str, list[Any]] = {name: [] for name in parts}
-            return evolve(model.model_validate(found | empty, extra=extra), **parts)
-
-        # A sample is validated without its segments and turns, and a segment without its tokens. These are valid already,
-        # and pydantic would check every token again.
-        return [sample(found) for found in self._documents(segment, turn)]
+        # A segment is validated without its tokens. These are valid already, and pydantic would check every token again.
+        empty: dict[str, list[Any]] = {name: [] for name in _TOKEN_FIELDS}
+        segments = [Segment.model_validate({**found, **empty}, extra=extra) for found in self._segments()]
+        turns = [Turn.model_validate(found, extra=extra) for found in self._turns()]
+        samples = [model.model_validate({**found, "segments": [], "turns": []}, extra=extra) for found in self.samples]
+        whole = [evolve(sample, **parts) for sample, parts in zip(samples, self._parts(segments, turns), strict=True)]
+        # Tokens are filled in after all objects exist. While objects are created, Python's garbage collector runs, and each
+        # run would read every element of the lists.
+        for segment, tokens in zip(segments, self._tokens(), strict=True):
+            for name, values in tokens.items():
+                getattr(segment, name).extend(values)
+        return whole
 
     def documents(self) -> list[dict[str, Any]]:
         """Return the samples as JSON objects."""
-        return self._documents(lambda segment: segment, lambda turn: turn)
+        segments = [{**tokens, **found} for tokens, found in zip(self._tokens(), self._segments(), strict=True)]
+        parts = self._parts(segments, self._turns())
+        return [{**sample, **part} for sample, part in zip(self.samples, parts, strict=True)]
 
-    def _documents(
-        self, segment: Callable[[dict[str, Any]], Any], turn: Callable[[dict[str, Any]], Any]
-    ) -> list[dict[str, Any]]:
-        texts = list(_texts(self.segment_json, self.segment_json_offsets))
+    def _tokens(self) -> Iterator[dict[str, list[Any]]]:
+        """Yield the lists of each segment's tokens."""
         names = (*self.versions, None)  # the index -1 gives None
 
-        def one(i: int) -> dict[str, Any]:
-            tokens = slice(self.segment_offsets[i], self.segment_offsets[i + 1])
-            mask, logprobs = self.loss_mask[tokens], self.logprobs[tokens].tolist()
+        for start, end in pairwise(self.segment_offsets.tolist()):
+            mask, logprobs = self.loss_mask[start:end], self.logprobs[start:end].tolist()
             for absent in np.flatnonzero(mask == 0).tolist():
                 logprobs[absent] = None
-            return {
-                "token_ids": self.token_ids[tokens].tolist(),
-                "loss_mask": mask.tolist(),
+            yield {
+                "token_ids": self.token_ids[start:end].tolist(),
+                "loss_mask": _spread(mask, int),
                 "logprobs": logprobs,
-                "weights_version": _named(self.weights_version[tokens], names),
-                "prompt_length": int(self.segment_prompt_length[i]),
-                **from_json(texts[i]),
+                "weights_version": _spread(self.weights_version[start:end], names.__getitem__),
             }
 
+    def _segments(self) -> list[dict[str, Any]]:
+        texts = _texts(self.segment_json, self.segment_json_offsets)
+        lengths = self.segment_prompt_length.tolist()
+        return [{"prompt_length": length, **from_json(text)} for length, text in zip(lengths, texts, strict=True)]
+
+    def _turns(self) -> list[dict[str, Any]]:
         numbers = zip(
             self.turn_segment.tolist(),
             self.turn_prompt_length.tolist(),
@@ -136,23 +135,17 @@ class Columns:
             _texts(self.turn_json, self.turn_json_offsets),
             strict=True,
         )
-        turns = [
-            turn({"segment": at, "prompt_length": prompt, "response_length": response, **from_json(text)})
+        return [
+            {"segment": at, "prompt_length": prompt, "response_length": response, **from_json(text)}
             for at, prompt, response, text in numbers
         ]
-        return [
-            {
-                **sample,
-                "segments": [segment(one(i)) for i in range(*segments)],
-                "turns": turns[slice(*turn_range)],
-            }
-            for sample, segments, turn_range in zip(
-                self.samples,
-                pairwise(self.sample_segment_offsets.tolist()),
-                pairwise(self.sample_turn_offsets.tolist()),
-                strict=True,
-            )
-        ]
+
+    def _parts(self, segments: list[Any], turns: list[Any]) -> Iterator[dict[str, list[Any]]]:
+        """Yield the segments and turns of each sample."""
+        for segment_range, turn_range in zip(
+            pairwise(self.sample_segment_offsets.tolist()), pairwise(self.sample_turn_offsets.tolist()), strict=True
+        ):
+            yield {"segments": segments[slice(*segment_range)], "turns": turns[slice(*turn_range)]}
 
     def with_samples(self, samples: Sequence[Mapping[str, Any]]) -> Columns:
         """Return a copy with other fields of the samples and without `about`. Segments and turns stay the same."""
@@ -332,12 +325,12 @@ def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | Non
     return np.fromiter(map(versions.__getitem__, values), dtype, len(values))
 
 
-def _named(indices: Array, names: Sequence[str | None]) -> list[str | None]:
-    """Return the name for each index. Runs of equal indices are looked up once, because most neighbours are equal."""
-    found: list[str | None] = []
-    edges = np.flatnonzero(indices[1:] != indices[:-1]) + 1
-    for start, end in pairwise([0, *edges.tolist(), len(indices)]):
-        found += [names[indices[start]]] * (end - start) if end else []
+def _spread(numbers: Array, value: Callable[[int], T]) -> list[T]:
+    """Return the value for each number. A run of equal numbers is looked up once, because most neighbours are equal."""
+    found: list[T] = []
+    edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+    for start, end in pairwise([0, *edges.tolist(), len(numbers)]):
+        found += [value(int(numbers[start]))] * (end - start) if end else []
     return found
 
 
