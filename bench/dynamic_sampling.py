@@ -10,7 +10,7 @@ floor: all slots always busy, every task drawn equally often. wasted: share of t
 group. staleness: training steps between the draw of a group and its use. bias: mean seconds of delivered rollouts, divided
 by those of all rollouts in informative groups that were drawn. seen: the same as the server reports it. idle: share of
 the trainer's time in which it waits. busy: share of the slots' time that is used. over: share of
-the delivered groups that are staler than `max_staleness`.
+the delivered groups that are staler than `max_staleness`. most: greatest staleness.
 """
 
 from __future__ import annotations
@@ -67,12 +67,14 @@ def print_batches(load: Load, tasks: Tasks, found: dict[str, Figures]) -> None:
 def print_streams(load: Load, tasks: Tasks, found: dict[int, Figures]) -> None:
     print(f"\nstream, {load.name}: a training step of {load.target} groups takes the floor's {tasks.floor:.0f} s")
     print(
-        f"  {'max_staleness':16}{'seconds':>9}{'to floor':>10}{'idle':>7}{'busy':>7}{'wasted':>8}{'stale':>7}{'over':>7}"
-        f"{'bias':>7}"
+        f"  {'max_staleness':16}{'seconds':>9}{'to floor':>10}{'idle':>7}{'busy':>7}{'wasted':>8}{'stale':>7}{'most':>6}"
+        f"{'over':>7}{'bias':>7}"
     )
     for bound, row in found.items():
         ratios = f"{row.seconds / tasks.floor:>10.2f}{row.idle:>7.0%}"
-        shares = f"{row.busy:>7.0%}{row.wasted:>8.0%}{row.staleness:>7.2f}{row.over:>7.1%}{row.bias:>7.2f}"
+        shares = (
+            f"{row.busy:>7.0%}{row.wasted:>8.0%}{row.staleness:>7.2f}{row.stalest:>6}{row.over:>7.1%}{row.bias:>7.2f}"
+        )
         print(f"  {bound:<16}{row.seconds:>9.0f}{ratios}{shares}")
 
 

@@ -158,12 +158,9 @@ class SimulatedPool:
         self._transact(create)
         return record.key
 
-    def count_staler(self, bound: int, after: int) -> int:
-        """Count a stream's groups, after this delivery, that are used more than `bound` steps after the step of their draw."""
-        size = self._request.step_groups
-        assert size is not None
-        groups = [(group.delivery or 0, group.drawn_step) for group in self._tables.delivered]
-        return sum(delivery > after and (delivery - 1) // size - drawn > bound for delivery, drawn in groups)
+    def staleness(self, after: int) -> list[int]:
+        """Return the staleness of each delivered group after this delivery."""
+        return [group.staleness or 0 for group in self._tables.delivered if (group.delivery or 0) > after]
 
     def acknowledge(self, key: BatchKey, upto: int) -> None:
         self._transact(lambda settlement: settlement.advance(key, None, Acknowledged(self.now, upto)))
@@ -244,6 +241,8 @@ class Figures:
     """The same, over all batches, as the server reports it."""
     over: float = 0.0
     """Share of a stream's delivered groups that are staler than its bound."""
+    stalest: int = 0
+    """Greatest staleness of a stream's delivered groups."""
     idle: float = 0.0
     """Share of the trainer's time in which it waits."""
 
@@ -284,9 +283,10 @@ def run_stream(tasks: Tasks, request: BatchRequest, train_seconds: float, steps:
         pool.acknowledge(key, wanted)
     batch = pool.batch(key)
     delivered = (steps - warm) * request.step_groups
-    over = pool.count_staler(request.max_staleness, warm * request.step_groups) / delivered
+    found = pool.staleness(warm * request.step_groups)[:delivered]
+    over = sum(one > request.max_staleness for one in found) / delivered
     figures = _figures(pool, before, steps - warm, (batch.staleness - stale) / delivered)
-    return replace(figures, over=over, idle=idle / (pool.now - before.at))
+    return replace(figures, over=over, stalest=max(found), idle=idle / (pool.now - before.at))
 
 
 def _figures(pool: SimulatedPool, before: Sums, counted: int, staleness: float) -> Figures:

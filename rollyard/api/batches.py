@@ -220,6 +220,7 @@ def _group_fields(group: GroupRecord) -> dict[str, Any]:
         "id": group.id,
         "task_index": group.task_index,
         "drawn_at": group.drawn_at,
+        "staleness": group.staleness,
     }
 
 

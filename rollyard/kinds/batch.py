@@ -127,7 +127,7 @@ class BatchRequest(WireModel):
     """Seconds after which the batch ends Expired. `carry_over` decides what happens to unfinished groups."""
     step_groups: int | None = Field(default=None, ge=1)
     """Stream: number of groups that one training step uses. `max_staleness` has an effect only with this field."""
-    max_staleness: int = Field(default=1, ge=0, le=1000)
+    max_staleness: int = Field(default=2, ge=0, le=1000)
     """Stream: greatest number of training steps by which drawing may be ahead of the acknowledged steps. 0: groups for a
     step are drawn only after the previous step was acknowledged."""
     pass_over: bool = True
@@ -328,6 +328,9 @@ class Group(WireModel):
     task_index: int
     """Index of the task in its source."""
     drawn_at: float
+    staleness: int | None = None
+    """Number of training steps between the draw of the group and the step that uses it. No token of the group is staler, if
+    the trainer updates the weights before it acknowledges a step. Null if an older release delivered the group."""
     rollouts: list[Trajectory]
     """All n rollouts. A rollout that ended Failed, InfraFailed or Cancelled has `reward: null`."""
 

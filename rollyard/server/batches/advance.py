@@ -237,15 +237,16 @@ def _deliver(
     request: BatchRequest, batch: BatchRecord, group: GroupRecord
 ) -> tuple[BatchRecord, GroupRecord, tuple[BatchEffect, ...]]:
     number = batch.delivered + 1
+    staleness = max(0, training_step(request, batch, number) - group.drawn_step)
     batch = replace(
         _settle(batch, informative=True),
         informative=batch.informative - 1,
         delivered=number,
-        staleness=batch.staleness + max(0, training_step(request, batch, number) - group.drawn_step),
+        staleness=batch.staleness + staleness,
         whole_lengths=batch.whole_lengths.plus(group.ended),
         delivered_lengths=batch.delivered_lengths.plus(group.ended),
     )
-    group = replace(group, state=GroupState.DELIVERED, delivery=number)
+    group = replace(group, state=GroupState.DELIVERED, delivery=number, staleness=staleness)
     return batch, group, (GroupSettled(Verdict.INFORMATIVE), GroupDelivered())
 
 

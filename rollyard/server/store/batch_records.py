@@ -77,6 +77,8 @@ class GroupRecord:
     ended: tuple[EndedRollout, ...] = ()
     tries: int = 0
     """Number of earlier faulty groups of this task in this epoch."""
+    staleness: int | None = None
+    """Number of training steps between the draw and the step that uses the delivered group."""
 
     @property
     def key(self) -> GroupKey:

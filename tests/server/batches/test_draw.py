@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollyard.server.batches.draw import (
@@ -32,6 +32,7 @@ def drawn(series: SeriesRecord, count: int, *, epochs: int | None = None, streak
     return replace(found, series=replace(found.series, next_number=series.next_number + len(found.tasks)))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 700), st.integers(-5, 2**40), st.integers(0, 5))
 def test_the_order_of_an_epoch_is_a_permutation(tasks: int, seed: int, epoch: int) -> None:
     assert sorted(place(i, tasks, seed, epoch) for i in range(tasks)) == list(range(tasks))
@@ -46,6 +47,7 @@ def test_the_order_depends_on_seed_and_epoch_and_never_changes() -> None:
     assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 7), min_size=1, max_size=12), st.integers(1, 3))
 def test_draws_of_any_size_give_every_task_once_an_epoch(sizes: list[int], epochs: int) -> None:
     series, tasks = SERIES, list[DrawnTask]()

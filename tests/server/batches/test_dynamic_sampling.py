@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from bench.dynamic_sampling import CARRY, DISCARD, PASS, PLAIN, figures, stream_figures
-from simulation.batches import Figures, Load, Tasks
+from simulation.batches import Figures, Load, Tasks, request, run_stream
 
 LOAD = Load("short", 64, 1.0, 0.6, (0.35, 0.35), tasks=250, target=16)
 SEED, BATCHES = 1, 45
@@ -53,6 +53,14 @@ def test_a_stream_trades_staleness_for_idle_time_and_throws_nothing_away() -> No
         assert stream(bound).over < 0.2
         assert 0 < stream(bound).staleness < bound + 0.1  # a slow group, which others overtake, may be staler
         assert stream(bound).bias == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 4])
+def test_no_group_is_staler_than_the_bound_if_none_overtakes_another(bound: int) -> None:
+    even = Load("even", 64, 0.0, 0.0, (0.35, 0.35), tasks=250, target=16)
+    asked = request(even, step_groups=even.target, max_staleness=bound, filter={"kind": "none"})
+    found = run_stream(Tasks(even, SEED), asked, Tasks(even, SEED).floor, 12, 4)
+    assert found.stalest == bound
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:

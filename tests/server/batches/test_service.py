@@ -172,6 +172,8 @@ async def test_a_stream_draws_no_further_than_its_admission(site: Site) -> None:
         assert (await site.view("b")).delivered == 4 * (step + 2)
     view = await site.view("b")
     assert view.staleness_mean == round(24 / 28, 4), "all but the first step were drawn one step ahead"
+    groups, _ = await site.batches.groups(key("b"), 0, 28, 0.0)
+    assert [group.staleness for group in groups] == [0] * 4 + [1] * 24
     with pytest.raises(Invalid, match="at most that many"):
         await site.batches.acknowledge(key("b"), 1000)
 
