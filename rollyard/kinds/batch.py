@@ -139,6 +139,9 @@ class BatchRequest(WireModel):
     budgets: Budgets = shared(Budgets())
     priority: int = Field(default=0, ge=-100, le=100)
     """Priority of the rollouts in the queue; a higher number starts first."""
+    weight: float = Field(default=1.0, ge=0.01, le=100.0)
+    """Share of the pool's workers, relative to the other running batches and to the rollouts without a batch, which count
+    as one batch of weight 1. It has an effect among rollouts of the same `priority`."""
     mode: Literal["train", "eval"] = "train"
     """Label for the caller's own use, stored with each trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 
 from rollyard.core.aio import Waker
@@ -36,7 +36,7 @@ class BatchKeeper:
         pools: Callable[[], Awaitable[Sequence[RolloutPool]]],
     ) -> None:
         """`slots`: returns the number of rollouts that a pool's node agents can work on. Running batches of a pool share
-        this number equally."""
+        this number by their weights."""
         self._store = store
         self._clock = clock
         self._batches = batches
@@ -63,15 +63,17 @@ class BatchKeeper:
         if not running:
             return
         pools = {p.pool_key for p in await self._pools() if p.metadata.deletion_timestamp is None}
-        sharing = Counter(PoolKey(batch.namespace, batch.pool) for batch in running)
-        for batch in running:
-            pool = PoolKey(batch.namespace, batch.pool)
-            slots = math.ceil(self._slots(pool) / sharing[pool])
+        weights: defaultdict[PoolKey, float] = defaultdict(float)
+        requests = [parsed_request(batch.request) for batch in running]
+        for batch, request in zip(running, requests, strict=True):
+            weights[batch.pool_key] += request.weight
+        for batch, request in zip(running, requests, strict=True):
+            pool = batch.pool_key
+            slots = math.ceil(self._slots(pool) * request.weight / weights[pool] - 1e-9)
             try:
                 if pool not in pools:
                     await self._batches.cancel(batch.key, keep=False)
                     continue
-                request = parsed_request(batch.request)
                 if request.source is not None:
                     await self._feed(batch.key)
                 if needs_tick(request, batch, self._clock.time(), slots):

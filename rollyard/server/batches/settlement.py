@@ -232,11 +232,12 @@ class Settlement:
             tries=task.tries,
         )
         ranks = self._tx.queue_ranks(batch.pool_key)
-        rank = ranks.first(batch.queue_rank)
+        step = 1 / request.weight
+        rank = ranks.first(batch.queue_rank, step)
         self._changes.inserted += [
-            self._tx.put(replace(record, queue_rank=rank + i)) for i, record in enumerate(records)
+            self._tx.put(replace(record, queue_rank=rank + i * step)) for i, record in enumerate(records)
         ]
-        self._batches[key] = replace(batch, queue_rank=rank + len(records) - 1)
+        self._batches[key] = replace(batch, queue_rank=rank + (len(records) - 1) * step)
         self.advance(key, group, GroupDrawn())
 
     def _prioritised(

@@ -189,7 +189,8 @@ class Transaction(Protocol):
 class QueueRanks:
     """Ranks of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
 
-    New rollouts of a batch get the ranks after the batch's last rank, or after `served`, if `served` is greater.
+    A rollout has the rank of the batch's rollout before it, plus 1 / weight of the batch. The first rollout after a pause
+    has a rank after `served`, so that a batch cannot save turns up.
     """
 
     served: float = 0.0
@@ -197,9 +198,9 @@ class QueueRanks:
     submitted: float = 0.0
     """Last rank of the rollouts without a batch."""
 
-    def first(self, last: float) -> float:
-        """Return the next rank of a batch whose last rank was `last`."""
-        return max(self.served, last) + 1
+    def first(self, last: float, step: float = 1.0) -> float:
+        """Return the next rank of a batch whose last rank was `last`. `step`: distance between the batch's ranks."""
+        return max(self.served, last) + step
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ async def test_running_batches_share_the_slots_of_their_pool(site: Site) -> None
     await site.create(id="b", dataset={"name": "d"}, target=5)
     await keeper.tick()
     assert (await slots(site, "a"), await slots(site, "b")) == (6, 6)
+    await site.create(id="c", dataset={"name": "d"}, target=5, weight=4)
+    await keeper.tick()
+    assert [await slots(site, id) for id in "abc"] == [2, 2, 8]
     site.parts.agents.disconnect(agent)
     await keeper.tick()
     view = await site.view("a")

@@ -278,6 +278,17 @@ async def test_a_small_batch_does_not_wait_behind_the_queue_of_a_large_one(site:
     assert order.count("small") == 20
 
 
+@pytest.mark.parametrize(("weight", "turns"), [(1, 15), (2, 20), (0.5, 10)])
+async def test_a_batch_gets_turns_by_its_weight(site: Site, weight: float, turns: int) -> None:
+    for name, more in (("light", 1), ("heavy", weight)):
+        await site.dataset(name, 50)
+        await site.create(id=name, dataset={"name": name}, target=40, filter={"kind": "none"}, weight=more)
+    order = [str(record.group).partition("-")[0] for record in await site.pool.lease(30)]
+    assert abs(order.count("heavy") - turns) <= 1
+    later = [str(record.group).partition("-")[0] for record in await site.pool.lease(30)]
+    assert abs(later.count("heavy") - turns) <= 1
+
+
 async def test_the_engine_hears_of_a_tasks_length_where_it_takes_a_priority(site: Site) -> None:
     async def priorities(id: str, **fields: Any) -> dict[str, object]:
         body = {"pool": "swe", "n": 2, "dataset": {"name": "d"}, "target": 4, "filter": {"kind": "none"}}
