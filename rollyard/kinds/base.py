@@ -28,7 +28,8 @@ class KindModel(BaseModel):
 
 
 class StatusModel(KindModel):
-    """Part of a status. Unknown fields, which another release wrote, are dropped. That release observes them again."""
+    """Part of a status. Unknown fields, which another release wrote, are dropped. If that release runs
+    again, its reconcilers fill them in again."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -146,7 +147,7 @@ class KindObject(KindModel):
         return ObjectKey(kind=self.kind, namespace=self.metadata.namespace, name=self.metadata.name)
 
     def dump(self) -> dict[str, Any]:
-        """Return the JSON form in camelCase, without fields that are not set."""
+        """Return the JSON form in camelCase, without fields that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
@@ -176,7 +177,7 @@ class ConditionUpdate(NamedTuple):
 def set_conditions(
     conditions: list[Condition], updates: Iterable[ConditionUpdate], *, generation: int, now: datetime
 ) -> list[Condition]:
-    """Return the list with the updates. A `last_transition_time` changes only together with its `status`."""
+    """Return the list with the updates. The `last_transition_time` of a condition changes only with its `status`."""
     found = {c.type: c for c in conditions}
     for type, status, reason, message in updates:
         word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"

@@ -33,7 +33,8 @@ class VllmEngine(KindModel):
     """raw: logprobs of the model's own distribution. processed: logprobs of the distribution that tokens are drawn from,
     after temperature, penalties and truncation. `sampling.logprobs` of a rollout must have the same value."""
     image: AbsolutePath | None = None
-    """Container image with vLLM: a .sif file or a folder. Apptainer runs it. Default: none; vLLM is installed on the node."""
+    """Container image with vLLM: a .sif file or a folder. Apptainer runs it. Default: no image; vLLM must then be
+    installed on the node."""
     python: str = Field(default="python3", min_length=1)
     """Python interpreter that has vLLM. If `image` is set, this is a path in the image."""
     extra_args: list[str] = []

@@ -25,7 +25,7 @@ class InferencePoolSpec(KindModel):
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: InferenceAutoscaling | None = None
-    """Bounds of a number of allocations that follows the demand. Set this or `replicas`."""
+    """Bounds within which the number of allocations follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
     """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. It gets new allocations only
     after you raise the limit."""

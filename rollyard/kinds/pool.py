@@ -16,7 +16,8 @@ MAX_NAME = 48
 
 GPU_HOURS_SPENT = "GpuHoursSpent"
 STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", GPU_HOURS_SPENT, "ReconcileFailed"})
-"""Reasons of the conditions Ready and Updated that last until a person changes something. Others may pass by themselves."""
+"""Reasons that last until a person changes something. They occur in the conditions Ready and Updated, whose other reasons
+may pass by themselves."""
 
 
 class PoolKey(NamedTuple):
@@ -88,8 +89,8 @@ class PoolStatus(StatusModel):
     template_hash: str = ""
     """Hash of the spec from which new allocations are made."""
     failures: int = 0
-    """Number of allocations of this hash that failed in a row. The back-off grows with this number. It returns to 0 when an
-    allocation has been ready for 10 s."""
+    """Number of allocations with this template hash that failed in a row. The back-off grows with this number. The number
+    returns to 0 when an allocation has been ready for 10 s."""
     last_failure_time: datetime | None = None
     interruptions: int = 0
     """Number of allocations in a row that were ended from outside: by a node, an administrator or a user."""

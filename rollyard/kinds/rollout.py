@@ -22,7 +22,7 @@ RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 MAX_MESSAGE_CHARS = 4000
 IN_QUEUE, PARKED = "InQueue", "Parked"
 """Words of `RolloutView.waiting`. InQueue: the rollout waits only for its turn, and its position changes often. Parked:
-the rollout waits in RUN."""
+the rollout waits in RUN, for a model server."""
 
 
 class RolloutKey(NamedTuple):
@@ -102,7 +102,7 @@ class Sampling(WireModel):
     min_tokens: int | None = Field(default=None, ge=0)
     """Number of tokens of one turn before which the model cannot end the turn."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Least probability of a token to choose, as a share of the most likely token's probability."""
+    """Least probability that a token must have to be chosen, as a share of the most likely token's probability."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Presence penalty: subtracted from the logit of each token that the turn already contains."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -226,7 +226,7 @@ class RolloutRequest(WireModel):
     """Oldest version of the policy's weights that may sample the rollout. The rollout stays queued until an endpoint serves
     this version or a newer one. You may name a version that does not exist yet."""
     group_version: Literal["any", "same"] = "any"
-    """same: the version with which the first rollout of the group starts samples all rollouts of the group. When no
+    """same: one version samples all rollouts of the group: the version with which the group's first rollout starts. When no
     endpoint serves this version any more, a group without sampled tokens restarts. In a group with sampled tokens the
     unfinished rollouts end Cancelled."""
     max_staleness: int | None = Field(default=None, ge=0)

@@ -74,7 +74,8 @@ class SandboxTemplate(KindModel):
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Memory limit of one process in the sandbox. If the allocation sets memory, each sandbox uses this amount of it."""
+    """Memory limit of one process in the sandbox. If the allocation sets memory, this amount of it is reserved for
+    each sandbox."""
     disk: Size = "1G"
     """Greatest amount of data that a sandbox may write."""
 
@@ -130,7 +131,7 @@ class RolloutPoolSpec(KindModel):
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: Autoscaling | None = None
-    """Bounds of a number of allocations that follows the demand. Set this or `replicas`."""
+    """Bounds within which the number of allocations follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
     """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. It gets new allocations only
     after you raise the limit."""

@@ -88,7 +88,7 @@ class _AgentResult:
 
 
 class LeaseRun:
-    """Takes one lease through the stages. The end is an upload, unless the lease is cancelled, void or handed back."""
+    """Takes one lease through the stages and uploads the outcome, unless the lease is cancelled, void or handed back."""
 
     def __init__(self, node: NodeContext, lease: Lease, stage_changed: Callable[[], None]) -> None:
         self._node = node
@@ -194,7 +194,7 @@ class LeaseRun:
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
     ) -> tuple[_AgentResult, Artifact]:
         """Run the agent and collect the artifact. If the stage's budget runs out, the run is truncated, and the artifact
-        is collected too."""
+        is still collected."""
         policy = self._node.policy(self._lease, template)
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
@@ -293,7 +293,7 @@ class LeaseRun:
     async def _stage_worker(self, stage: Stage) -> AsyncIterator[None]:
         """Hold a stage worker of this stage. The stage's time begins when the worker is free."""
         self.stage = stage
-        self._stage_changed()  # also before a worker is free, because stages grow for waiting rollouts
+        self._stage_changed()  # before a worker is free, because the server widens stages for which rollouts wait
         async with self._node.pools[stage].worker():
             started = time.monotonic()
             try:

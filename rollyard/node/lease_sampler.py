@@ -51,7 +51,7 @@ class LeaseSampler:
         self._rechoose_requested = False
 
     def rechoose(self, *, now: bool = False) -> None:
-        """Request a better endpoint before the next turn; `now`: also in the middle of a turn."""
+        """Request a better endpoint before the next turn; with `now` immediately, even in the middle of a turn."""
         self._rechoose_requested = True
         if now:
             self.failover.leave()

@@ -27,7 +27,7 @@ from rollyard.node.agent import NodeAgent
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 4 * LEASE_SECONDS
-"""Seconds after which a blocked event loop ends the process. The process's leases have expired earlier, after
+"""The process ends if its event loop is blocked for this many seconds. Its leases have expired earlier, after
 LEASE_SECONDS."""
 
 
@@ -53,7 +53,8 @@ async def _run(link: ServerLink) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
-        agent = NodeAgent(link, http, models)  # imports plug-ins, which may block the loop for long: not yet watched
+        # This imports plug-ins, which may block the loop for long. So the loop is watched only afterwards.
+        agent = NodeAgent(link, http, models)
         try:
             async with running(end_when_stuck(STUCK_SECONDS)):
                 await agent.run(stop)

@@ -37,7 +37,7 @@ class LocalDriver:
     def __init__(
         self, folder: Path, *, kill_wait: float = KILL_WAIT_SECONDS, min_job_age: float = MIN_JOB_AGE_SECONDS
     ) -> None:
-        """`kill_wait`: seconds from TERM to KILL. `min_job_age`: seconds after its end for which a job is shown."""
+        """`kill_wait`: seconds from TERM to KILL. `min_job_age`: seconds for which an ended job is still shown."""
         self._folder = folder.resolve()
         self._jobs = self._folder / "jobs"
         self._jobs.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -24,7 +24,7 @@ from rollyard.slurm.base import Job
 from rollyard.slurm.process_identity import ProcessIdentity, processes_with_variable
 
 START_SECONDS = 30.0
-"""Seconds in which a step must write `step.json`. Without this file the job never starts after that time."""
+"""Seconds in which a step must write `step.json`. If the file is missing after that time, the job never starts."""
 KILLED = 128 + signal.SIGKILL
 NO_STEP = {"pid": 0, "start": 0, "boot": ""}
 """Content of `step.json` if no step may start the job any more."""

@@ -103,8 +103,8 @@ class PyslurmProcess:
         await child.write(request)
         while True:
             answer = await child.read()
-            # An error with id 0: the child could not start. Skipped: pyslurm's version with id 0, and answers to cancelled
-            # calls.
+            # An error with id 0 means that the child could not start. Two kinds of answers are skipped: pyslurm's version,
+            # which has id 0, and answers to cancelled calls.
             if answer["id"] == request["id"] or (answer["id"] == 0 and "error" in answer):
                 return answer
 

@@ -149,7 +149,7 @@ def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
 
 def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | None, list[Problem]]:
     try:
-        # Strict mode accepts a time that is written as text only if the input is JSON.
+        # In strict mode pydantic reads a time from a string only if the input is JSON, not Python objects.
         return kind.model_validate_json(json.dumps(data), strict=True, by_alias=True, by_name=False), []
     except pydantic.ValidationError as error:
         return None, [p for p in problems_of(kind, error) if not (p.path in _BOUNDED and p.reason == Problem.reason)]

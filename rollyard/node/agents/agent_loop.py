@@ -88,7 +88,8 @@ async def _prompt_ids(conversation: Conversation) -> list[int]:
     """Tokenise the prompt in a thread. A prompt of a million characters takes seconds, and the event loop must renew
     leases meanwhile.
 
-    A thread cannot be stopped. A cancelled call waits for the end of the thread, because the conversation is read next.
+    A thread cannot be stopped. A cancelled call waits for the end of the thread, because the caller reads the conversation
+    next.
     """
     making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids))
     try:

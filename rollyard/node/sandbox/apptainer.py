@@ -1,10 +1,11 @@
 """Sandboxes with Apptainer, the container runtime of clusters. SingularityCE should work with the same options, but is
 untested.
 
-Apptainer always runs `exec` on a folder, in a user namespace. An instance would outlive its launcher. A sandbox from a
-mounted `.sif` leaks a FUSE process when it is killed. Only a folder needs neither setuid nor /dev/fuse. Killing the
-launcher ends the sandbox. If this process dies, the launcher lives on, because making a user namespace clears the
-launcher's parent-death signal. In this case the sandbox agent sees the end of its socket and ends the sandbox.
+A sandbox is always started by `apptainer exec` with a folder as image, in a user namespace. `apptainer instance` is not
+used, because an instance would outlive its launcher. A sandbox from a mounted `.sif` leaks a FUSE process when it is
+killed. Only a folder needs neither setuid nor /dev/fuse. Killing the launcher ends the sandbox. If this process dies,
+the launcher lives on, because making a user namespace clears the launcher's parent-death signal. In this case the
+sandbox agent sees the end of its socket and ends the sandbox.
 """
 
 from __future__ import annotations

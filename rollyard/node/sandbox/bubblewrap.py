@@ -17,7 +17,7 @@ _UID = "1000"
 _ISOLATION = (
     "--unshare-user", "--disable-userns", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
     "--unshare-cgroup-try", "--uid", _UID, "--gid", _UID, "--hostname", "sandbox", "--new-session", "--clearenv",
-    # The kernel ends the sandbox when its launcher ends, and the launcher when this process ends.
+    # If this process ends, the kernel kills bwrap. If bwrap ends, the kernel kills the sandbox.
     "--die-with-parent",
     # The sandbox agent is process 1: no signal from inside, not even `kill -9 -1`, can reach it.
     "--as-pid-1",

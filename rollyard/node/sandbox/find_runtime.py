@@ -28,7 +28,7 @@ _REMEDY = (
 
 
 def find_runtime(name: RuntimeName = "auto", cache: Path | None = None) -> Runtime:
-    """Return the first runtime called `name` that can start `true`. "auto" prefers Apptainer. Blocks for about a second.
+    """Return the first runtime called `name` that can run a program. "auto" prefers Apptainer. Blocks for about a second.
 
     Raises SandboxStartFailed with the output of each runtime and a remedy.
     """
@@ -54,7 +54,7 @@ def _candidates(name: RuntimeName, cache: Path) -> Iterator[Runtime]:
 
 
 def _probe(runtime: Runtime, cache: Path) -> str | None:
-    """Return None if the runtime can start `true` in the default image, else the error."""
+    """Return None if the runtime can run /usr/bin/true in the default image, else the error."""
     root = default_root(cache)
     argv = runtime.command(root, Limits(1, 1 << 30, 64 << 20), root.mount_points, ["/usr/bin/true"])
     account = sandbox_account()

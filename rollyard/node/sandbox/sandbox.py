@@ -56,7 +56,7 @@ class Sandbox:
         return self._connection.alive
 
     async def prepare(self, tools: Sequence[str]) -> None:
-        """Start the tools "bash" (10 ms) and "ipython" (half a second) before their first calls."""
+        """Start `tools` before their first calls. "bash" starts in 10 ms, "ipython" in half a second."""
         calls = (self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS) for tool in tools)
         for done in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(
@@ -81,7 +81,8 @@ class Sandbox:
         return CellResult(_text(output), reply["failed"], reply["timed_out"], reply["restarted"], reply["seconds"])
 
     async def edit(self, command: str, path: str, **arguments: Any) -> EditResult:
-        """Call the editor: view, create, str_replace or insert. Wrong arguments give a result with a message, no error."""
+        """Call the editor: view, create, str_replace or insert. Wrong arguments give a result with a message, not an
+        exception."""
         header = {"op": "edit", "command": command, "path": path, "arguments": arguments}
         reply, output = await self._call(header, b"", FILE_SECONDS)
         return EditResult(_text(output), reply["ok"])

@@ -84,7 +84,8 @@ def whole(key: str) -> Write:
 
 
 def number(key: str, read: Callable[[str], int]) -> Write:
-    """Write an optional number in the form of v0.0.40 and later. Zero is a number too; UNLIMITED is infinite."""
+    """Write an optional number in the form of v0.0.40 and later. `0` is written as the
+    number 0, not as a missing one; UNLIMITED and INFINITE are written as infinite."""
 
     def write(value: str) -> Fields:
         if value.upper() in ("UNLIMITED", "INFINITE"):

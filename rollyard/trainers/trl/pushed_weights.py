@@ -44,7 +44,7 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
 
 
 def whole_model(model: Any) -> Any:
-    """Return the model. If the model has a LoRA adapter, return its tensors by name, with the adapter merged."""
+    """Return the model. For a model with a LoRA adapter, return the model's tensors by name, with the adapter merged in."""
     if not hasattr(model, "merge_adapter"):
         return model
     model.merge_adapter()
@@ -86,7 +86,8 @@ class WeightTransfer:
     def send_weights(self, iterator: Iterator[tuple[str, Any]]) -> None:
         """Push the tensors. All of them are in memory at the same time."""
         version = f"step{self._weights.step + 1}"
-        self._numbers[version] = len(self._numbers) + 1  # before the push, which may bring its tokens
+        # Set before the push: tokens of this version may arrive before the push returns.
+        self._numbers[version] = len(self._numbers) + 1
         self._weights.push({name: tensor.detach().cpu() for name, tensor in iterator}, version)
 
     def resume(self) -> None:

@@ -99,7 +99,8 @@ def read_line(fd: int, deadline: float) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """Encode a value as plain JSON. A value that no Python literal has becomes `{"repr": ...}`, which equals no literal."""
+    """Encode a value as plain JSON. A value that no Python literal can express becomes `{"repr": ...}`. It
+    never equals an expected value."""
     if value is None or isinstance(value, (str, float)):
         return value
     if hasattr(type(value), "__index__"):  # numpy's integers are no instances of int

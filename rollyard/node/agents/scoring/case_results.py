@@ -2,7 +2,8 @@
 
 Both sides are plain JSON as `case_driver.encode` writes it. Null, true, numbers, strings and lists are written as they
 are; other values as `{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex":
-[re, im]}`. Only a JSON parser reads text that an agent wrote, one line for each call.
+[re, im]}`. The results have one line for each call. They are text that an agent may have written, so they are only
+ever parsed as JSON.
 """
 
 from __future__ import annotations

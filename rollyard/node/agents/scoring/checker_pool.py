@@ -24,7 +24,8 @@ START_SECONDS = 120.0
 
 
 class CheckerKilled(Exception):
-    """The question killed one checker by the CPU limit, or two checkers in another way. `str()` is the name of a metric."""
+    """The question used up the CPU limit of one checker, or killed two checkers in another way. `str()` is the name of a
+    metric."""
 
 
 class _CheckerEnded(Exception):
@@ -44,9 +45,9 @@ class CheckerPool:
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """Return a child's answer about `parts`.
 
-        Raises CheckerKilled if the question kills its checker, and NodeFault if no child starts or answers even the
-        harmless question. A child may also be killed from outside. So the question is asked a second time, unless the
-        CPU limit has killed the child. A cancelled call kills its child.
+        Raises CheckerKilled if the question kills its checker, and NodeFault if no child starts, or if a child cannot
+        answer even the harmless question. A child may also be killed from outside. So the question is asked a second
+        time, unless the CPU limit has killed the child. A cancelled call kills its child.
         """
         async with self._slots:
             for _ in range(2):

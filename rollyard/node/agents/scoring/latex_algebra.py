@@ -1,4 +1,4 @@
-"""Compares LaTeX expressions that are not plain numbers by value. latex2sympy parses the expressions.
+"""Compares the values of LaTeX expressions that are not plain numbers. latex2sympy parses the expressions.
 
 Use this module only in a checker process, because an expression can take any amount of time and memory.
 """
@@ -66,8 +66,9 @@ def read(text: str) -> Expr:
 def same_expression(reference_text: str, answer_text: str, *, rounded: bool = False) -> bool:
     """Return whether the answer equals the reference, in a form that the reference allows.
 
-    With variables an equivalent form is accepted, unless it has an operator such as \\sum or \\gcd that the reference does
-    not have. A number may have no more operations than the reference, and no function that the reference does not have.
+    If the reference has variables, an equivalent form is accepted, unless it has an operator such as \\sum or \\gcd that
+    the reference does not have. If the reference has no variables, the answer may have no more operations than the
+    reference, and no function that the reference does not have.
     `rounded`: the answer is a decimal. Raises UnreadableExpression if the reference cannot be read, or is no expression.
     """
     reference = read(reference_text)

@@ -76,7 +76,8 @@ class BadReference(Exception):
 
 
 def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
-    """Return {"right": 1.0 or 0.0}, or {"bad_reference": 1.0} if the reference is not mathematics."""
+    """Return {"right": 1.0 or 0.0}. Return {"bad_reference": 1.0} if the reference is empty, or if its braces are not
+    balanced or nested too deeply."""
     try:
         return {"right": float(is_right(reference.decode(), answer.decode()))}
     except BadReference:

@@ -36,7 +36,8 @@ class Numeral:
 
 
 def numeral(text: str) -> Numeral | None:
-    """Read all of `text` as a number; return None for any other text, such as 2+3. Only mixed numbers (1 1/2) have a space."""
+    """Read all of `text` as a number; return None for any other text, such as 2+3. Only a mixed number
+    (1 1/2) may contain a space."""
     if found := _PLAIN.fullmatch(text):
         return Numeral(_with_sign(found["sign"], _decimal(found["number"])), "." in found["number"], True)
     if found := _SCIENTIFIC.fullmatch(text):

@@ -140,7 +140,8 @@ def first_cause(error: BaseException) -> BaseException:
 def with_source_line(error: BaseException, module: str) -> str:
     """Format an error as `KeyError: 'topic' (/path/quiz.py:14)`.
 
-    The line is the innermost one in the module named `module`, or the innermost of all if there is none.
+    The line is the innermost one of the traceback in the module named `module`. If the traceback has no line in this
+    module, it is the innermost line of all.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
