@@ -1,4 +1,7 @@
-"""Other weights for a vLLM that is paused: the real one on the CPU, in float32, so that every token can be computed again."""
+"""Other weights for a vLLM that is paused, and its order of requests.
+
+It is the real one on the CPU, in float32, so that every token can be computed again.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
+from rollyard.engine.process.metrics_scrape import read_load
 from rollyard.engine.vllm.vllm_control import VllmControl
+from rollyard.kinds.rollout import Sampling
+from rollyard.server.batches.draw import engine_priority
+from rollyard.server.store.batch_records import TaskHistory
+from rollyard.tokens.endpoint_dialects import COMPLETIONS
 from rollyard.wire.engine import WeightsTarget
 from tests.support.vllm_env import vllm_python
 from tests.support.weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, shown, yard
 
 __all__ = ["certified", "other_dir", "vllm_python"]  # fixtures
-ARGS = ["--dtype", "float32"]
+AT_ONCE = 6
+ARGS = ["--dtype", "float32", "--scheduling-policy", "priority", "--max-num-seqs", str(AT_ONCE)]
 START_SECONDS = 600.0
 CLOSE = 0.02
 
@@ -68,3 +78,36 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
         await made.order(WeightsTarget(version="v3", path=str(model_dir), transfer=True))
         assert made.weights.report.note == "NoTransfer: write `--weight-transfer-config` in spec.engine.vllm.extraArgs"
         assert made.supervisor.life == 1, "all of that was in place"
+        await check_priorities(made)
+
+
+async def check_priorities(made: Yard) -> None:
+    """Requests of long tasks, with the server's priority, overtake requests that were queued before them."""
+    history = TaskHistory(groups=1, rollouts=8, seconds=300.0)
+    sampling = Sampling(extra={"priority": engine_priority(history, mean_seconds=100.0)}, temperature=1.0)
+    finished: list[str] = []
+
+    async def ask(name: str, sampling: Sampling, tokens: int) -> None:
+        body = COMPLETIONS.body("policy", PROMPTS[0], sampling, tokens, [])
+        async with made.client.post("/v1/completions", json=body | {"ignore_eos": True}) as response:
+            assert response.status == 200, await response.text()
+            await response.read()
+        finished.append(name)
+
+    async def shows(http: aiohttp.ClientSession, waiting: int) -> None:
+        async with asyncio.timeout(made.seconds):
+            while True:
+                async with http.get("http://engine/metrics") as answer:
+                    load = read_load(await answer.text())
+                if (load.running, load.waiting) == (AT_ONCE, waiting):
+                    return
+                await asyncio.sleep(0.02)
+
+    async with made.supervisor.session() as http, asyncio.TaskGroup() as group:
+        for number, (name, asked, tokens) in enumerate(
+            (("running", Sampling(), 1500), ("ordinary", Sampling(), 200), ("long", sampling, 200))
+        ):
+            for _ in range(AT_ONCE):
+                group.create_task(ask(name, asked, tokens))
+            await shows(http, number * AT_ONCE)
+    assert [name for name in finished if name != "running"] == ["long"] * AT_ONCE + ["ordinary"] * AT_ONCE
