@@ -10,6 +10,7 @@ a reader ignores arrays that it does not know.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -175,7 +176,7 @@ def columns_of(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any]
     )
     masks = [_mask(s.loss_mask) for s in segments]
     return Columns(
-        token_ids=_joined((_integers(s.token_ids, np.int32) for s in segments), np.int32),
+        token_ids=_joined((_token_ids(s.token_ids) for s in segments), np.int32),
         loss_mask=_joined(masks, np.uint8),
         logprobs=_joined((_logprobs(s.logprobs, mask) for s, mask in zip(segments, masks, strict=True)), np.float32),
         weights_version=_joined(
@@ -289,6 +290,13 @@ def _check(columns: Columns) -> None:
 # one array
 
 
+def _token_ids(values: Sequence[int]) -> Array:
+    try:
+        return np.frombuffer(struct.pack(f"<{len(values)}i", *values), np.dtype("<i4"))  # half the time of np.array
+    except struct.error:
+        return _integers(values, np.int32)
+
+
 def _integers(values: Sequence[int], smallest: DTypeLike) -> Array:
     try:
         return np.array(values, smallest)
@@ -304,8 +312,10 @@ def _mask(values: Sequence[int]) -> Array:
 
 
 def _logprobs(values: Sequence[float | None], mask: Array) -> Array:
-    wide = np.array(values, np.float64)  # None becomes NaN
-    wide[mask == 0] = 0.0
+    wide = np.zeros(len(values), np.float64)
+    for start, end in _runs(mask != 0):
+        if mask[start]:  # struct takes half the time of np.array
+            wide[start:end] = np.frombuffer(struct.pack(f"<{end - start}d", *values[start:end]), np.dtype("<f8"))
     with np.errstate(over="ignore"):
         narrow = wide.astype(np.float32)
     return narrow if ((narrow == wide) | np.isnan(wide)).all() else wide
@@ -328,10 +338,15 @@ def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | Non
 def _spread(numbers: Array, value: Callable[[int], T]) -> list[T]:
     """Return the value for each number. A run of equal numbers is looked up once, because most neighbours are equal."""
     found: list[T] = []
-    edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-    for start, end in pairwise([0, *edges.tolist(), len(numbers)]):
-        found += [value(int(numbers[start]))] * (end - start) if end else []
+    for start, end in _runs(numbers):
+        found += [value(int(numbers[start]))] * (end - start)
     return found
+
+
+def _runs(numbers: Array) -> Iterable[tuple[int, int]]:
+    """Return start and end of each run of equal numbers."""
+    edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+    return pairwise([0, *edges.tolist(), len(numbers)]) if len(numbers) else ()
 
 
 def _renumbered(indices: Array, numbers: Sequence[int]) -> Array:

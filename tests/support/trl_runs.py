@@ -96,7 +96,13 @@ def asynchronous(client: Client, folder: Path, model: Path, tasks: list[dict[str
     async_grpo_trainer.get_peak_flops_per_device = lambda accelerator, dtype: None
     client.put_dataset("sums", tasks)
     request = BatchRequest(
-        pool="demo", n=GROUP, dataset=DatasetRef(name="sums"), step_groups=1, sampling=SAMPLING, pass_over=False
+        pool="demo",
+        n=GROUP,
+        dataset=DatasetRef(name="sums"),
+        step_groups=1,
+        max_staleness=1,
+        sampling=SAMPLING,
+        pass_over=False,
     )
     with client.weights("policy", folder=folder / "weights") as weights:
         transfer = WeightTransfer(weights)
