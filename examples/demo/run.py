@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -21,25 +20,23 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from examples.local_server import ROOT, delete, local_server, until_ready
 from examples.tiny_policy.families import sample_code, sample_math
 from rollyard.cli.manifests import read_manifests
 from rollyard.cli.rollouts import transcript
 from rollyard.client import AsyncClient
-from rollyard.core.errors import NotFound, RollyardError
-from rollyard.kinds.base import KindObject, get_condition
-from rollyard.kinds.inference_pool import InferencePool
+from rollyard.core.errors import RollyardError
+from rollyard.kinds.base import KindObject
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
 
-ROOT = Path(__file__).resolve().parents[2]
 POOLS = ROOT / "examples" / "demo" / "pools.yaml"
 VLLM_POLICY = ROOT / "examples" / "demo" / "policy-vllm.yaml"
 DEVCLUSTER = ROOT / "deploy" / "slurm" / "devcluster"
 OUTPUT = ROOT / "demo-output"
 TASKS_PER_KIND, GROUP = 8, 4
 STAGES = ("queued", "INIT", "RUN", "EVAL")
-READY_SECONDS, END_SECONDS, DELETE_SECONDS = 60.0, 180.0, 60.0
-VLLM_READY_SECONDS = 600.0
+END_SECONDS = 180.0
 ENOUGH = 0.6
 """Mean reward of each kind below which the demo counts as failed; the policy's own README states its measured rewards."""
 
@@ -62,7 +59,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rollyard-demo-") as name, ExitStack() as stack:
         folder = Path(name)
         cluster = stack.enter_context(_slurm(console, folder / "slurm")) if given.slurm else {}
-        kubeconfig = stack.enter_context(_server(folder, cluster))
+        kubeconfig = stack.enter_context(local_server(folder, cluster))
         try:
             return asyncio.run(_demo(console, kubeconfig, seed, cluster, _pools(given.engine)))
         except (RollyardError, TimeoutError) as error:
@@ -96,38 +93,6 @@ def _slurm(console: Console, folder: Path) -> Iterator[dict[str, str]]:
         subprocess.run([sys.executable, DEVCLUSTER, "down", folder], stderr=subprocess.PIPE, start_new_session=True)
 
 
-@contextmanager
-def _server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
-    """Run a server in a folder of its own; yield its kubeconfig. Its jobs run on this cluster, or as processes."""
-    command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(folder / "data")]
-    command += ["--cluster", "slurm" if cluster else "local"]
-    # ~/.rollyard links to the newest server; the user's own link stays unchanged
-    env = {**os.environ, **cluster, "HOME": str(folder)}
-    env.setdefault("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
-    with (folder / "server.log").open("w") as log:
-        server = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=env,
-            cwd=ROOT,
-            start_new_session=True,  # ctrl-C ends only the demo, which needs the server to delete its pools
-        )
-    try:
-        assert server.stdout is not None
-        line = server.stdout.readline()
-        if not line:
-            raise SystemExit(f"the server did not start:\n{(folder / 'server.log').read_text()}")
-        yield Path(json.loads(line)["kubeconfig"])
-    finally:
-        server.terminate()
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
-
-
 async def _demo(
     console: Console, kubeconfig: Path, seed: int, cluster: Mapping[str, str], pools: Sequence[KindObject]
 ) -> int:
@@ -137,7 +102,7 @@ async def _demo(
             change, _ = await client.apply(pool)
             console.print(f"{pool.SINGULAR}/{pool.metadata.name} {change}")
         try:
-            await _until_ready(console, client, pools)
+            await until_ready(console, client, pools)
             console.print(f"both pools ready after {time.monotonic() - started:.1f} s; tasks of seed {seed}")
             if cluster:
                 console.print(_queue(cluster), highlight=False, markup=False)
@@ -149,7 +114,7 @@ async def _demo(
                     await client.cancel(id)
                 raise
         finally:
-            await _delete(console, client, pools)
+            await delete(console, client, pools)
     return _report(console, trajectories, time.monotonic() - started)
 
 
@@ -175,22 +140,6 @@ def _requests(seed: int) -> list[RolloutRequest]:
         )
         for i, task in enumerate(tasks)
     ]
-
-
-async def _until_ready(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
-    said: dict[str, str] = {}
-    loads = any(isinstance(pool, InferencePool) and pool.spec.engine.vllm is not None for pool in pools)
-    async with asyncio.timeout(VLLM_READY_SECONDS if loads else READY_SECONDS):
-        while True:
-            found = [get_condition(getattr(await client.get(p.key), "status").conditions, "Ready") for p in pools]  # noqa: B009
-            for pool, ready in zip(pools, found, strict=True):
-                now = f"{ready.reason}: {ready.message}" if ready else "Unknown"
-                if said.get(pool.metadata.name) != now:
-                    said[pool.metadata.name] = now
-                    console.print(f"  {pool.SINGULAR}/{pool.metadata.name} {now}", highlight=False)
-            if all(ready is not None and ready.status == "True" for ready in found):
-                return
-            await asyncio.sleep(0.2)
 
 
 async def _follow(console: Console, client: AsyncClient, ids: Sequence[str]) -> list[Trajectory]:
@@ -257,21 +206,6 @@ def _means(trajectories: Sequence[Trajectory]) -> list[str]:
         mean([sum(len(turn.tool_calls) for turn in t.turns) for t in trajectories]),
         *(mean(values) for values in stages),
     ]
-
-
-async def _delete(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
-    """Delete the pools; they end their jobs first."""
-    for pool in reversed(pools):
-        await client.delete(pool.key)
-    async with asyncio.timeout(DELETE_SECONDS):
-        for pool in pools:
-            while True:
-                try:
-                    await client.get(pool.key)
-                except NotFound:
-                    console.print(f"{pool.SINGULAR}/{pool.metadata.name} deleted")
-                    break
-                await asyncio.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python -m examples.tiny_policy.train --out examples/tiny_policy/model
 
 The same seed, step count and number of threads give the same model. `--minutes` is a limit for slow machines: the
-learning-rate schedule then shrinks to fit it.
+learning-rate schedule then shrinks to fit it. `--hot` makes a weak policy: further steps at the peak learning rate make
+the weights noisy again, and reinforcement learning has something to improve.
 """
 
 from __future__ import annotations
@@ -147,16 +148,20 @@ def rate_factor(step: int, progress: float) -> float:
 
 
 def fit(
-    model: Qwen3ForCausalLM, curriculum: Curriculum, steps: int, seconds: float, rate: float
+    model: Qwen3ForCausalLM, curriculum: Curriculum, steps: int, hot: int, seconds: float, rate: float
 ) -> Iterator[dict[str, Any]]:
-    """Train; yields a record every 100 steps and at the end."""
+    """Train `steps` and then `hot` steps; yields a record every 100 steps and at the end."""
     chain = optimizers(model, rate)
-    started, tokens, mean = time.monotonic(), 0, 0.0
+    started, tokens, mean, schedule_end = time.monotonic(), 0, 0.0, None
     for step in itertools.count(1):
         progress = max(step / steps, (time.monotonic() - started) / seconds)
+        factor = rate_factor(step, progress) if schedule_end is None else 1.0
+        if schedule_end is None and progress >= 1:
+            schedule_end = step
+        last = schedule_end is not None and step == schedule_end + hot
         for optimizer in chain:
             for group in optimizer.param_groups:
-                group["lr"] = rate * rate_factor(step, progress)
+                group["lr"] = rate * factor
         batch = curriculum.next(progress)
         loss = batch_loss(model, batch)
         model.zero_grad()
@@ -166,7 +171,7 @@ def fit(
             optimizer.step()
         tokens += len(batch.prefix) + sum(len(row.ids) for row in batch.rows)
         mean += (loss.item() - mean) / min(step, 50)
-        if step % 100 == 0 or progress >= 1:
+        if step % 100 == 0 or last:
             yield {
                 "step": step,
                 "loss": round(mean, 5),
@@ -174,7 +179,7 @@ def fit(
                 "seconds": round(time.monotonic() - started, 1),
                 "cpu_seconds": round(time.process_time(), 1),
             }
-        if progress >= 1:
+        if last:
             return
 
 
@@ -194,6 +199,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=20.0, help="the schedule shrinks to end by then")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--hot", type=int, default=0, help="steps at the peak learning rate after the schedule")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
@@ -215,14 +221,14 @@ def main() -> None:
 
     history = []
     curriculum = Curriculum(tokenizer, random.Random(args.seed))
-    for record in fit(model, curriculum, args.steps, 60 * args.minutes, args.rate):
+    for record in fit(model, curriculum, args.steps, args.hot, 60 * args.minutes, args.rate):
         history.append(record)
         print(json.dumps(record), flush=True)
     save(model, tokenizer, args.out)
 
     scores = {f"temperature {t:g}": evaluate.evaluate_folder(args.out, args.tasks, temperature=t) for t in (1.0, 0.0)}
     print(json.dumps(scores, indent=1), flush=True)
-    settings = {"seed": args.seed, "threads": args.threads, "rate": args.rate, "steps": args.steps}
+    settings = {"seed": args.seed, "threads": args.threads, "rate": args.rate, "steps": args.steps, "hot": args.hot}
     figures = {
         "parameters": model.num_parameters(),
         **settings,

@@ -1,0 +1,326 @@
+"""GRPO with dynamic sampling on two CPU cores: an under-trained tiny-policy learns to use its tools.
+
+    python -m examples.grpo.train                     # one batch a step; what is unfinished is carried over
+    python -m examples.grpo.train --async             # one stream; generation goes on while the trainer trains
+
+The service draws tasks, runs groups of rollouts in sandboxes, filters groups without a signal, and records the version of
+the weights that sampled each token. The trainer has a loss, an optimizer and `push`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.bar import Bar
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModelForCausalLM
+
+from examples.grpo.plot import draw
+from examples.local_server import ROOT, served_pools
+from examples.tiny_policy.families import sample_math
+from rollyard.client import Client
+from rollyard.client.training_rows import TrainingRows, collate
+from rollyard.kinds.base import evolve
+from rollyard.kinds.batch import BatchRequest, BatchView, DatasetRef, Group
+from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Sampling, Task
+
+POOLS = Path(__file__).with_name("pools.yaml")
+WEAK = ROOT / "examples" / "tiny_policy" / "weak"
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+"""Bounds of the probability ratio. DAPO, arXiv 2503.14476, section 3.1."""
+TASKS = 4000
+SAMPLING = Sampling(temperature=1.0, max_tokens=120)
+AGENT = AgentSpec(max_turns=4)
+"""The policy needs two turns; a weak one would go on for as long as it may."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Metrics of one training step. Step 0 has only the reward before training."""
+
+    step: int
+    minutes: float = 0.0
+    """Since the start of the training, measurements included."""
+    reward: float = 0.0
+    """Mean reward of all groups that the step's batch saw whole, filtered ones included."""
+    filtered: float = 0.0
+    """Share of groups without a signal."""
+    entropy: float = 0.0
+    """Mean entropy (nats) of the policy at sampled tokens."""
+    staleness: float = 0.0
+    """Mean number of weights versions by which a trained token is behind the trained weights."""
+    tokens_per_second: float = 0.0
+    """Sampled tokens that were trained on, by wall time."""
+    clipped: float = 0.0
+    """Share of trained tokens whose gradient the clipping removed."""
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Trained tokens by the weights version that sampled them."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time of the step's parts: rollouts, train, push, held_out."""
+    held_out: float | None = None
+    """Mean reward on held-out tasks after the step, at temperature 1."""
+
+
+@dataclass(frozen=True)
+class Options:
+    minutes: float
+    steps: int
+    groups: int
+    n: int
+    updates: int
+    rate: float
+    seed: int
+    stream: bool
+    held_out: int
+    every: int
+    threads: int
+    out: Path
+
+
+class Trainer:
+    """Model, optimizer and loss. Nothing here knows where rollouts come from."""
+
+    def __init__(self, updates: int) -> None:
+        self.updates = updates
+        self.model: Any = AutoModelForCausalLM.from_pretrained(WEAK, dtype=torch.float32)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=0.0)
+
+    def step(self, rows: TrainingRows, rate: float) -> tuple[float, float]:
+        """Use each row in one of `updates` optimizer steps; return the mean entropy and the share of clipped tokens."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        entropy, clipped = 0.0, 0.0
+        for part in torch.randperm(len(rows.rewards)).chunk(self.updates):
+            loss, tokens, some_entropy, some_clipped = self._loss(rows, part.numpy())
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss / tokens)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+            entropy, clipped = entropy + some_entropy, clipped + some_clipped
+        return entropy / rows.sampled_tokens, clipped / rows.sampled_tokens
+
+    def _loss(self, rows: TrainingRows, part: np.ndarray[Any, Any]) -> tuple[torch.Tensor, int, float, float]:
+        """Sums over sampled tokens: clipped policy-gradient loss, tokens, entropy, clipped tokens."""
+        length = int(rows.attention_mask[part].sum(1).max())
+        ids, attention, mask, old = (
+            torch.from_numpy(array[part, :length])
+            for array in (rows.input_ids, rows.attention_mask, rows.loss_mask, rows.logprobs)
+        )
+        sampled = mask[:, 1:].bool()
+        hidden = self.model.model(input_ids=ids, attention_mask=attention).last_hidden_state[:, :-1]
+        logprobs = torch.log_softmax(self.model.lm_head(hidden[sampled]), dim=-1)
+        chosen = logprobs.gather(1, ids[:, 1:][sampled][:, None])[:, 0]
+        ratio = (chosen - old[:, 1:][sampled]).exp()
+        advantage = torch.from_numpy(rows.advantages[part].astype(np.float32))[:, None].expand(sampled.shape)[sampled]
+        bounded = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+        loss = -torch.minimum(ratio * advantage, bounded * advantage).sum()
+        with torch.no_grad():
+            entropy = -(logprobs.exp() * logprobs).sum().item()
+            clipped = (ratio * advantage > bounded * advantage).sum().item()
+        return loss, int(sampled.sum()), entropy, clipped
+
+
+def batches(client: Client, options: Options) -> Generator[tuple[list[Group], BatchView, BatchView | None]]:
+    """Yield the groups of one step after the other, with the batch's state now and at the step before."""
+    request = BatchRequest(
+        pool="train",
+        n=options.n,
+        dataset=DatasetRef(name="arithmetic", seed=options.seed),
+        sampling=SAMPLING,
+        agent=AGENT,
+    )
+    if options.stream:
+        stream = client.batch(evolve(request, step_groups=options.groups, max_staleness=1))
+        before = None
+        while True:
+            found = [next(stream) for _ in range(options.groups)]
+            assert stream.view is not None
+            yield found, stream.view, before
+            before = stream.acknowledge()
+    while True:
+        batch = client.batch(evolve(request, target=options.groups))
+        found = list(batch)
+        assert batch.view is not None
+        yield found, batch.view, None
+
+
+def evaluate(client: Client, tasks: Sequence[Task], version: str | None) -> float:
+    """Mean reward on held-out tasks, one rollout each; before all training rollouts in the queue."""
+    requests = [
+        RolloutRequest(
+            pool="train",
+            task=task,
+            sampling=SAMPLING,
+            agent=AGENT,
+            mode="eval",
+            priority=10,
+            min_weights_version=version,
+        )
+        for task in tasks
+    ]
+    ended = client.wait_many(client.submit(requests))
+    return float(np.mean([t.reward for t in ended if t.reward is not None]))
+
+
+def tokens_by_version(rows: TrainingRows) -> dict[str, int]:
+    counts = np.bincount(rows.weights_version[rows.loss_mask == 1], minlength=len(rows.versions))
+    return dict(zip(rows.versions, counts.tolist(), strict=True))
+
+
+def staleness(versions: Mapping[str, int], step: int) -> float:
+    """Mean number of versions between a token's weights and those of the step. The first weights count as version 0."""
+    behind = {v: step - int(v.removeprefix("step")) if v.startswith("step") else step for v in versions}
+    return sum(behind[v] * tokens for v, tokens in versions.items()) / sum(versions.values())
+
+
+def filtered_share(now: BatchView, before: BatchView | None) -> tuple[float, float]:
+    """Share of uninformative groups since the step before, and the share of those in which everything was right."""
+
+    def counts(view: BatchView | None) -> np.ndarray[Any, Any]:
+        f = view.filtered if view is not None else None
+        return np.array([0, 0, 0] if view is None or f is None else [f.all_low + f.other, f.all_high, view.delivered])
+
+    low, high, delivered = counts(now) - counts(before)
+    groups = max(1, low + high + delivered)
+    return float((low + high) / groups), float(high / groups)
+
+
+class Laps:
+    """Seconds of the parts of a step, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def end(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name], self._last = round(now - self._last, 2), now
+
+
+def train(client: Client, options: Options, console: Console) -> list[StepRecord]:
+    """Train until the time or the steps are over."""
+    rng = random.Random(options.seed)
+    client.put_dataset("arithmetic", [sample_math(rng, held_out=False) for _ in range(TASKS)])
+    tests = [
+        Task.model_validate(sample_math(random.Random(10_000 + i), held_out=True)) for i in range(options.held_out)
+    ]
+    trainer, records, started = Trainer(options.updates), list[StepRecord](), time.monotonic()
+
+    def minutes() -> float:
+        return (time.monotonic() - started) / 60
+
+    def keep(record: StepRecord) -> None:
+        records.append(record)
+        console.print(row_text(record), highlight=False, soft_wrap=True)
+        with (options.out / "steps.jsonl").open("a") as file:
+            file.write(json.dumps(asdict(record)) + "\n")
+
+    keep(StepRecord(0, held_out=evaluate(client, tests, None)))
+    with client.weights("policy", folder=options.out / "weights") as weights:
+        steps = batches(client, options)
+        for step in range(1, options.steps + 1):
+            laps = Laps()
+            groups, view, before = next(steps)
+            laps.end("rollouts")
+            rows = collate([g.rollouts for g in groups])
+            progress = max((step - 1) / options.steps, minutes() / options.minutes)
+            entropy, clipped = trainer.step(rows, options.rate * max(0.0, 1 - progress))
+            laps.end("train")
+            version = weights.push(trainer.model)
+            laps.end("push")
+            filtered, all_right = filtered_share(view, before)
+            versions, tokens_per_second = tokens_by_version(rows), rows.sampled_tokens / sum(laps.seconds.values())
+            last = step == options.steps or minutes() > options.minutes
+            held_out = evaluate(client, tests, version) if last or step % options.every == 0 else None
+            laps.end("held_out")
+            keep(
+                StepRecord(
+                    step=step,
+                    minutes=minutes(),
+                    reward=(1 - filtered) * float(np.mean(rows.rewards)) + all_right,
+                    filtered=filtered,
+                    entropy=entropy,
+                    staleness=staleness(versions, step - 1),
+                    tokens_per_second=tokens_per_second,
+                    clipped=clipped,
+                    versions=versions,
+                    seconds=laps.seconds,
+                    held_out=held_out,
+                )
+            )
+            if last:
+                break
+    trainer.model.save_pretrained(options.out / "model")
+    return records
+
+
+def row_text(r: StepRecord) -> str:
+    held_out = "" if r.held_out is None else f"  held-out {r.held_out:.3f}"
+    return (
+        f"step {r.step:3d}  {r.minutes:4.1f} min  reward {r.reward:.3f}  filtered {r.filtered:.2f}  entropy {r.entropy:.3f}"
+        f"  staleness {r.staleness:.2f}  {r.tokens_per_second:4.0f} tokens/s{held_out}"
+    )
+
+
+def report(records: Sequence[StepRecord], console: Console) -> None:
+    """Print the steps after which the held-out reward was measured, the reward as a bar."""
+    table = Table(title="held-out reward by training step", box=None)
+    for name in ("step", "minutes", "reward", "filtered", "entropy", "stale", "tokens/s", "held-out"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(width=20)
+    for r in records:
+        if r.held_out is not None:
+            cells = [f"{c:.2f}" for c in (r.minutes, r.reward, r.filtered, r.entropy, r.staleness)]
+            numbers = (str(r.step), *cells, f"{r.tokens_per_second:.0f}", f"{r.held_out:.3f}")
+            table.add_row(*numbers, Bar(1.0, 0.0, r.held_out))
+    console.print(table)
+
+
+def parse_options() -> Options:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=9.0, help="no new step begins after this time")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--groups", type=int, default=8, help="informative groups of a step")
+    parser.add_argument("--n", type=int, default=8, help="rollouts of a group")
+    parser.add_argument(
+        "--updates", type=int, default=4, help="optimizer steps of a step, each with a part of the rows"
+    )
+    parser.add_argument("--rate", type=float, default=8e-5, help="learning rate; it falls to zero over the run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--async", dest="stream", action="store_true", help="train from a stream, one step behind")
+    parser.add_argument("--held-out", type=int, default=100, help="tasks of a measurement")
+    parser.add_argument("--every", type=int, default=5, help="steps between two measurements")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--out", type=Path, default=ROOT / "demo-output" / "grpo")
+    return Options(**vars(parser.parse_args()))
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and its pools are ended on exit
+    options, console = parse_options(), Console()
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "steps.jsonl").unlink(missing_ok=True)
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(options.threads)
+    with served_pools(console, POOLS) as kubeconfig, Client(kubeconfig=kubeconfig) as client:
+        report(train(client, options, console), console)
+    draw([options.out / "steps.jsonl"], options.out / "curve.svg")
+    console.print(
+        f"written: {options.out / 'curve.svg'}, and the trained weights in {options.out / 'model'}", soft_wrap=True
+    )
+
+
+if __name__ == "__main__":
+    main()

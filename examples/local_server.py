@@ -1,0 +1,120 @@
+"""A server of one's own on this machine with its pools: for the demo and for the examples of training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from rollyard.cli.manifests import read_manifests
+from rollyard.client import AsyncClient
+from rollyard.core.errors import NotFound
+from rollyard.kinds.base import KindObject, get_condition
+from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
+
+ROOT = Path(__file__).resolve().parents[1]
+READY_SECONDS, DELETE_SECONDS = 60.0, 60.0
+VLLM_READY_SECONDS = 600.0
+
+
+@contextmanager
+def local_server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
+    """Run a server in a folder of its own; yield its kubeconfig. Its jobs run on this cluster, or as processes."""
+    command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(folder / "data")]
+    command += ["--cluster", "slurm" if cluster else "local"]
+    # ~/.rollyard links to the newest server; the user's own link stays unchanged
+    env = {**os.environ, **cluster, "HOME": str(folder)}
+    env.setdefault("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=env,
+            cwd=ROOT,
+            start_new_session=True,  # ctrl-C ends only the demo, which needs the server to delete its pools
+        )
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if not line:
+            raise SystemExit(f"the server did not start:\n{(folder / 'server.log').read_text()}")
+        yield Path(json.loads(line)["kubeconfig"])
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+@contextmanager
+def served_pools(console: Console, manifest: Path) -> Iterator[Path]:
+    """Run a server with the pools of a manifest; yield its kubeconfig once they are ready, and delete them at the end."""
+    pools = read_manifests((str(manifest),), "default")
+    with (
+        tempfile.TemporaryDirectory(prefix="rollyard-example-") as folder,
+        local_server(Path(folder), {}) as kubeconfig,
+    ):
+
+        async def begin() -> None:
+            async with AsyncClient(kubeconfig=kubeconfig) as client:
+                for pool in pools:
+                    await client.apply(pool)
+                await until_ready(console, client, pools)
+
+        async def end() -> None:
+            async with AsyncClient(kubeconfig=kubeconfig) as client:
+                for batch in await client.batches():  # a running batch would draw new tasks
+                    await client.cancel_batch(batch.id, rollouts="cancel")
+                for pool in pools:
+                    if isinstance(pool, RolloutPool):  # otherwise it finishes its rollouts before it is deleted
+                        await client.cancel_rollouts(pool=pool.metadata.name)
+                await delete(console, client, pools)
+
+        try:
+            asyncio.run(begin())
+            yield kubeconfig
+        finally:
+            asyncio.run(end())
+
+
+async def until_ready(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
+    said: dict[str, str] = {}
+    loads = any(isinstance(pool, InferencePool) and pool.spec.engine.vllm is not None for pool in pools)
+    async with asyncio.timeout(VLLM_READY_SECONDS if loads else READY_SECONDS):
+        while True:
+            found = [get_condition(getattr(await client.get(p.key), "status").conditions, "Ready") for p in pools]  # noqa: B009
+            for pool, ready in zip(pools, found, strict=True):
+                now = f"{ready.reason}: {ready.message}" if ready else "Unknown"
+                if said.get(pool.metadata.name) != now:
+                    said[pool.metadata.name] = now
+                    console.print(f"  {pool.SINGULAR}/{pool.metadata.name} {now}", highlight=False)
+            if all(ready is not None and ready.status == "True" for ready in found):
+                return
+            await asyncio.sleep(0.2)
+
+
+async def delete(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
+    """Delete the pools; they end their jobs first."""
+    for pool in reversed(pools):
+        await client.delete(pool.key)
+    async with asyncio.timeout(DELETE_SECONDS):
+        for pool in pools:
+            while True:
+                try:
+                    await client.get(pool.key)
+                except NotFound:
+                    console.print(f"{pool.SINGULAR}/{pool.metadata.name} deleted")
+                    break
+                await asyncio.sleep(0.1)

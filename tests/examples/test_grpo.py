@@ -1,0 +1,66 @@
+"""GRPO through the service, in short: groups whose rewards differ, weights pushed after each step, and used afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.grpo.plot import PANELS, draw
+from tests.support.yard import ROOT
+
+pytestmark = pytest.mark.slow(60)
+
+
+def trained(out: Path, *options: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "examples.grpo.train", "--out", str(out), *options]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "held-out reward by training step" in done.stdout
+    return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("options", [(), ("--async",)], ids=["batches", "stream"])
+def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    steps = trained(tmp_path, "--steps", "4", "--groups", "2", "--n", "4", "--held-out", "4", *options)
+    assert [s["step"] for s in steps] == [0, 1, 2, 3, 4]
+    first = set(steps[1]["versions"])
+    assert len(first) == 1, "before the first push there is one version"
+    for step in steps[1:]:
+        assert set(step["versions"]) <= first | {f"step{k}" for k in range(1, step["step"])}
+        assert sum(step["versions"].values()) > 0
+        assert 0 < step["entropy"] < 5
+        assert 0 < step["reward"] < 1
+        assert step["tokens_per_second"] > 0
+    assert set().union(*(s["versions"] for s in steps[1:])) - first, "no step trained on tokens of pushed weights"
+    assert steps[0]["held_out"] is not None
+    assert steps[-1]["held_out"] is not None
+    assert (tmp_path / "weights" / "step4" / "model.safetensors").exists()
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    assert (tmp_path / "curve.svg").exists()
+
+
+def test_the_plot_has_a_line_for_each_run_in_each_panel(tmp_path: Path) -> None:
+    for run in range(2):
+        steps = [{"step": k, "minutes": k / 2, **{name: k / 3 for name, *_ in PANELS}} for k in range(4)]
+        steps[2]["held_out"] = None
+        (tmp_path / f"{run}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    draw([tmp_path / "0.jsonl", tmp_path / "1.jsonl"], tmp_path / "curve.svg")
+    lines = ElementTree.parse(tmp_path / "curve.svg").findall(".//{http://www.w3.org/2000/svg}polyline")
+    points = [len(line.attrib["points"].split()) for line in lines]
+    assert points == [3, 3] * len(PANELS), "step 0 has a held-out reward only, and step 2 has none"
+
+
+@pytest.mark.long
+@pytest.mark.slow(1000)
+def test_the_held_out_reward_rises(tmp_path: Path) -> None:
+    held_out = [s["held_out"] for s in trained(tmp_path, "--minutes", "13") if s["held_out"] is not None]
+    assert sum(held_out[-3:]) / 3 > held_out[0] + 0.1, held_out
