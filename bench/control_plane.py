@@ -48,6 +48,11 @@ from rollyard.wire.node import CapacityRequest, Grant, Heartbeat, Hello, Lease, 
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 100
+RATE = 1000
+"""Rollouts a second while the time of a submit is measured."""
+PROBE_SECONDS = 0.04
+Null = tuple[float, float, float, list[float], list[float]]
+"""Rollouts a second, CPU ms a rollout of the server and of this process, seconds of submits of one and of BATCH rollouts."""
 ROOM = 64
 LONG_TOKENS = 32_768
 DECODED = 256
@@ -70,13 +75,18 @@ def main() -> None:
         asyncio.run(_serve_baseline(given.baseline_server))
         return
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as folder:
-        with _process(["-m", "rollyard.cli.main", "serve", "--data", f"{folder}/data"], folder) as (pid, line):
+        with started(["-m", "rollyard.cli.main", "serve", "--data", f"{folder}/data"], folder) as (pid, line):
             ours, arrays, texts = asyncio.run(
                 _ours(Path(json.loads(line)["kubeconfig"]), pid, given.rollouts, given.trajectories)
             )
-        with _process(["-m", "bench.control_plane", "--baseline-server", folder], folder) as (pid, line):
+        with started(["-m", "bench.control_plane", "--baseline-server", folder], folder) as (pid, line):
             theirs = asyncio.run(_baseline(Path(folder), json.loads(line)["url"], pid, given.rollouts))
     print(f"{'':42}{'ours':>10}{'baseline':>10}{'ratio':>8}")
+    print(f"{'node agent and client CPU ms a rollout':42}{ours[2]:10.2f}")
+    for name, seconds in (("one rollout", ours[3]), (f"{BATCH} rollouts", ours[4])):
+        ordered = sorted(seconds)
+        p50, p99 = (ordered[int(len(ordered) * share)] * 1000 for share in (0.5, 0.99))
+        print(f"submit of {name} at {RATE} a second, ms: median {p50:.0f}, p99 {p99:.0f} of {len(ordered)}")
     made = outcome()
     columns_mb, json_mb = len(encode([made])) / 1e6, len(made.model_dump_json()) / 1e6
     for name, a, b in (
@@ -91,7 +101,7 @@ def main() -> None:
 
 
 @contextmanager
-def _process(arguments: list[str], home: str) -> Iterator[tuple[int, str]]:
+def started(arguments: list[str], home: str) -> Iterator[tuple[int, str]]:
     env = {**os.environ, "HOME": home}
     process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT,
                                stderr=subprocess.DEVNULL)  # fmt: skip
@@ -103,7 +113,7 @@ def _process(arguments: list[str], home: str) -> Iterator[tuple[int, str]]:
         process.wait(20)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -111,23 +121,15 @@ def _cpu_seconds(pid: int) -> float:
 # ours
 
 
-async def _ours(
-    kubeconfig: Path, pid: int, rollouts: int, trajectories: int
-) -> tuple[tuple[float, float], float, float]:
-    async with AsyncClient(kubeconfig=kubeconfig) as client, _model_server() as url:
-        # The allocation's job only sleeps; this process plays its node agent.
-        allocation = {"setup": "exec sleep 3600", "timeLimit": "01:00:00"}
-        given = {"replicas": 1, "allocation": allocation, "inference": {"policy": MODEL}}
-        spec = RolloutPoolSpec.model_validate(given)
-        external = {"model": {"path": "/", "servedName": MODEL}, "engine": {"external": {"endpoints": [{"url": url}]}}}
-        await client.apply(InferencePool.model_validate({"metadata": {"name": MODEL}, "spec": external}))
-        pool = RolloutPool(metadata=ObjectMeta(name="null"), spec=spec)
-        await client.apply(pool)
-        folder, job = await _bound(client, kubeconfig.parent)
+async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) -> tuple[Null, float, float]:
+    async with (
+        AsyncClient(kubeconfig=kubeconfig) as client,
+        null_pool(client, kubeconfig.parent, 1) as ((folder, job),),
+    ):
         os.environ["SLURM_JOB_ID"] = job
         link = ServerLink.open(folder)
         async with link.session() as http:
-            node = _NullNode(link, http)
+            node = NullNode(link, http)
             task = asyncio.create_task(node.line.run())
             try:
                 null = await _measure(client, pid, rollouts)
@@ -138,31 +140,69 @@ async def _ours(
             finally:
                 task.cancel()
                 await asyncio.gather(task, *node.tasks, return_exceptions=True)
-        await client.delete(pool.key)
-        while (await client.list_objects("Allocation"))[0]:
-            await asyncio.sleep(0.1)
     return null, arrays, texts
 
 
-async def _bound(client: AsyncClient, data: Path) -> tuple[Path, str]:
-    async with asyncio.timeout(30):
+@asynccontextmanager
+async def null_pool(client: AsyncClient, data: Path, nodes: int) -> AsyncIterator[list[tuple[Path, str]]]:
+    """Run the pool `null`, whose jobs only sleep; yields the folder and the job id of each allocation."""
+    async with _model_server() as url:
+        allocation = {"setup": "exec sleep 3600", "timeLimit": "01:00:00"}
+        given = {"replicas": nodes, "allocation": allocation, "inference": {"policy": MODEL}}
+        spec = RolloutPoolSpec.model_validate(given)
+        external = {"model": {"path": "/", "servedName": MODEL}, "engine": {"external": {"endpoints": [{"url": url}]}}}
+        await client.apply(InferencePool.model_validate({"metadata": {"name": MODEL}, "spec": external}))
+        pool = RolloutPool(metadata=ObjectMeta(name="null"), spec=spec)
+        await client.apply(pool)
+        yield await _bound(client, data, nodes)
+        await client.delete(pool.key)
+        while (await client.list_objects("Allocation"))[0]:
+            await asyncio.sleep(0.1)
+
+
+async def _bound(client: AsyncClient, data: Path, nodes: int) -> list[tuple[Path, str]]:
+    async with asyncio.timeout(60):
         while True:
-            for found in (await client.list_objects("Allocation"))[0]:
-                if isinstance(found, Allocation) and found.status.job_id:
-                    return data / "allocations" / f"default.{found.metadata.name}", found.status.job_id
+            there = [a for a in (await client.list_objects("Allocation"))[0] if isinstance(a, Allocation)]
+            jobs = [(data / "allocations" / f"default.{a.metadata.name}", a.status.job_id) for a in there]
+            if len(found := [(folder, job) for folder, job in jobs if job]) == nodes:
+                return found
             await asyncio.sleep(0.05)
 
 
-async def _measure(client: AsyncClient, pid: int, n: int) -> tuple[float, float]:
+async def _measure(client: AsyncClient, pid: int, n: int) -> Null:
     await _run(client, BATCH, "warm")
-    before, cpu = time.perf_counter(), _cpu_seconds(pid)
+    before, cpu, own = time.perf_counter(), cpu_seconds(pid), time.process_time()
     await _run(client, n, "null")
-    return n / (time.perf_counter() - before), (_cpu_seconds(pid) - cpu) / n * 1000
+    rate = n / (time.perf_counter() - before)
+    cpu_ms, own_ms = ((now - then) / n * 1000 for now, then in ((cpu_seconds(pid), cpu), (time.process_time(), own)))
+    one, many = await asyncio.gather(
+        _timed_submits(client, "one", 1, PROBE_SECONDS, n / RATE),
+        _timed_submits(client, "many", BATCH, BATCH / RATE, n / RATE),
+    )
+    await _run(client, BATCH, "last")
+    return rate, cpu_ms, own_ms, one, many
+
+
+async def _timed_submits(client: AsyncClient, prefix: str, size: int, every: float, seconds: float) -> list[float]:
+    """Submit `size` rollouts each `every` seconds, whether earlier submits have been answered or not; return their times."""
+
+    async def timed(i: int) -> float:
+        before = time.perf_counter()
+        await submit(client, size, f"{prefix}-{i}")
+        return time.perf_counter() - before
+
+    begun: list[asyncio.Task[float]] = []
+    start = time.perf_counter()
+    for i in range(int(seconds / every)):
+        await asyncio.sleep(start + i * every - time.perf_counter())
+        begun.append(asyncio.create_task(timed(i)))
+    return await asyncio.gather(*begun)
 
 
 async def _run(client: AsyncClient, n: int, prefix: str) -> None:
     """Submit n rollouts and wait for the terminal record of each."""
-    await _submit(client, n, prefix)
+    await submit(client, n, prefix)
     for i in reversed(range(n)):
         view, _ = await client.rollout(f"{prefix}-{i}", wait=60)
         assert view.status is Status.COMPLETED
@@ -172,7 +212,7 @@ async def _run(client: AsyncClient, n: int, prefix: str) -> None:
         await asyncio.sleep(0.01)
 
 
-async def _submit(client: AsyncClient, n: int, prefix: str) -> None:
+async def submit(client: AsyncClient, n: int, prefix: str) -> None:
     for start in range(0, n, BATCH):
         batch = [RolloutRequest.model_validate({"id": f"{prefix}-{i}", "pool": "null", "task": TASK})
                  for i in range(start, min(n, start + BATCH))]  # fmt: skip
@@ -187,7 +227,7 @@ async def _deliver(client: AsyncClient, kubeconfig: Path, n: int, form: str) -> 
     assert reader.stdout is not None
     await reader.stdout.readline()
     before = time.perf_counter()
-    await _submit(client, n, form)
+    await submit(client, n, form)
     await reader.stdout.readline()
     seconds = time.perf_counter() - before
     await reader.wait()
@@ -230,7 +270,7 @@ def _decoding(outcome: Outcome, read: Callable[[bytes], object]) -> tuple[float,
     return between - before, time.perf_counter() - between
 
 
-class _NullNode:
+class NullNode:
     """A node agent that answers at once."""
 
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
@@ -355,7 +395,7 @@ async def _baseline(folder: Path, url: str, pid: int, n: int) -> tuple[float, fl
                 await answer.read()
 
         task = asyncio.create_task(node())
-        before, cpu = time.perf_counter(), _cpu_seconds(pid)
+        before, cpu = time.perf_counter(), cpu_seconds(pid)
         for start in range(0, n, BATCH):
             rows = [{"id": str(i), "pool": "null", "task": TASK} for i in range(start, min(n, start + BATCH))]
             async with http.post(f"{url}/r", json={"rollouts": rows}) as answer:
@@ -367,7 +407,7 @@ async def _baseline(folder: Path, url: str, pid: int, n: int) -> tuple[float, fl
             await asyncio.sleep(0.01)
         seconds = time.perf_counter() - before
         task.cancel()
-    return n / seconds, (_cpu_seconds(pid) - cpu) / n * 1000
+    return n / seconds, (cpu_seconds(pid) - cpu) / n * 1000
 
 
 if __name__ == "__main__":

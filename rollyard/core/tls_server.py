@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from aiohttp import web
 
@@ -19,7 +20,7 @@ async def stop_tls_server(runner: web.AppRunner) -> None:
     """
     handlers = runner.server.connections if runner.server else []
     transports = [handler.transport for handler in handlers if handler.transport is not None]
-    sockets = [transport.get_extra_info("socket") for transport in transports]
+    sockets = [found for transport in transports if (found := _socket(transport)) is not None]
     await runner.cleanup()
     deadline = time.monotonic() + CLOSE_SECONDS
     while any(socket.fileno() != -1 for socket in sockets):
@@ -27,3 +28,14 @@ async def stop_tls_server(runner: web.AppRunner) -> None:
             for transport in transports:
                 transport.abort()
         await asyncio.sleep(0.01)
+
+
+def _socket(transport: asyncio.BaseTransport) -> Any:
+    """Return the socket of a connection; None if the transport is closed already.
+
+    A TLS transport that was closed twice has no protocol any more, and asyncio raises AttributeError (CPython 3.11).
+    """
+    try:
+        return transport.get_extra_info("socket")
+    except AttributeError:
+        return None

@@ -29,10 +29,13 @@ async def test_a_peer_that_never_confirms_the_end_holds_no_connection(
         assert peer.recv(100).startswith(b"HTTP/1.1 404")
         return peer
 
-    with await asyncio.to_thread(call), listener:
+    with await asyncio.to_thread(call), await asyncio.to_thread(call), listener:
         assert runner.server is not None
-        (handler,) = runner.server.connections
+        handler, closed_twice = runner.server.connections
         assert handler.transport is not None
+        assert closed_twice.transport is not None
         connection = handler.transport.get_extra_info("socket")
+        closed_twice.transport.close()
+        closed_twice.transport.close()  # now asyncio no longer knows its socket
         await stop_tls_server(runner)
         assert connection.fileno() == -1
