@@ -29,7 +29,7 @@ def draw(files: Sequence[Path], out: Path) -> None:
     runs = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     minutes = max([step["minutes"] for run in runs for step in run] + [1.0])
     panels = [_panel(i, runs, minutes) for i in range(len(PANELS))]
-    size = f"{COLUMNS * (WIDTH + LEFT) + 10} {len(PANELS) // COLUMNS * (HEIGHT + TOP + 25)}"
+    size = f"{COLUMNS * (WIDTH + LEFT) + 25} {len(PANELS) // COLUMNS * (HEIGHT + TOP + 25)}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="11">'
     out.write_text("\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *panels, "</svg>"]) + "\n")
 
@@ -48,7 +48,7 @@ def _panel(number: int, runs: Sequence[Sequence[dict[str, Any]]], minutes: float
         parts.append(f'<path d="M{x} {at:.1f}h{WIDTH}" stroke="#ddd"/>')
         parts.append(f'<text x="{x - 4}" y="{at + 4:.1f}" text-anchor="end">{share * top:.3g}</text>')
         at = x + WIDTH * share
-        parts.append(f'<text x="{at:.1f}" y="{y + HEIGHT + 14}" text-anchor="middle">{share * minutes:.3g} min</text>')
+        parts.append(f'<text x="{at:.1f}" y="{y + HEIGHT + 14}" text-anchor="middle">{share * minutes:.1f} min</text>')
     for i, line in enumerate(lines):
         points = " ".join(f"{x + WIDTH * at / minutes:.1f},{y + HEIGHT * (1 - value / top):.1f}" for at, value in line)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{COLORS[i % len(COLORS)]}" stroke-width="1.5"/>')

@@ -276,10 +276,10 @@ def row_text(r: StepRecord) -> str:
 
 def report(records: Sequence[StepRecord], console: Console) -> None:
     """Print the steps after which the held-out reward was measured, the reward as a bar."""
-    table = Table(title="held-out reward by training step", box=None)
-    for name in ("step", "minutes", "reward", "filtered", "entropy", "stale", "tokens/s", "held-out"):
+    table = Table(title="held-out reward by training step", box=None, padding=(0, 1))  # 80 columns
+    for name in ("step", "min", "reward", "filtered", "entropy", "stale", "tok/s", "held-out"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(width=20)
+    table.add_column(width=12)
     for r in records:
         if r.held_out is not None:
             cells = [f"{c:.2f}" for c in (r.minutes, r.reward, r.filtered, r.entropy, r.staleness)]
