@@ -45,7 +45,7 @@ def body(
 class SglangChunks:
     """Converts SGLang's events to chunks that have only new tokens.
 
-    By an option of the server, each event has either all tokens so far or only the new tokens.
+    Each event has either all tokens so far or only the new ones, depending on an option of the server.
     """
 
     def __init__(self) -> None:

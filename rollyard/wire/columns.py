@@ -3,8 +3,8 @@
 The tokens of all segments follow each other in one array. An array of offsets has the index at which each segment
 begins, and as its last number the index at which the last segment ends. The segments and turns of all samples are stored
 in the same way. All other fields are JSON: one text for each sample, segment and turn, which is parsed on demand, and the
-text `about` for the whole file. The metadata has the name of the form and its version. A later version adds arrays, and
-a reader ignores arrays that it does not know.
+text `about` for the whole file. The metadata has the name of the form and its version. An addition is a
+new array under the same version: a reader ignores arrays that it does not know, and refuses a file of a higher version.
 """
 
 from __future__ import annotations

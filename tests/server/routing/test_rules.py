@@ -103,7 +103,7 @@ def test_one_complaint_asks_for_a_probe_and_ejects_nothing() -> None:
 def test_complaints_of_several_or_a_failed_probe_eject() -> None:
     once = with_complaint(TRUSTED, "n1", "refused", 0.0)
     both = with_complaint(once, "n2", "refused", 1.0)
-    assert (both.ejected, both.why) == (True, Reason("Ejected", "2 node agents: refused"))
+    assert (both.ejected, both.why) == (True, Reason("Ejected", "reported by 2 of its callers: refused"))
     assert with_probe(once, UNREACHABLE, 1.0).ejected
 
 
