@@ -52,7 +52,7 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
 )
 @with_client
 async def cancel(client: AsyncClient, namespace: str, ids: tuple[str, ...], rollouts: bool) -> None:
-    """End batches. Ended batches do not change."""
+    """End batches. Batches that have already ended stay as they are."""
     for id in ids:
         view = await client.cancel_batch(id, namespace, rollouts="cancel" if rollouts else "keep")
         click.echo(f"batch/{id} {view.status.value.lower()}")

@@ -1,4 +1,4 @@
-"""The end of an HTTP server that serves over TLS."""
+"""Shutdown of an HTTP server that serves over TLS."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 CLOSE_SECONDS = 1.0
-"""Seconds that peers have to confirm the end of their TLS connections. Then the connections are aborted."""
+"""Seconds within which peers may confirm the end of their TLS connections. Then the connections are aborted."""
 
 
 async def stop_tls_server(runner: web.AppRunner) -> None:

@@ -118,8 +118,8 @@ class BatchRequest(WireModel):
     filter: BatchFilter = BatchFilter()
     """Rule that decides whether a group is informative. Informative groups are delivered."""
     in_flight: int | None = Field(default=None, ge=1, le=100_000)
-    """Greatest number of groups in flight at the same time. Default: the number that the pool's RUN stage and the target
-    need."""
+    """Greatest number of groups in flight at the same time. Default: as many as fill
+    the pool's RUN stage, but no more than the target probably needs."""
     carry_over: Literal["keep", "cancel"] = "keep"
     """keep: the next batch of the series begins with this batch's unfinished groups and their finished rollouts. cancel:
     unfinished groups are cancelled."""
@@ -184,8 +184,8 @@ class BatchRequest(WireModel):
 
     @property
     def bounded_by_acknowledgement(self) -> bool:
-        """Whether the batch is a stream that waits for acknowledgements. A stream of tasks in the request waits only if
-        `step_groups` is set."""
+        """Whether the batch is a stream that waits for acknowledgements. A stream whose tasks are listed in the request
+        waits only if `step_groups` is set."""
         return self.target is None and (self.step_groups is not None or self.tasks is None)
 
     def rollouts(self, group: str, task: Task) -> RolloutRequest:
@@ -211,7 +211,7 @@ class Acknowledgement(WireModel):
     """Body of POST /v1/batches/ID/acknowledge."""
 
     upto: int = Field(ge=0)
-    """Number of the last delivery up to which the trainer has used every delivery."""
+    """Number of a delivery. The trainer has used this delivery and all earlier ones."""
 
 
 class FilteredGroups(WireModel):
@@ -299,7 +299,7 @@ class DatasetHistory(WireModel):
     """Earlier groups of a dataset's tasks."""
 
     tasks: int
-    """Number of tasks with an earlier group that was informative or uninformative."""
+    """Number of tasks of which a group was judged: as informative, or as all right or all wrong."""
     informative: int
     """Number of tasks whose last group was informative."""
     streaks: dict[int, int]
@@ -332,8 +332,9 @@ class Group(WireModel):
     """Index of the task in its source."""
     drawn_at: float
     staleness: int | None = None
-    """Number of training steps between the draw of the group and the step that uses it. No token of the group is staler, if
-    the trainer updates the weights before it acknowledges a step. Null if an older release delivered the group."""
+    """Number of training steps between the draw of the group and the step that uses it. It bounds the staleness of
+    each token of the group if the trainer updates the weights before it acknowledges a step. Null if an older release
+    delivered the group."""
     rollouts: list[Trajectory]
     """All n rollouts. A rollout that ended Failed, InfraFailed or Cancelled has `reward: null`."""
 

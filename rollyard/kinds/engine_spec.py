@@ -128,7 +128,7 @@ class EngineSpec(KindModel):
 
 
 class Patience(KindModel):
-    """Times that a rollout waits for a model server before the rollout continues at another server, in seconds."""
+    """Seconds that a rollout waits for a model server before the rollout continues at another server."""
 
     connect_seconds: float = Field(default=10, gt=0, le=3600)
     """Longest time until the connection is open."""

@@ -27,14 +27,16 @@ class ChosenEndpoint(WireModel):
 
     id: str
     reason: str = ""
-    """`WarmPrefix`: its cache has a part of the prompt. `SameNode`: it is on the node of the node agent. `LeastLoad`."""
+    """`WarmPrefix`: its cache has a part of the prompt. `SameNode`: it is on the node of the node agent. `LeastLoad`:
+    it had the least load."""
 
 
 class HistoryEntry(WireModel):
     """One change of a rollout. Fields without a meaning for the event are null."""
 
     at: float
-    """Unix seconds, by the server's clock. For RUN: when the server heard of it from the node agent."""
+    """Unix seconds, by the server's clock. For the beginning of RUN: time at which the node agent's report of it reached the
+    server."""
     event: str
     """Word from a fixed set, such as `Leased`."""
     attempt: int

@@ -1,6 +1,7 @@
 """Search for orphans: jobs of this server that have no Allocation.
 
-Allocations are read after the snapshot of the queue, so every job in the snapshot had its Allocation before this reading.
+An Allocation is stored before its job is submitted, and Allocations are read after the snapshot of the queue. So a job in
+the snapshot that has no Allocation is not one that was just submitted.
 """
 
 from __future__ import annotations

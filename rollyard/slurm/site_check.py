@@ -18,7 +18,7 @@ from rollyard.slurm.base import Node, Partition, Site
 
 GIB = 1 << 30
 MOST_NAMES = 12
-"""Greatest number of available names in one message."""
+"""Greatest number of names that one message lists."""
 
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:

@@ -1,11 +1,11 @@
-"""Columns files: results as arrays in one safetensors file, in which no number has to be parsed.
+"""Columns files: results in one safetensors file, with all data of tokens as arrays that need no parsing.
 
 The tokens of all segments follow each other in one array. An array of offsets has the index at which each segment
 begins, and as its last number the index at which the last segment ends. The segments and turns of all samples are stored
-in the same way. All other fields are JSON: one text for each sample, segment and turn, which is parsed on demand, and the
-text `about` for the whole file. The metadata has the name of the form and its version. An addition is a
-new array under the same version: a reader ignores arrays that it does not know, and refuses a file of a higher version.
-"""
+in the same way. The lengths of segments and turns are arrays too. All other fields are JSON: one text for each sample,
+segment and turn, which is parsed on demand, and the text `about` for the whole file. The metadata has the name of the
+form and its version. An addition is a new array under the same version: a reader ignores arrays that it does not know,
+and refuses a file of a higher version."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ class Columns:
             yield {"segments": segments[slice(*segment_range)], "turns": turns[slice(*turn_range)]}
 
     def with_samples(self, samples: Sequence[Mapping[str, Any]]) -> Columns:
-        """Return a copy with other fields of the samples and without `about`. Segments and turns stay the same."""
+        """Return a copy in which `samples` replace the fields of the samples, and `about` is empty. Segments and turns
+        stay the same."""
         texts, offsets = _packed(json.dumps(sample).encode() for sample in samples)
         return replace(self, sample_json=texts, sample_json_offsets=offsets, about={})
 
@@ -221,7 +222,7 @@ _SMALLEST: dict[str, DTypeLike] = {
     **{"token_ids": np.int32, "loss_mask": np.uint8, "logprobs": np.float32},
     **{name: np.uint8 for name in _ARRAYS if name.endswith("_json")},
 }
-"""Array -> its type if it is empty. An array that is not listed is int64."""
+"""Array -> its narrowest type. Any other array is int64, except `weights_version`, whose type `join` chooses."""
 
 
 def encode(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | None = None) -> bytes:
@@ -287,7 +288,7 @@ def _check(columns: Columns) -> None:
         raise ValueError("weights_version must be -1 exactly where loss_mask is 0")
 
 
-# one array
+# functions of a single array
 
 
 def _token_ids(values: Sequence[int]) -> Array:

@@ -27,7 +27,7 @@ minutes."""
 
 
 class Gang:
-    """This process among all processes of its job step."""
+    """A gang as one of its processes sees it: the rank of this process, the number of processes, and the meeting file."""
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         self.rank, self.size = rank, size

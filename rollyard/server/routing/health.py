@@ -55,7 +55,9 @@ def with_complaint(trust: EndpointTrust, voter: str, why: str, now: float) -> En
     if trust.ejected:
         return replace(trust, votes=votes)
     trust = replace(trust, votes=votes, suspected=True)
-    return _ejected(trust, Reason(EJECTED, f"reported by {len(votes)} of its callers: {why}"), now) if len(votes) >= VOTES else trust
+    if len(votes) < VOTES:
+        return trust
+    return _ejected(trust, Reason(EJECTED, f"reported by {len(votes)} of its callers: {why}"), now)
 
 
 def with_probe(trust: EndpointTrust, why: Reason | None, now: float) -> EndpointTrust:

@@ -195,7 +195,7 @@ class PutBack:
     tries: int
     """Number of faulty groups of this task in this epoch."""
     due: int
-    """Number of the first group for which the task may be drawn again."""
+    """The task may be drawn again for the series' group with this number, and for later ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ class TaskHistory:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRecord:
-    """An uploaded dataset: a name for tasks."""
+    """An uploaded dataset. It gives a name to tasks."""
 
     namespace: str
     name: str

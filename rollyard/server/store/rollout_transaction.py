@@ -1,4 +1,4 @@
-"""Rollouts inside the writer: reads and writes of single records, and the queries for grants."""
+"""Rollouts in a write transaction: reads and writes of single records, and queries for rollouts that can be leased."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollyard.server.store.writer import WriteUnit
 
 
 class RolloutTransaction:
-    """`Transaction` on the writer's connection; valid for one change."""
+    """`Transaction` on the writer's connection; do not use it after the transaction has ended."""
 
     def __init__(self, unit: WriteUnit) -> None:
         self._unit = unit
@@ -82,7 +82,7 @@ class RolloutTransaction:
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
-            return found  # no kind can match, and for an empty list SQLite finds no plan
+            return found  # no kind can match, and SQLite refuses the prescribed index for an empty list
         also, values = _queue_conditions(kinds, minima, after)
         for stage in (s for s in STAGES_LAST_FIRST if s in stages):
             room = limit - len(found)

@@ -92,7 +92,7 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
 def count_operations(expression: sympy.Basic) -> int:
     """Count the operations that are not carried out: sums, powers, roots, functions and products.
 
-    A coefficient or a quotient is no operation: the product of a number and a factor that is no number does not count.
+    A coefficient or a division by a number does not count: neither 2x nor x/3 has an operation.
     """
     inner = sum(map(count_operations, expression.args))
     if isinstance(expression, sympy.Add):

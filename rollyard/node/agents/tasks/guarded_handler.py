@@ -1,7 +1,7 @@
 """The only module that calls task handlers of plug-ins. It checks their exceptions and return values.
 
 A task handler is foreign code. If a handler raises an exception of its own, or returns a wrong value, the rollout ends
-Failed. The error names the line in the handler. Such a failure never counts as a fault of Rollyard.
+Failed. For an exception, the error names the line in the handler. Such a failure never counts as a fault of Rollyard.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ MAX_METRICS_CHARS = 8000
 
 
 class GuardedHandler:
-    """A task handler as all callers use it. Each call raises HandlerFailed for an error that is the handler's fault."""
+    """A wrapper around a task handler. Callers use the wrapper and never the handler itself. Each call raises
+    HandlerFailed for an error that is the handler's fault."""
 
     def __init__(self, kind: str, handler: TaskHandler) -> None:
         """Raises TypeError if the object is not a handler."""
@@ -111,7 +112,8 @@ class GuardedHandler:
     def _guard(self, call: str) -> Iterator[None]:
         try:
             yield
-        # a KeyboardInterrupt of a handler would end the node agent, and any unhandled exception would keep the lease
+        # A KeyboardInterrupt of a handler would end the node agent. After another exception that nobody handles, the
+        # rollout's lease would never be given back.
         except BaseException as raised:
             error = first_cause(raised)
             if isinstance(error, OWN_ERRORS):
