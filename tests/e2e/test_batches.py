@@ -31,7 +31,7 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delivered: dict[str, list[Group]] = {}
-    storm = Storm(yard, seed=3, pause=(0.0, 1.2), victims=["server"])
+    storm = Storm(yard, seed=3, pause=(0.0, 1.2), most=12, victims=["server"])
 
     async def train() -> None:
         async with yard.client() as client:

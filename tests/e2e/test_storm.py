@@ -26,7 +26,7 @@ from tests.support.yard import MODEL, Yard
 
 pytestmark = pytest.mark.slow(120)
 
-TASKS, N, TARGET, STEP_GROUPS = 2000, 4, 4, 4
+TASKS, N = 2000, 4
 HOT = Sampling(temperature=2.0)
 """Sampling with which some rollouts of most tasks fail."""
 MODES: tuple[Mode, ...] = ("Drain", "Pause", "Abort")
@@ -45,6 +45,8 @@ class Training:
     seconds: float
     """Time over which the weights updates are spread."""
     updates: int
+    target: int
+    """Groups of a batch, and of a step of the stream."""
     rollouts: int
     limit: float
     """Seconds after which fewer rollouts are enough."""
@@ -75,7 +77,7 @@ class Training:
             id, number = f"step-{number}", number + 1
             batch = self.client.batch(
                 BatchRequest(
-                    id=id, pool="demo", n=N, target=TARGET, sampling=HOT, dataset=DatasetRef(name="mixed", seed=5)
+                    id=id, pool="demo", n=N, target=self.target, sampling=HOT, dataset=DatasetRef(name="mixed", seed=5)
                 )
             )
             self.delivered[id] = [group async for group in batch]
@@ -85,13 +87,13 @@ class Training:
     async def by_stream(self) -> None:
         batch = self.client.batch(
             BatchRequest(
-                id="stream", pool="demo", n=N, step_groups=STEP_GROUPS, sampling=HOT, dataset=DatasetRef(name="math")
+                id="stream", pool="demo", n=N, step_groups=self.target, sampling=HOT, dataset=DatasetRef(name="math")
             )
         )
         groups = []
         async for group in batch:
             groups.append(group)
-            if group.delivery % STEP_GROUPS == 0:
+            if group.delivery % self.target == 0:
                 await batch.acknowledge()
                 if self.enough:
                     await batch.cancel()
@@ -128,10 +130,12 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
         await client.put_dataset("math", [sample_math(rng, True) for _ in range(TASKS)])
         if long_run:
             storm = Storm(yard, 11, pause=(2.0, 6.0), seconds=600)
-            training = Training(client, storm, yard.folder, seconds=600, updates=20, rollouts=5000, limit=900)
+            training = Training(
+                client, storm, yard.folder, seconds=600, updates=20, target=32, rollouts=5000, limit=900
+            )
         else:
             storm = Storm(yard, 11, pause=(1.0, 4.0), most=2 * len(VICTIMS))
-            training = Training(client, storm, yard.folder, seconds=30, updates=2, rollouts=0, limit=0)
+            training = Training(client, storm, yard.folder, seconds=30, updates=2, target=4, rollouts=0, limit=0)
         async with running(training.read_ends()):
             async with asyncio.timeout(training.limit + 600), storm, asyncio.TaskGroup() as trainers:
                 for trainer in (training.by_targets, training.by_stream, training.update_weights):
@@ -147,7 +151,7 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
         assert storm.killed.keys() == set(VICTIMS)
         assert training.ended == Counter(ids), "one terminal record each"
 
-        assert set(len(training.delivered[id]) for id in training.delivered if id != "stream") == {TARGET}
+        assert set(len(training.delivered[id]) for id in training.delivered if id != "stream") == {training.target}
         for groups in training.delivered.values():
             assert [g.delivery for g in groups] == list(range(1, len(groups) + 1))
             assert all(len(set(g.rewards) - {None}) > 1 for g in groups)

@@ -50,19 +50,22 @@ class Storm:
         self._random = random.Random(seed)
         self._round = list[str]()
         self._left = asyncio.Event()
+        self._group = asyncio.TaskGroup()
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run())
+        await self._group.__aenter__()
+        self._task = self._group.create_task(self._run())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Return once the last killed server serves again."""
+        """Return once the last killed server serves again. Raises the storm's own error, which also ends the block."""
         assert self._task is not None
         self._left.set()
-        await self._task
+        await asyncio.wait([self._task])
+        await self._group.__aexit__(kind, error, trace)
 
     @property
     def over(self) -> bool:
