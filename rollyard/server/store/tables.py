@@ -61,7 +61,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_15 = """
+_VERSION_16 = """
 -- Sessions are counted in memory (routing/session_index.py).
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -128,7 +128,7 @@ CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 15: _VERSION_15}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 16: _VERSION_16}
 """Schema number -> script that brings a database from the schema before it to this one. The first script fills an empty
 database."""
 

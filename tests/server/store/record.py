@@ -174,7 +174,7 @@ def put_batches(tables: BatchTables) -> None:
             GroupRecord(
                 namespace="default", id=f"d-g{number}", series="d", number=number, pool="rolloutpool", n=2, task_index=0,
                 epoch=1, drawn_at=1_700_000_001.0, drawn_step=2, batch="Running", state=state,
-                delivery=1 if state is GroupState.DELIVERED else None, tries=1,
+                delivery=1 if state is GroupState.DELIVERED else None, staleness=1, tries=1,
                 ended=(EndedRollout(1, Status.COMPLETED, 1.0, 10, 2, 0.5), EndedRollout(0, Status.FAILED, None, 0, 0, 0.0)),
             )
         )  # fmt: skip
