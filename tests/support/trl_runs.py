@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +42,7 @@ def main() -> None:
         options.add_argument(f"--{name}", type=Path, required=True)
     given = options.parse_args()
     tasks = [json.loads(line) for line in given.tasks.read_text().splitlines()]
-    with (given.folder / f"{given.trainer}.jsonl").open("w") as file:
+    with (given.folder / f"{given.trainer}-{os.environ.get('RANK', 0)}.jsonl").open("w") as file:
 
         def record(**facts: Any) -> None:
             file.write(json.dumps(facts) + "\n")
@@ -55,7 +56,7 @@ def settings(folder: Path, groups: int) -> dict[str, Any]:
     return {
         "output_dir": str(folder / "trainer"),
         "max_steps": STEPS,
-        "per_device_train_batch_size": groups * GROUP,
+        "per_device_train_batch_size": groups * GROUP // int(os.environ.get("WORLD_SIZE", 1)),
         "num_generations": GROUP,
         "learning_rate": 1e-5,
         "use_cpu": True,

@@ -22,7 +22,7 @@ from tests.support import flaky_math
 from tests.support.live_weights import current_version, versions
 from tests.support.yard import MODEL, ROOT, Yard, end
 
-pytestmark = pytest.mark.slow(80)
+pytestmark = pytest.mark.slow(110)
 RUN_SECONDS = 1200.0
 COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask")
 
@@ -53,9 +53,11 @@ def write_tasks(folder: Path, count: int, failing: Collection[int]) -> Path:
     return file
 
 
-async def trained(yard: Yard, trainer: str, tasks: Path) -> list[dict[str, Any]]:
-    """Run the trainer in a process of its own; return what it recorded."""
-    command = ["-m", "tests.support.trl_runs", trainer, "--kubeconfig", yard.data / "admin.kubeconfig"]
+async def trained(yard: Yard, trainer: str, tasks: Path, *, processes: int = 1) -> list[list[dict[str, Any]]]:
+    """Run the trainer in processes of its own; return what each recorded."""
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", processes]
+    command: list[Any] = several if processes > 1 else []
+    command += ["-m", "tests.support.trl_runs", trainer, "--kubeconfig", yard.data / "admin.kubeconfig"]
     command += ["--model", MODEL, "--folder", yard.folder, "--tasks", tasks]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
     env["HOME"] = str(yard.folder)
@@ -70,16 +72,23 @@ async def trained(yard: Yard, trainer: str, tasks: Path) -> list[dict[str, Any]]
             process.kill()
             await process.wait()
     assert process.returncode == 0, text.decode()[-4000:]
-    return [json.loads(line) for line in (yard.folder / f"{trainer}.jsonl").read_text().splitlines()]
+    files = [yard.folder / f"{trainer}-{rank}.jsonl" for rank in range(processes)]
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_rollout_no_reward(yard: Yard) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_rollout_no_reward(
+    yard: Yard, processes: int
+) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
-        *calls, end = await trained(yard, "grpo", write_tasks(yard.folder, 6, failing=[1]))
-        assert [(c["step"], c["version"]) for c in calls] == [(0, "step1"), (1, "step2"), (2, "step3")]
-        assert end["version"] == await current_version(client) == "step4"
+        records = await trained(yard, "grpo", write_tasks(yard.folder, 6, failing=[1]), processes=processes)
+        for *mine, last in records:
+            assert [(c["step"], c["version"]) for c in mine] == [(0, "step1"), (1, "step2"), (2, "step3")]
+            assert last["version"] == await current_version(client) == "step4"
+        end = records[0][-1]
+        calls = [call for *mine, _ in records for call in mine]
         failed = 0
         for call in calls:
             for prompt, id, reward, before, after, mask in zip(*(call[name] for name in COLUMNS), strict=True):
@@ -99,11 +108,13 @@ async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_roll
                     assert versions(trajectory) == [call["version"]]
         assert failed == 1
         steps = [row for row in end["log"] if "reward" in row]
-        assert len(steps) == len(calls)
-        for row, call in zip(steps, calls, strict=True):
-            scored = [r for r in call["rollout_reward"] if r is not None]
+        assert len(steps) == 3
+        for step, row in enumerate(steps):
+            rewards = [reward for call in calls if call["step"] == step for reward in call["rollout_reward"]]
+            scored = [reward for reward in rewards if reward is not None]
+            assert len(rewards) == 8
             assert row["reward"] == pytest.approx(np.mean(scored)), "a failed rollout counts in no mean"
-            assert row["rollout/without_reward"] == pytest.approx(1 - len(scored) / len(call["rollout_reward"]))
+            assert row["rollout/without_reward"] == pytest.approx(1 - len(scored) / 8)
         assert any(row["grad_norm"] > 0 for row in steps)
 
 
@@ -111,7 +122,7 @@ async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
-        *samples, end = await trained(yard, "async", write_tasks(yard.folder, 12, failing=range(12)))
+        ((*samples, end),) = await trained(yard, "async", write_tasks(yard.folder, 12, failing=range(12)))
         assert end["version"] == await current_version(client) == "step4"
         groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for sample in samples:
