@@ -144,11 +144,13 @@ async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) ->
 
 
 @asynccontextmanager
-async def null_pool(client: AsyncClient, data: Path, nodes: int) -> AsyncIterator[list[tuple[Path, str]]]:
-    """Run the pool `null`, whose jobs only sleep; yields the folder and the job id of each allocation."""
+async def null_pool(
+    client: AsyncClient, data: Path, nodes: int, **fields: object
+) -> AsyncIterator[list[tuple[Path, str]]]:
+    """Run the pool `null`, whose jobs only sleep; yields the folder and the job id of each allocation. `fields`: of spec."""
     async with _model_server() as url:
         allocation = {"setup": "exec sleep 3600", "timeLimit": "01:00:00"}
-        given = {"replicas": nodes, "allocation": allocation, "inference": {"policy": MODEL}}
+        given = {"replicas": nodes, "allocation": allocation, "inference": {"policy": MODEL}} | fields
         spec = RolloutPoolSpec.model_validate(given)
         external = {"model": {"path": "/", "servedName": MODEL}, "engine": {"external": {"endpoints": [{"url": url}]}}}
         await client.apply(InferencePool.model_validate({"metadata": {"name": MODEL}, "spec": external}))

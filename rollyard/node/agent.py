@@ -158,9 +158,12 @@ class NodeAgent:
         key = lease.key
         if key in self._runs or self._node is None:
             return
-        work = LeaseRun(self._node, lease, self._heartbeat_soon)
+        work = self._lease_run(self._node, lease)
         self._runs[key] = (work, asyncio.create_task(self._run_lease(key, work)))
         self._heartbeat_soon()
+
+    def _lease_run(self, node: NodeContext, lease: Lease) -> LeaseRun:
+        return LeaseRun(node, lease, self._heartbeat_soon)
 
     async def _refuse_unreadable(self, unread: list[UnreadableLease]) -> None:
         for one in unread:

@@ -1,0 +1,236 @@
+"""Rollouts a second with 1 to 64 node agents, the idle share of their stage workers, and the server's CPU for a rollout.
+
+The server is real, in a process of its own. The node agents are real too, all in one other process, but their rollouts
+only wait: there is no sandbox, no model and no scoring. INIT takes 10 s, as reported for containers that start together.
+RUN and EVAL are chosen so that 64 stage workers finish 0.25 rollouts a second, the pace of one node of ProRL Agent
+(arXiv 2603.18815, figure 5). The times are divided by `--speedup`. The server's own times are not, so every delay of the
+server weighs that many times as much as in the real case.
+
+The queue is never empty. Busy stage workers are counted every LOOK_SECONDS. The server's CPU time for a rollout is what it
+uses above the CPU time of the same server, with the same node agents, before the first rollout.
+
+    python -m bench.scaling [--agents 1 2 4 8 16 64] [--seconds 100] [--speedup 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import logging
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from bench.control_plane import cpu_seconds, null_pool, outcome, started
+from rollyard.client import AsyncClient
+from rollyard.client.server_link import ServerLink
+from rollyard.core.aio import running
+from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout import RolloutRequest, RunResult, Stage
+from rollyard.node.agent import NodeAgent
+from rollyard.node.agents.tasks.base import Score, TaskHandler
+from rollyard.node.lease_run import LeaseRun, NodeContext
+from rollyard.wire.node import Lease
+
+MEAN_SECONDS = {Stage.INIT: 10.0, Stage.RUN: 206.0, Stage.EVAL: 40.0}
+SIGMA = {Stage.INIT: 0.1, Stage.RUN: 0.7, Stage.EVAL: 0.5}
+"""Sigma of the lognormal times."""
+PLACES = 64
+WORKERS = {"init": {"min": 3, "max": 16}, "run": {"min": 32, "max": PLACES}, "eval": {"min": 4, "max": 24}}
+QUEUED = 32
+"""Number of queued rollouts for each node agent."""
+SUBMIT = 64
+LOOK_SECONDS = 0.05
+IDLE_SECONDS, WARM_SECONDS = 15.0, 60.0
+TASK = {"kind": "math", "problem": "1+1", "answer": "2"}
+RESULT = outcome(tokens=2, prompt=1)
+
+
+def stage_times(stage: Stage, speedup: float, first: int) -> Iterator[float]:
+    """Yield evenly spread quantiles of the stage's times, so that short runs have nearly the same mean as long ones.
+
+    The first times of RUN are cut at evenly spread points, as if these rollouts had begun earlier.
+    """
+    sigma, golden = SIGMA[stage], (math.sqrt(5) - 1) / 2
+    normal = statistics.NormalDist(-(sigma**2) / 2, sigma)
+    for number in itertools.count():
+        seconds = MEAN_SECONDS[stage] / speedup * math.exp(normal.inv_cdf((0.5 + number * golden) % 1))
+        yield seconds * (number + 0.5) / first if stage is Stage.RUN and number < first else seconds
+
+
+@dataclass
+class Tally:
+    """Counts over all node agents of a run."""
+
+    times: dict[Stage, Iterator[float]]
+    ended: int = 0
+    looks: int = 0
+    busy: dict[Stage, int] = field(default_factory=lambda: dict.fromkeys(Stage, 0))
+    workers: dict[Stage, int] = field(default_factory=lambda: dict.fromkeys(Stage, 0))
+
+
+class _WaitingRun(LeaseRun):
+    """Takes a lease through the stages; each stage only waits."""
+
+    tally: Tally
+
+    async def _run(self, handler: TaskHandler) -> RunResult:
+        for stage in (Stage.INIT, Stage.RUN):
+            async with self._stage_worker(stage):
+                await asyncio.sleep(next(self.tally.times[stage]))
+        return RunResult(outcome=evolve(RESULT, timings=self._timings_now()), artifact={})
+
+    async def _score(self, handler: TaskHandler, run: RunResult, seconds: float) -> Score:
+        await asyncio.sleep(next(self.tally.times[Stage.EVAL]))
+        return Score(1.0)
+
+    async def run(self) -> None:
+        await super().run()
+        self.tally.ended += 1
+
+
+class _WaitingAgent(NodeAgent):
+    """A node agent whose rollouts only wait."""
+
+    def __init__(self, tally: Tally, link: ServerLink, http: aiohttp.ClientSession) -> None:
+        super().__init__(link, http, http)
+        self._tally = tally
+
+    def _lease_run(self, node: NodeContext, lease: Lease) -> LeaseRun:
+        work = _WaitingRun(node, lease, self._heartbeat_soon)
+        work.tally = self._tally
+        return work
+
+    def look(self) -> None:
+        """Count busy stage workers."""
+        if self._node is not None:
+            self._tally.looks += 1
+            for stage in Stage:
+                self._tally.busy[stage] += self._node.pools[stage].in_flight
+                self._tally.workers[stage] += self._node.pools[stage].width
+
+
+@dataclass(frozen=True)
+class Figures:
+    agents: int
+    rate: float
+    """Rollouts a second."""
+    used: float
+    """Share of the allocations' places in which a stage worker is busy. It has less noise than the rate."""
+    idle: dict[Stage, float]
+    all_idle: float
+    cpu_ms: float
+    """CPU time of the server for one rollout, above that of the idle server."""
+    idle_server: float
+    """Share of one core that the server used before the first rollout."""
+    server: float
+    """Share of one core that the server used."""
+    simulation: float
+    """Share of one core that the node agents' process used."""
+
+
+async def measure(agents: int, seconds: float, speedup: float) -> Figures:
+    """Start a server and a pool of node agents, and measure them in the steady state."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rollyard-bench-") as home,
+        started(["-m", "rollyard.cli.main", "serve", "--data", f"{home}/data"], home) as (pid, line),
+    ):
+        kubeconfig = Path(json.loads(line)["kubeconfig"])
+        pool = {
+            "allocation": {"setup": "exec sleep 7200", "timeLimit": "04:00:00", "cpusPerTask": 4},
+            "sandbox": {"cpus": 4 / PLACES},
+            "stages": {stage: {"workers": workers} for stage, workers in WORKERS.items()},
+        }
+        async with (
+            AsyncClient(kubeconfig=kubeconfig) as client,
+            null_pool(client, kubeconfig.parent, agents, **pool) as jobs,
+        ):
+            links = [(ServerLink.open(folder), job) for folder, job in jobs]
+            tally = Tally({stage: stage_times(stage, speedup, agents * PLACES) for stage in Stage})
+            return await _measure(client, links, tally, pid, seconds)
+
+
+async def _measure(
+    client: AsyncClient, links: list[tuple[ServerLink, str]], tally: Tally, pid: int, seconds: float
+) -> Figures:
+    async with AsyncExitStack() as stack:
+        nodes = []
+        for link, job in links:
+            os.environ["SLURM_JOB_ID"] = job
+            node = _WaitingAgent(tally, link, await stack.enter_async_context(link.session()))
+            nodes.append(node)
+            await stack.enter_async_context(running(node.run(asyncio.Event())))
+        await asyncio.sleep(IDLE_SECONDS)
+        cpu = cpu_seconds(pid)
+        await asyncio.sleep(IDLE_SECONDS)
+        idle_cpu = (cpu_seconds(pid) - cpu) / IDLE_SECONDS
+        await stack.enter_async_context(running(_submit(client, tally, len(nodes))))
+        await _look(nodes, WARM_SECONDS)
+        ended, cpu, own = tally.ended, cpu_seconds(pid), time.process_time()
+        tally.looks, tally.busy, tally.workers = 0, dict.fromkeys(Stage, 0), dict.fromkeys(Stage, 0)
+        took = await _look(nodes, seconds)
+        ended, cpu, own = tally.ended - ended, cpu_seconds(pid) - cpu, time.process_time() - own
+    idle = {stage: 1 - tally.busy[stage] / tally.workers[stage] for stage in Stage}
+    busy = sum(tally.busy.values())
+    used, all_idle = busy / tally.looks / PLACES, 1 - busy / sum(tally.workers.values())
+    cpu_ms = (cpu - idle_cpu * took) / ended * 1000
+    return Figures(len(nodes), ended / took, used, idle, all_idle, cpu_ms, idle_cpu, cpu / took, own / took)
+
+
+async def _look(nodes: list[_WaitingAgent], seconds: float) -> float:
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < seconds:
+        for node in nodes:
+            node.look()
+        await asyncio.sleep(LOOK_SECONDS)
+    return passed
+
+
+async def _submit(client: AsyncClient, tally: Tally, agents: int) -> None:
+    submitted = 0
+    while True:
+        while submitted - tally.ended < agents * (PLACES + QUEUED):
+            ids = range(submitted, submitted + SUBMIT)
+            await client.submit(
+                [RolloutRequest.model_validate({"id": f"r-{i}", "pool": "null", "task": TASK}) for i in ids]
+            )
+            submitted += SUBMIT
+        await asyncio.sleep(0.05)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--agents", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
+    options.add_argument("--seconds", type=float, default=100.0, help="time that is measured for each number of agents")
+    options.add_argument("--speedup", type=float, default=2.0, help="divisor of the stage times")
+    given = options.parse_args()
+    logging.disable(logging.WARNING)
+    print(f"stage times / {given.speedup:g}: ", end="")
+    print(", ".join(f"{stage} {mean / given.speedup:.2f} s" for stage, mean in MEAN_SECONDS.items()))
+    print(
+        f"{'agents':>6}{'rollouts/s':>12}{'of linear':>11}{'used':>7}{'idle: INIT':>12}{'RUN':>7}{'EVAL':>7}{'all':>7}",
+        end="",
+    )
+    print(f"{'server: ms':>12}{'idle':>6}{'busy':>6}{'agents busy':>13}")
+    first: Figures | None = None
+    for agents in given.agents:
+        row = asyncio.run(measure(agents, given.seconds, given.speedup))
+        first = first or row
+        linear = row.rate / agents / (first.rate / first.agents)
+        idle = "".join(f"{row.idle[stage]:>{width}.1%}" for stage, width in zip(Stage, (12, 7, 7), strict=True))
+        print(f"{agents:>6}{row.rate:>12.2f}{linear:>11.1%}{row.used:>7.1%}{idle}{row.all_idle:>7.1%}", end="")
+        print(f"{row.cpu_ms:>12.2f}{row.idle_server:>6.0%}{row.server:>6.0%}{row.simulation:>13.0%}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
