@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
@@ -27,6 +28,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 # Threads of torch and numpy busy-wait for each other, on cores that other tests need.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# On a busy machine an example of a millisecond may take a second.
+hypothesis.settings.register_profile("busy", deadline=None)
+hypothesis.settings.load_profile("busy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
