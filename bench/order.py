@@ -1,7 +1,7 @@
 """Time of a synchronous step of 64 groups of 8: in the server's order, first come first served, and the oracle's order.
 
     python -m bench.order [--seeds 4]
-    python -m bench.order --vllm [PYTHON] [--rounds 2]   two real vLLM servers, built for CPUs (deploy/vllm/cpu-env.sh)
+    python -m bench.order --vllm [PYTHON] [--rounds 3]   two real vLLM servers, built for CPUs (deploy/vllm/cpu-env.sh)
 
 The oracle knows the length of every rollout; the longest goes first. The server knows the earlier rollouts of each task
 (`simulation/steps.py`). Each task has been drawn once before the steps that are measured.
@@ -39,7 +39,7 @@ TASKS = 256
 LEARNED_STEPS = TASKS // GROUPS
 MEASURED_STEPS = 2 * LEARNED_STEPS
 PROMPT_TOKENS, RESULT_TOKENS, TOOL_SECONDS = 200, 40, 0.3
-REAL_SLOTS, REAL_MEDIAN, REAL_MOST = 32, 40.0, 1500
+REAL_SLOTS, REAL_MEDIAN, REAL_MOST = 32, 150.0, 3500
 """Rollouts at once on a real server; their median length in tokens, and the greatest length that fits the model."""
 
 
@@ -130,7 +130,8 @@ async def measure(python: str, rounds: int, spreads: int) -> None:
             times: dict[str, list[float]] = {order: [] for order in ORDERS}
             for number in range(1 + rounds):
                 drawn = trainer.draw()
-                for order in ORDERS if number else (OURS,):
+                turn = number % len(ORDERS)  # the machine's other work falls on each order in turn
+                for order in (*ORDERS[turn:], *ORDERS[:turn]) if number else (OURS,):
                     queue = trainer.queue(drawn, order)
                     took, seconds = await real_step(https, queue)
                     if order == OURS:
@@ -179,7 +180,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--seeds", type=int, default=4)
     options.add_argument("--vllm", nargs="?", const=VLLM_PYTHON, help="interpreter that has vLLM")
-    options.add_argument("--rounds", type=int, default=2, help="measured steps on the vLLM servers")
+    options.add_argument("--rounds", type=int, default=3, help="measured steps on the vLLM servers")
     options.add_argument("--spreads", type=int, default=len(SPREADS), help="number of spreads on the vLLM servers")
     given = options.parse_args()
     if given.vllm:
