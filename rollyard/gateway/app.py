@@ -1,5 +1,5 @@
-"""The gateway's HTTP application. It has a route for each API, and sends errors in the format of the API. The status
-and the headers of a stream are sent together with its first text.
+"""The gateway's HTTP application. It has a route for each API, and sends errors in the format of the called API. The
+status and the headers of a stream are sent together with its first text.
 
 The process that runs the application provides the transport, and must set aiohttp's `handler_cancellation`. Then
 aiohttp cancels the handler when a caller disconnects, and the call ends with the handler.
@@ -38,7 +38,8 @@ WRITE_STALL_SECONDS = 60.0
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
-"""Function from a request and a session's name (None if the request has no name) to the session. Raises GatewayError."""
+"""Function that finds the session of a request. Its second argument is the session's name, or None if the request names
+no session. Raises GatewayError."""
 E = TypeVar("E", bound=Exchange)
 MakeExchange = Callable[[dict[str, Any]], Exchange]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -53,7 +54,8 @@ APIS: dict[str, MakeExchange] = {
 def build(find: FindSession) -> web.Application:
     """Build the application. Every path also exists below `/s/{session}`, for callers that can set only a base URL.
 
-    The caller must turn off aiohttp's `auto_decompress`, because the handlers decompress bodies, after authentication.
+    The caller must turn off aiohttp's `auto_decompress`: the handlers decompress bodies themselves, but only after
+    authentication.
     """
     app = web.Application(middlewares=[_no_such_path])
     front = _GatewayRoutes(find)
@@ -83,7 +85,7 @@ class _GatewayRoutes:
         self._find_session = find
 
     def handler_for(self, make: MakeExchange) -> Handler:
-        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009 - of the class: no exchange exists yet
+        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009 - a static method: no exchange exists yet
 
         async def serve(request: web.Request) -> web.StreamResponse:
             try:

@@ -33,7 +33,7 @@ SUBMITTED = "Submitted"
 """Type of the condition about a submit that Slurm did not answer at once. If Slurm answers at once, there is no such
 condition."""
 SUBMIT_REFUSED = "SubmitRefused"
-"""Word of `status.reason` and of the pool's conditions if Slurm refused the submit."""
+"""Reason word in the allocation's `status.reason` and in the pool's conditions if Slurm refused the submit."""
 LOG_OFFSET = "Rollyard-Log-Offset"
 """Header with the offset in bytes at which the answer begins in the whole output. A client that was cut off can
 continue at its last offset."""

@@ -41,7 +41,7 @@ class WireModel(BaseModel):
 
 
 def evolve(model: M, /, **changes: Any) -> M:
-    """Return a shallow copy of a model with these fields changed. Values are not validated, because they come from
+    """Return a shallow copy of a model with the given fields changed. Values are not validated, because they come from
     code.
 
     `model_copy(update=...)` would accept a misspelt field.
@@ -57,7 +57,8 @@ def evolve(model: M, /, **changes: Any) -> M:
 
 
 def shared(default: M) -> M:
-    """Return a field whose default is this object itself. For a plain default pydantic makes a deep copy each time."""
+    """Return a field whose default is the object `default` itself, not a copy. pydantic would make a deep copy of a
+    plain default for each new model."""
     field: M = Field(default_factory=lambda: default)
     return field
 

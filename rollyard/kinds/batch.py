@@ -299,7 +299,8 @@ class DatasetHistory(WireModel):
     """Earlier groups of a dataset's tasks."""
 
     tasks: int
-    """Number of tasks of which a group was judged: as informative, or as all right or all wrong."""
+    """Number of tasks that have had a group with a verdict: informative, or with rewards that were all low or all
+    high."""
     informative: int
     """Number of tasks whose last group was informative."""
     streaks: dict[int, int]

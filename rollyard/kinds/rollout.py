@@ -81,7 +81,8 @@ RESERVED_SAMPLING_FIELDS = frozenset(
         *("detokenize", "output_kind", "output_mode", "sampling_params"),
     ]
 )
-"""Engine parameters that `Sampling.extra` cannot hold. Rollyard sets them, so that the tokens of a turn are exact."""
+"""Engine parameters that `Sampling.extra` cannot hold. Rollyard decides about them, because each turn's tokens must be
+recorded exactly as the engine used them."""
 
 
 class Sampling(WireModel):
@@ -100,7 +101,7 @@ class Sampling(WireModel):
     max_tokens: int = Field(default=1024, ge=1)
     """Greatest number of sampled tokens of one turn."""
     min_tokens: int | None = Field(default=None, ge=0)
-    """Number of tokens of one turn before which the model cannot end the turn."""
+    """Least number of sampled tokens of one turn. The model cannot end the turn earlier."""
     min_p: float | None = Field(default=None, ge=0, le=1)
     """Least probability that a token must have to be chosen, as a share of the most likely token's probability."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -194,7 +195,7 @@ class Task(WireModel):
 
 
 class WeightsConstraint(WireModel):
-    """Requirements of a started rollout on the weights."""
+    """Limits on the weights versions that may sample a rollout after it has started."""
 
     same: bool = False
     """True: only the version that samples the other rollouts of the group may sample this rollout."""

@@ -23,7 +23,7 @@ class HistoryEvent(StrEnum):
 
 
 class ChosenEndpoint(WireModel):
-    """Endpoint that a lease got for one role."""
+    """Endpoint that was chosen for one role when a node agent got the lease."""
 
     id: str
     reason: str = ""
@@ -43,8 +43,8 @@ class HistoryEntry(WireModel):
     stage: Stage
     """Stage in which the event happened. For `Leased` and `StageBegun`: stage that begins."""
     reason: str | None = None
-    """For `Leased`, why this node agent: `OnlyOne`, `MostRoom`, `Exclusive`. For other events a word, or a sentence of a
-    node agent."""
+    """For `Leased`: why this node agent was chosen (`OnlyOne`, `MostRoom` or `Exclusive`). For other events: a word, or
+    a sentence that a node agent wrote."""
     message: str | None = None
     node: str | None = None
     allocation: str | None = None
@@ -55,7 +55,7 @@ class HistoryEntry(WireModel):
     endpoints: dict[str, ChosenEndpoint] | None = None
     """Role -> endpoint."""
     weights_version: str | None = None
-    """Version of the policy's weights at the lease."""
+    """Version of the policy's weights when the lease was granted."""
     role: str | None = None
     """Role whose endpoint changed."""
     previous: str | None = None

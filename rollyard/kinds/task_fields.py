@@ -27,7 +27,7 @@ class CodeCase(WireModel):
     call: str
     """Python expression that uses the solution's definitions, such as f(3)."""
     expect: str = Field(max_length=16_000)
-    """Python literal that the value must equal. The literal never enters a sandbox."""
+    """Python literal that the value of `call` must equal. The literal never enters a sandbox."""
 
     @field_validator("expect")
     @classmethod

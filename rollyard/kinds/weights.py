@@ -35,7 +35,7 @@ class WeightsUpdate(KindModel):
     timeout_seconds: int = Field(default=900, ge=1, le=86400)
     """Seconds after which an endpoint that has not finished the update counts as failed."""
     transfer: bool = False
-    """True: the trainer itself moves the weights into the running engines. All other engines load `path`."""
+    """True: the trainer itself moves the weights into the running engines. Engines that get no transfer load `path`."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:

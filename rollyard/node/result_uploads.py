@@ -31,7 +31,8 @@ SHORT_TURNS, SHORT_TOKENS = 8, 1024
 RUN, RESULT = "/v1/node/run", "/v1/node/result"
 """Paths for one upload. With an `s` at the end they are the paths for several."""
 SMALL_BYTES = 64 << 10
-"""Greatest size of an upload that waits for others. A larger upload has a request of its own, beside other requests."""
+"""Greatest size of an upload that shares a request with others. A larger upload gets a request of its own at once, even
+while another request is under way."""
 COMPRESSION_LEVEL = 1
 """Higher levels do not make columns smaller, because the numbers are hardly compressible."""
 
@@ -46,7 +47,8 @@ class ResultUploads:
         """Greatest number of results in one request. 0: one request for each result. `welcome` sets this."""
         self._queues = {path: UploadQueue(partial(self._send, path + "s")) for path in (RUN, RESULT)}
         self._compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
-        """Compressor of the event loop's thread. Making one takes ten times as long as a short result."""
+        """Compressor of the event loop's thread. It is kept, because to make one takes ten times as long as to compress
+        a short result."""
         self._encoding = ThreadPoolExecutor(1, "encode-results")
         """One thread. Several threads compete with each other and with the event loop for the interpreter, so that fewer
         results are uploaded per second."""

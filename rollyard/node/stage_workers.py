@@ -1,8 +1,8 @@
 """The stage workers of a node agent. Each stage works on a limited number of rollouts; further rollouts wait in order
 of arrival.
 
-The server requests the width of each stage: its number of workers. A stage grows as soon as there is free capacity. A
-stage shrinks as its rollouts end; until they end, no other stage can use their workers.
+The server requests a width for each stage: the stage's number of workers. A stage grows as soon as there is free
+capacity. A stage shrinks as its rollouts end; until a rollout ends, no other stage can use its worker.
 """
 
 from __future__ import annotations

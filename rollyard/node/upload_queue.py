@@ -14,7 +14,8 @@ Send = Callable[[Sequence[bytes]], Awaitable[Sequence[ApiError | None]]]
 
 
 class UploadQueue:
-    """Sends uploads one request at a time. A caller sends for all that wait, so there is no task in the background."""
+    """Sends uploads one request at a time. One of the waiting callers sends the uploads of the others too, so no task
+    is needed in the background."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -22,7 +23,7 @@ class UploadQueue:
         self._waiting: dict[asyncio.Future[None], bytes] = {}
 
     async def put(self, data: bytes, most: int) -> None:
-        """Send one upload, with at most `most` in its request. Raises the error of the upload or of the request."""
+        """Send one upload, in a request with at most `most` uploads. Raises the error of the upload or the request."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[done] = data
         try:

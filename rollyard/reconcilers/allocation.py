@@ -95,7 +95,7 @@ class AllocationReconciler:
             self._submitter.add(allocation)
             return RequeueAfter(WAIT_SECONDS)
         allocation = await self._observe(allocation, plan)
-        if plan.cancel:  # after `_observe` has written the status
+        if plan.cancel:  # only now, when `_observe` has written the status
             await self._cancel(plan.cancel)
         if allocation.status.is_ended and not plan.cancel:
             return RequeueAfter(0.0) if allocation.metadata.deletion_timestamp is not None else Done()

@@ -32,7 +32,7 @@ class AllocationView:
     why_drained: Reason | None
     """Reason of a drain, if no condition has it yet."""
     absence: Absence | None
-    """Record about the missing job, if Slurm's queue does not show the job."""
+    """Facts about the missing job; None if Slurm's queue shows the job."""
     now: float
 
 

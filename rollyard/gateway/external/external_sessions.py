@@ -215,8 +215,9 @@ class ExternalSessions:
             await asyncio.sleep(SWEEP_SECONDS)
 
     def ask_to_move(self, id: str, endpoint: str, urgent: bool) -> bool:
-        """Move a session from its endpoint, and return whether it moves. If `urgent`, it moves only if calls are in
-        flight; these continue on another endpoint. If not `urgent`, it moves only if no call is in flight."""
+        """Move a session from its endpoint, and return whether it moves. If `urgent`, only a session with calls in
+        flight moves, and these calls continue on another endpoint. Otherwise only a session without calls in flight
+        moves."""
         found = self._sessions[id]
         busy = found.session.in_flight > 0
         if busy is urgent:

@@ -21,7 +21,7 @@ class GatewayError(RollyardError):
         self.code = code
         self.param = param
         self.details: Mapping[str, Any] | None = None
-        """Details for clients of Anthropic's API that use them."""
+        """Field `details` of the error in Anthropic's API; None if the error has no such field."""
         self.too_long: tuple[int, int] | None = None
         """(tokens of the prompt, tokens of the context) when the prompt does not fit."""
 

@@ -1,4 +1,4 @@
-"""The common form of a model call in all APIs: messages in the form of the template, tools, sampling."""
+"""The form of a model call that all APIs share: messages as the chat template needs them, tools, sampling."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 extends the longest branch that is a prefix of the call's history.
 
 A branch is a `Conversation`. Callers send the whole history as text with every call, and always with small changes. So
-each message has a key, which leaves out the parts whose changes have no meaning. A call continues a branch if their
-keys are equal up to the branch's last sampled turn. The ids of the branch's turns then replace the text that the caller
-sent back.
+each message has a key, which leaves out the parts whose changes have no meaning. A call continues a branch if the
+call's keys equal the branch's keys up to the branch's last sampled turn. The ids of the branch's turns then replace the
+text that the caller sent back.
 
 A history that matches no branch opens a new branch: the caller has edited or shortened the history, or is a sub-agent.
 If the history contains turns that were sampled before, these turns keep their ids, as context. A history without any
@@ -33,7 +33,7 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
 Key = str
 """Digest of a message and all messages before it."""
 BEFORE, QUOTED = 10, 40
-"""Number of characters that are quoted before a difference, and after its beginning."""
+"""Number of characters that are quoted before a difference, and from the beginning of the difference on."""
 SEAM_CHARS = 64
 """If the caller gives the beginning of a turn, it is tokenised together with this many last characters of the prompt,
 because these characters can change the tokens of the beginning."""
@@ -226,7 +226,7 @@ class ChatHistory:
                 branch.recall(answer, message)
             else:
                 branch.add([message])
-        # the messages of the first call; `record` adds the answer, and lists the branch
+        # the messages of the first call; `record` adds the answer later, and then appends the branch to `_branches`
         branch.keys, branch.messages = list(keys), list(request.messages)
         branch.first = next((i for i, answer in enumerate(recalled) if answer is not None), len(recalled))
         return branch

@@ -60,8 +60,8 @@ class SessionSampler(Protocol):
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
     ) -> Sampled:
-        """Sample one turn, even if an endpoint fails during the turn. Raises ContextExceeded, EndpointRefused, and
-        errors that end the session."""
+        """Sample one turn, even if an endpoint fails during the turn. After ContextExceeded, EndpointRefused or
+        GatewayError the session can make further calls. AnswerRefused and every other RollyardError end the session."""
         ...
 
 
@@ -270,7 +270,8 @@ class GatewaySession:
         return await self._executor.run(add_while_open, size, self._record_abandoned)
 
     def _record_abandoned(self, response: ChatResponse) -> None:
-        """Count the call of a recorded turn whose caller left while a thread recorded the turn."""
+        """Count a call whose caller left while a thread recorded the turn. `_admit` has stopped counting this call, but
+        the turn is recorded."""
         self._calls_admitted += 1
 
     def _parameters(self, wanted: SamplingOverrides) -> Sampling:

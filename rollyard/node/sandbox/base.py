@@ -82,7 +82,7 @@ class Root:
 
     folder: Path
     mount_points: Path
-    """A folder that has only the mount points that an image may lack."""
+    """A folder with nothing but the mount points, because an image may lack some of them."""
     binds: tuple[str, ...] = ()
     """Host paths that appear read-only at the same path. The default image consists of such paths."""
     empty: tuple[str, ...] = (WORKSPACE, HOME)

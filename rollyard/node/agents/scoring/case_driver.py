@@ -5,8 +5,8 @@ are not passed to it.
 
     python3 -I case_driver.py JOB RESULTS
 
-JOB is {"solution": path, "calls": [...], "case_seconds": s, "seconds": s for all}. RESULTS gets one line for each call:
-the value as plain JSON, or an empty line if there is no value.
+JOB is {"solution": path, "calls": [...], "case_seconds": limit of one call, "seconds": limit of all calls together}.
+RESULTS gets one line for each call: the value as plain JSON, or an empty line if there is no value.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def same_expression(reference_text: str, answer_text: str, *, rounded: bool = Fa
 
 
 def count_operations(expression: sympy.Basic) -> int:
-    """Count the operations that are not carried out: sums, powers, roots, functions and products.
+    """Count the operations that are still to be carried out: sums, powers, roots, functions and products.
 
     A coefficient or a division by a number does not count: neither 2x nor x/3 has an operation.
     """
@@ -160,7 +160,8 @@ def _is_negligible(difference: Expr, reference: Expr, close: Expr) -> bool:
 
 
 def _same_equation(reference: sympy.Basic, answer: sympy.Basic) -> bool:
-    """Return whether both are equations whose sides have the same difference, up to a constant factor."""
+    """Return whether both are equations, and the left side minus the right side is the same in both, up to a constant
+    factor."""
     if not (isinstance(reference, sympy.Equality) and isinstance(answer, sympy.Equality)):
         return False
     one, other = (_exact(equation.args[0] - equation.args[1]) for equation in (reference, answer))
