@@ -20,7 +20,7 @@ _ROLE_OF_PREFIX = (("/v1/node/", Role.NODE), ("/v1/engine/", Role.ENGINE))
 def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
     """Return middleware that refuses a request without a valid token (401) or without the needed role (403).
 
-    The gateway checks the tokens for its paths.
+    Requests to the gateway pass unchecked here, because the gateway checks their keys itself.
     """
 
     @web.middleware
@@ -44,7 +44,7 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
 
 
 def token_allocation(request: web.Request, uid: str) -> str:
-    """Return the uid of the token's allocation. Raises Forbidden if the request is for another one (`uid`)."""
+    """Return the uid of the token's allocation. Raises Forbidden if this is not `uid`, which the request names."""
     own = request[CLAIMS].subject
     if own != uid:
         raise Forbidden("this token belongs to another allocation")

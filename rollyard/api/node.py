@@ -227,7 +227,7 @@ async def _put_results(request: web.Request) -> web.Response:
 async def _store_uploads(
     request: web.Request, store: Callable[[Services, list[Upload]], Awaitable[Sequence[ApiError | None]]]
 ) -> web.Response:
-    """Store several uploads. The answer has for each of them null, or the `Status` of its error."""
+    """Store several uploads. For each, the answer has null if the upload was stored, else the `Status` of its error."""
     try:
         bodies = unframed(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
     except ValueError as error:

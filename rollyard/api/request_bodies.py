@@ -21,9 +21,11 @@ MAX_MESSAGE_BYTES = 256 << 10
 """Greatest size of a message from a node agent or an engine, and of a request with few fields."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Greatest number of values in one body. The estimate counts commas and opening brackets, also those in strings.
+"""Greatest number of values in one body. The number is estimated: commas and opening brackets are counted, also those
+in strings.
 
-An empty list takes two bytes in a body and eighty in memory. While Python parses a body, all other threads wait.
+There are two reasons for the limit. An empty list takes two bytes in a body and eighty in memory. The call that parses
+a body holds the interpreter's lock, so all other threads wait until the call returns.
 """
 # Only one thread, because with more threads the event loop would get the interpreter's lock less often.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
@@ -90,5 +92,8 @@ def is_short(request: web.Request) -> bool:
 
 
 async def run_in_parser_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run `work(*args)` in the parser thread, so that it does not block the event loop. Return its result."""
+    """Run `work(*args)` in the parser thread, and return the result.
+
+    The event loop waits only while a single call, such as the parsing of JSON, holds the interpreter's lock.
+    """
     return await asyncio.get_running_loop().run_in_executor(_PARSER_THREAD, partial(work, *args))

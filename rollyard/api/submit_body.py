@@ -1,4 +1,5 @@
-"""The body of a submit. The event loop parses a short body, a thread a small body, and a child process a large body.
+"""The body of a submit. A body of up to 8 KiB is parsed on the event loop, a body of up to 1 MiB in a thread, and a
+larger body, or one with very many values, in a child process.
 
 Python parses JSON in one call and holds the interpreter's lock during the call. A body of 250 MB, half of it brackets,
 would take 20 GB of memory, and stop all other work of the server for a minute, even the renewal of leases. The child

@@ -15,7 +15,7 @@ ENDPOINT_REASONS = {
 
 
 def history_lines(history: RolloutHistory) -> list[str]:
-    """Return one line for each entry, and one for the entries that are not kept."""
+    """Return a header, a line for each entry, and, if entries are not kept, a line with their number."""
     start = history.entries[0].at
     rows = [["TIME", "AFTER", "ATTEMPT", "STAGE", "EVENT", "DETAILS"]]
     for place, entry in enumerate(history.entries):

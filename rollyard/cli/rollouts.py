@@ -97,7 +97,7 @@ async def submit(
 
 @contextlib.asynccontextmanager
 async def _report_unfinished(ids: Sequence[str], again: str) -> AsyncIterator[None]:
-    """If the command ends early, print how to cancel or resume its unfinished rollouts."""
+    """If the command ends early, print how to cancel its rollouts, and how to get their results later."""
     try:
         yield
     except BaseException:
@@ -168,7 +168,7 @@ async def get(client: AsyncClient, namespace: str, id: str, wait: float) -> None
 async def cancel(
     client: AsyncClient, namespace: str, ids: tuple[str, ...], prefix: str | None, pool: str | None
 ) -> None:
-    """Cancel rollouts. Finished rollouts do not change."""
+    """Cancel rollouts. Rollouts that have already ended stay as they are."""
     chosen = list(ids)
     if prefix or pool:
         found = client.rollouts(namespace, pool=pool, status=ON_THE_WAY)

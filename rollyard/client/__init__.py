@@ -1,7 +1,7 @@
 """Clients of the server's API: for people and trainers, for node agents, for engines.
 
-Write `from rollyard.client import Client`, or `AsyncClient` inside an event loop. These two modules are imported on
-first use, because node agents and engines import this package but do not use these two clients.
+Write `from rollyard.client import Client`, or `AsyncClient` inside an event loop. The modules of these two classes are
+imported on first use, because node agents and engines import this package but use neither class.
 """
 
 from __future__ import annotations

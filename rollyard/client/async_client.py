@@ -188,7 +188,7 @@ class AsyncClient(BatchClient):
         return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
 
     async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
-        """Begin an update, and return when it is on disk. If the same update has begun before, return its state.
+        """Begin an update, and return when the server has stored it. If this update has begun before, return its state.
 
         Raises Conflict for a version that already names other weights, Invalid when the engines cannot be updated,
         NotFound.

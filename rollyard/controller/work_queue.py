@@ -67,7 +67,7 @@ class WorkQueue(Generic[K]):
         return self._failures.get(key, 0)
 
     def forget(self, key: K) -> None:
-        """Reset the failures after a success."""
+        """Reset the number of the key's failures."""
         self._failures.pop(key, None)
 
     async def get(self) -> K:

@@ -36,7 +36,8 @@ def cluster() -> Iterator[Finding]:
 
 
 async def _detect_driver() -> tuple[str, Site, float]:
-    """Return the driver's name with the reasons against better drivers, the site, and the seconds to read the queue."""
+    """Return the driver's name (with the reasons why better drivers cannot be used), the site, and how many seconds it
+    took to read the queue."""
     driver, others = await slurm_driver()
     try:
         site, began = await driver.site(), time.monotonic()

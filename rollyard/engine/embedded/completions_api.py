@@ -262,7 +262,7 @@ class CompletionBuilder:
 
 
 def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """Return [{version, start, end}]; `start` and `end` count sampled tokens. A version without a name has no entry."""
+    """Return [{version, start, end}]; `start` and `end` count sampled tokens. Weights without a name begin no span."""
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]
     for at, version in enumerate(versions):

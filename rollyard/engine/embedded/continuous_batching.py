@@ -1,7 +1,7 @@
 """Continuous batching on a separate thread.
 
-A step computes the next token of each generation whose prompt is complete, and parts of other generations' prompts. New
-generations and aborts arrive through an inbox. One call of `deliver` has the results of a whole step.
+A step samples the next token of each generation whose prompt has been processed, and processes parts of other prompts.
+New generations and aborts arrive through an inbox. One call of `deliver` has the results of a whole step.
 """
 
 from __future__ import annotations

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 << 20
 FLUSH_SECONDS = 0.02
-"""Shortest time between two chunks of a stream. A chunk takes as much computing time as a token."""
+"""Shortest time between two chunks of a stream. Tokens that arrive during this time share a chunk, because writing a
+chunk takes as much computing time as sampling a token."""
 
 
 class _Inbox:

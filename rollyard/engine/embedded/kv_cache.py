@@ -21,7 +21,8 @@ class _Slot:
     busy: bool = False
     last_use: int = 0
     stale: bool = False
-    """True if earlier weights computed a part of the content. Only the sequence that runs in the slot can use it."""
+    """True if earlier weights computed a part of the content. Only the sequence that runs in the slot can use the
+    content."""
 
 
 class KVCache:

@@ -18,7 +18,7 @@ from rollyard.engine.embedded.safetensors_files import Array
 TALLEST = 8
 LOWER = (2, 4)
 """Block heights for products with few rows: lower blocks cost less. 1 is missing, because BLAS multiplies a single row
-as a vector, which adds in yet another order."""
+as a vector, and then adds in yet another order."""
 
 
 def product(x: Array, matrix: Array) -> Array:

@@ -47,7 +47,7 @@ class Config:
     """True if the output head is the embedding table."""
     max_positions: int
     eos_ids: tuple[int, ...]
-    """Ids that end a sequence; the first is the tokenizer's own."""
+    """Ids that end a sequence; the first is the tokenizer's own end token."""
 
     @property
     def shape(self) -> Config:
@@ -102,7 +102,7 @@ def _unsupported(raw: dict[str, Any]) -> list[Cause]:
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:
     """Read the rotary embedding in both spellings: `rope_parameters` (transformers 5), or `rope_theta` with
-    `rope_scaling` (4)."""
+    `rope_scaling` (transformers 4)."""
     return raw.get("rope_parameters") or {
         "rope_theta": raw.get("rope_theta", 10_000.0),
         **(raw.get("rope_scaling") or {}),

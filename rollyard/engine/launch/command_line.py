@@ -99,13 +99,13 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)
         defaults |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(spec.allocation.cpus_per_task)}
-        defaults["TORCHDYNAMO_DISABLE"] = "1"  # it would compile sampling, in spite of --enforce-eager
+        defaults["TORCHDYNAMO_DISABLE"] = "1"  # otherwise torch compiles the sampling, in spite of --enforce-eager
         if engine.tensor_parallel_size * engine.pipeline_parallel_size == 1:
             # A separate worker process would bind threads, and would cost a third of the start-up time and 700 MB.
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     argv += [word for option in wanted if option[0] in build.options for word in option]
-    # These variables enable the routes that change weights. Only the Unix socket has all of them; the reverse proxy
-    # exposes only those of a transfer, while an update waits for the transfer.
+    # These variables enable the routes that change weights. Only the Unix socket has all of these routes; the
+    # reverse proxy exposes only those of a transfer, and only while an update waits for a transfer.
     env = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", **engine.env}
     return EngineCommand([*argv, *engine.extra_args], env, defaults, foreign=True)
 

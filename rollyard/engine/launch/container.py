@@ -1,5 +1,5 @@
-"""Builds the command that runs an engine in a container image, with Apptainer. Pure, except for the search for
-Apptainer."""
+"""Builds the command that runs an engine in a container image, with Apptainer. Pure, except that it reads the
+user id and searches for Apptainer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks the model's chat template while the engine starts. Without this check, an unusable template would fail the
-first call."""
+"""Checks the model's chat template while the engine starts. Without this check, an unusable template would
+show only when the first call fails."""
 
 from __future__ import annotations
 

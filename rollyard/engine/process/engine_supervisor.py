@@ -170,7 +170,7 @@ class Supervisor:
         self._uds.unlink(missing_ok=True)
         try:
             command = await self.prepare()
-            # Not a pipe of asyncio: its `wait` would return only after the last surviving worker has closed the pipe.
+            # With asyncio's own pipe, `process.wait` would return only after the last surviving worker has closed it.
             output, input = os.pipe()
             with FileIO(output) as words:
                 try:

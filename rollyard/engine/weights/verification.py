@@ -31,9 +31,10 @@ MAX_ANSWER_DIFFERENCE = 0.25
 """Greatest allowed difference of logprobs between two answers to the prompt. Half precision and the other requests in
 the batch make answers differ."""
 TOLERANCE = 0.02
-"""Greatest allowed difference between an engine's logprobs and those computed from the files in single precision."""
+"""After a change of weights, the engine's logprobs may differ by this much from those computed from the files."""
 NOISE = 3.0
-"""Greatest allowed ratio of a later difference from the files to the difference just after the engine's start."""
+"""After a change of weights, this difference may also be as great as `NOISE` times the difference just after the
+engine's start, which shows how inexactly the engine computes."""
 STARTED_TOLERANCE = 0.5
 """Greatest allowed difference from the files for an engine that has just been started, in any precision."""
 MIN_DIFFERENCE = 1e-3
