@@ -162,8 +162,8 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
             async with asyncio.timeout(WRITE_STALL_SECONDS):
                 if not response.prepared:
                     await response.prepare(request)
-                # The last events and the end of the stream are one write: with two, the caller wakes up before the
-                # stream's end.
+                # The last events and the end of the stream are one write. After the first of two writes, the caller
+                # would wake up although the stream has not ended.
                 await (response.write_eof(events) if last else response.write(events))
         except TimeoutError:
             if request.transport is not None:

@@ -111,8 +111,8 @@ class BatchRequest(WireModel):
     source: SourceRef | None = None
     """Plug-in from which tasks are drawn."""
     series: BatchName | None = None
-    """Name of the series. Batches of one series share the position in the source, unfinished groups and observed rates.
-    Default: the name of the dataset, else the batch's id."""
+    """Name of the series. Batches of one series share the position in the source, unfinished groups, and the observed
+    share of informative groups. Default: the name of the dataset, else the batch's id."""
     epochs: int | None = Field(default=None, ge=1)
     """Number of times that the series goes through its tasks. Default: 1 for tasks in the request, no limit for a dataset."""
     filter: BatchFilter = BatchFilter()

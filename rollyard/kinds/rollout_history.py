@@ -77,6 +77,6 @@ class RolloutHistory(WireModel):
     namespace: str
     entries: list[HistoryEntry]
     dropped: int = 0
-    """Number of entries that are not kept. They were between the first `kept_first` entries and the others."""
+    """Number of dropped entries. They were between the first `kept_first` entries and the other kept entries."""
     kept_first: int = 0
     """Number of entries before the dropped ones."""

@@ -68,8 +68,8 @@ class AllocationReconciler:
         self._clock = clock
         self._submitter = submitter
         self._lose_allocation = lost
-        """Callback for an allocation (its uid) whose job has ended. The callback takes back the allocation's leases and
-        fences any process of the job that still runs."""
+        """Callback for an allocation (its uid) whose job has ended. The callback takes back the allocation's leases,
+        so that the server refuses results from a process of the job that still runs."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, number of complete snapshots in a row without the allocation's job)."""
         self._awaiting_user_name: dict[str, float] = {}

@@ -45,8 +45,8 @@ and the server's event loop also serves rollouts."""
 SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
-"""Time for which a refused request counts as demand. The second value is for a request without an id, because its retry
-is not recognised."""
+"""Seconds for which a refused request counts as demand. The second value is for a request without an id: the server
+cannot recognise its retry, and would count both."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"

@@ -25,7 +25,7 @@ class SessionConfig:
     max_at_once: int | None = None
     """Greatest number of calls in flight."""
     context: int | None = None
-    """Number of tokens of the context, if known before an engine reports it."""
+    """Length of the context in tokens; None if it is known only to the engine."""
 
     @property
     def max_body(self) -> int:
