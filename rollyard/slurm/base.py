@@ -143,8 +143,8 @@ class Driver(Protocol):
     async def submit(self, script: BatchScript) -> list[str]:
         """Submit a job; return its id. For an array, return the ids in order of the tasks.
 
-        The list is a `JobIds` if Slurm may have complained although it accepted the job. Raises SubmitRefused with Slurm's
-        message, SlurmUnreachable if it is unknown whether Slurm accepted the job.
+        The list is a `JobIds` from a driver that notices complaints of Slurm about an accepted job. Raises
+        SubmitRefused with Slurm's message, SlurmUnreachable if it is unknown whether Slurm accepted the job.
         """
         ...
 

@@ -69,7 +69,10 @@ def batch_script(
 
 
 def _log_pattern(path: str, tasks: int | None) -> str:
-    """Return the log's path as a pattern for sbatch. Each % is doubled, because sbatch replaces codes such as %j."""
+    """Return the log's path as a pattern for sbatch. Each % is doubled, because sbatch replaces codes such as %j.
+
+    In an array (`tasks` is set), each task has its log in the folder that is named by its index (%a).
+    """
     path = path.replace("%", "%%")
     folder, _, name = path.rpartition("/")
     return path if tasks is None else f"{folder}/%a/{name}"
@@ -132,7 +135,7 @@ def directive(option: str, value: str | None) -> str:
     """Return one `#SBATCH` line. Without a value, the option is a flag. Raises Invalid for a value with a line break."""
     if not value:
         return f"#SBATCH --{option}"
-    if CONTROL.search(value):  # never in a template, but possible in the path of the data folder
+    if CONTROL.search(value):  # a template has no line breaks, but the path of the data folder may have one
         raise Invalid(f"--{option}: {value!r} cannot stand on one line of a batch script; choose another path")
     return f"#SBATCH --{option}={_quoted(value)}"
 

@@ -33,7 +33,7 @@ class BudgetedDriver:
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
         self._opened_at = 0.0
-        """Monotonic time at which the breaker admits the next snapshot."""
+        """Monotonic time, in seconds, at which the present pause ends. Before this time no call is made."""
         self._why = ""
 
     async def snapshot(self) -> Snapshot:

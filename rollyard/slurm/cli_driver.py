@@ -84,7 +84,7 @@ class CliDriver:
         return ids
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        # With --batch only our own process gets the signal, and its children do not.
+        # With --batch only the first process of the job, which is ours, gets the signal. Its children do not.
         options = () if signal is None else ("--batch", f"--signal={signal}")
         for some in _portions(ids):
             code, _, err = await self._run(("scancel", *options, *some), self._asking)

@@ -32,7 +32,7 @@ QUERY = ("cpus-per-task", "gpus-per-node", "gres")
 
 
 class JobStepDriver:
-    """Driver that passes jobs to another driver, and runs steps in jobs that users already have."""
+    """Driver that passes ordinary jobs to another driver, and itself runs steps in jobs that users already have."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
         """`driver`: for ordinary jobs. `cli`: for queries about the users' jobs. `folder`: state of the steps."""
@@ -93,7 +93,8 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     options = directives(script.text)
     seconds = min(walltime_seconds(options["time"]) or left, left)
     kept = {option: options[option] for option in ("job-name", "comment", "output", "open-mode")}
-    memory = options.get("mem", "0")  # Slurm counts no memory for 0; without --mem the first step would take all of it
+    # With --mem=0 Slurm counts no memory for the step. Without --mem the first step would take all memory of the job.
+    memory = options.get("mem", "0")
     command = ["srun", f"--jobid={script.within}", "--nodes=1", "--ntasks=1", "--exact", f"--mem={memory}"]
     command += [f"--{option}={options[option]}" for option in QUERY if option in options]
     command += [f"--job-name={script.name}", "--kill-on-bad-exit=1", "--export=ALL"]

@@ -1,7 +1,8 @@
 """One job of the local driver, as files in its folder.
 
-The job's step records how the job ended. If the step has died, `observe` records the end. A server or step that is
-killed at any line leaves files from which the next `observe` continues.
+The job's step (`local_step`) is the process that runs the job and records how the job ended. If the step has died,
+`observe` records the end. A server or step that is killed at any line leaves files from which the next `observe`
+continues.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class LocalJob:
     def observe(self) -> Job | None:
         """Return the present state of the job; None if the job does not exist.
 
-        If the job's step has died, this method ends the job and records the end in place of the step.
+        If the job's step has died, this method does the work of the step: it kills the job's processes after the end of
+        the first process, after a cancel or after the time limit, and then records the end of the job.
         """
         data = self._read("job")
         if data is None:

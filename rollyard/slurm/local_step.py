@@ -40,8 +40,8 @@ def main(folder: Path) -> None:
     os.chdir("/")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # otherwise the jobs of a server under nohup would ignore SIGHUP too
-    # When step.json exists, a SIGTERM may come. The signal must stay pending until `watch` handles it, so it is blocked
-    # before the file is written.
+    # As soon as step.json exists, a SIGTERM may come. The signal must stay pending until `watch` handles it, so it is
+    # blocked before the file is written.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not write_once(folder / "step.json", process_identity(os.getpid())):

@@ -78,7 +78,7 @@ def jobs(prefix: str) -> list[dict[str, Any]]:
     for job in pyslurm.Jobs.load().values():
         if job.user_id == me and text(job, "name").startswith(prefix):
             end = job.end_time
-            if job.time_limit is None and end and end > now:  # without a limit Slurm reports an end in a year
+            if job.time_limit is None and end and end > now:  # Slurm reports an end in a year if there is no limit
                 end = None
             found += job_records(job, node=job.allocated_nodes, end=end)
     return found
@@ -151,7 +151,7 @@ def site() -> dict[str, Any]:
 
 
 def partition(one: Any) -> dict[str, Any]:
-    """Return a partition as JSON. None means no limit; for some of the limits pyslurm has the word UNLIMITED instead."""
+    """Return a partition as JSON. None means no limit. pyslurm itself has the word UNLIMITED for some limits."""
     return {
         "name": one.name,
         "up": one.state == "UP",

@@ -88,7 +88,7 @@ def _own_packages() -> Iterator[tuple[Path, str]]:
 
 
 def _distributions() -> list[Distribution]:
-    """Return the plug-ins of the node agents, their dependencies and those of Rollyard, sorted by name."""
+    """Return the plug-ins of the node agents, their dependencies, and the dependencies of Rollyard, sorted by name."""
     plug_ins = {e.dist.name for group in PLUG_INS for e in entry_points(group=group) if e.dist is not None}
     found: dict[str, Distribution] = {}
     _with_dependencies({"rollyard", *plug_ins}, found)

@@ -164,7 +164,8 @@ def _requested_sizes(
 def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
     """Return the nodes on which a job may start: a partition's known nodes without the excluded ones.
 
-    For a job of one node they are the nodes of its `nodelist`, if there is one.
+    If a job of one node has a `nodelist`, they are only the nodes in this list. A job of several nodes may also get
+    nodes that its `nodelist` does not name.
     """
     excluded = {name for text in template.exclude for name in expand(text)}
     named = {name for text in template.nodelist for name in expand(text)} if template.nodes == 1 else set()

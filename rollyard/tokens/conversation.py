@@ -145,7 +145,7 @@ class Conversation:
         )
 
     def segments(self) -> list[Segment]:
-        """Return one segment for each unbroken sequence. A segment ends with its last sampled token."""
+        """Return the segments in order. Each break begins a new segment. A segment ends with its last sampled token."""
         return [
             builder.segment(builder.prompt_length) for builder in self._builders if builder.prompt_length is not None
         ]
@@ -156,7 +156,8 @@ class Conversation:
         self._settled_count = len(self._messages)
 
     def _invalidate(self) -> None:
-        """Discard the next prompt after a change of messages. If a segment was opened for this prompt only, discard it too."""
+        """Discard the next prompt after a change of messages. A segment that was opened only for this prompt is
+        discarded too."""
         self._rendered = None
         if len(self._builders) > 1 and self._builders[-1].prompt_length is None:
             self._builders.pop()

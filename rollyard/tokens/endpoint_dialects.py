@@ -1,7 +1,8 @@
 """Dialects of model servers: how a request is written, and where a chunk of the answer has each value.
 
 There are three:
-- `/v1/completions`: for Rollyard's own engines, whose reverse proxy adds the weights version, and for other servers.
+- `/v1/completions`: for Rollyard's own engines, whose reverse proxy adds the weights version, and for servers that have
+  neither of the next two.
 - `/inference/v1/generate` (vLLM with --enable-scale-out): for other servers that have it. It does not decode the ids,
   gives the id of each logprob, and reports the weights version of each token.
 - `/generate` (SGLang): for endpoints whose `dialect` is `sglang`.
@@ -27,7 +28,7 @@ class StreamChunk:
     ids: list[int] | None
     logprobs: list[Any]
     named: list[int] | None
-    """Id of each logprob; None if the dialect does not send these ids."""
+    """Id of the token to which each logprob belongs; None if the dialect does not send these ids."""
     prompt_ids: list[int] | None
     prompt_tokens: int | None
     """Number of prompt tokens, from servers that do not send the prompt's ids back."""
@@ -46,7 +47,8 @@ class Dialect:
     body: Callable[[str, Sequence[int], Sampling, int, Sequence[int]], Body]
     chunk: Callable[[dict[str, Any]], StreamChunk]
     reader: Callable[[], Callable[[Any], Any]] = lambda: _unchanged
-    """Function that is called for each answer. It returns a function that converts an event to the form for `chunk`."""
+    """Function that is called once for each answer. It returns a function that converts an event to the form for
+    `chunk`."""
     echoes: bool = True
     """True: the server sends the prompt's ids back. False: it sends only their number."""
 

@@ -1,4 +1,7 @@
-"""Finds the dialect of an endpoint. Servers that are not Rollyard's are probed every ROUTE_TTL_SECONDS."""
+"""Finds the dialect of an endpoint.
+
+A server that is neither Rollyard's engine nor SGLang is probed. The result of a probe is used for ROUTE_TTL_SECONDS.
+"""
 
 from __future__ import annotations
 

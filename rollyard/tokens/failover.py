@@ -61,7 +61,8 @@ class FailoverPolicy:
         self.waiting = ""
         """Reason why the calls wait for an endpoint; empty if they do not wait."""
         self.limit: asyncio.Timeout | None = None
-        """Time limit of the caller. It is paused while a failed endpoint is replaced: the failure is not the caller's."""
+        """Time limit of the caller. It is paused while a failed endpoint is replaced, because the caller did not cause
+        the failure."""
         self._tokens = tokens
         self._stop_ids = list(stop_ids)
         self._checkout = checkout
@@ -88,9 +89,9 @@ class FailoverPolicy:
                 self._leave_task.cancel()
 
     def leave(self) -> None:
-        """Get another endpoint immediately, and continue the calls in flight there with the ids sampled so far.
+        """Get another endpoint immediately, and move the calls in flight to it, with the ids sampled so far.
 
-        A call moves only if no tokens have arrived for it for QUIET_SECONDS.
+        A call moves only if it has received no tokens for QUIET_SECONDS.
         """
         if self._sampling and (self._leave_task is None or self._leave_task.done()):
             self._leave_task = asyncio.create_task(self._leave())

@@ -44,7 +44,7 @@ class Break:
 
 @dataclass(frozen=True)
 class PlacedTurn:
-    """Sampled turn in a segment. The segment has the turn's ids from the index `first`."""
+    """Sampled turn in a segment. The segment has the turn's ids from the index `first` on."""
 
     number: int
     first: int

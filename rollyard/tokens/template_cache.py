@@ -1,4 +1,4 @@
-"""Cache of chat templates: one for each folder and process."""
+"""Cache of chat templates. A process keeps one template for each folder."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Renderer:
         self._structured = False
         """True: turns with calls are rendered from the field `tool_calls`. False: from their text.
 
-        It becomes True if the template refuses the results of calls that are written as text.
+        It becomes True if the template refuses a conversation in which calls are written as text.
         """
         # only letters and digits, because a template may trim, escape or split other characters
         self._nonce = f"{secrets.token_hex(8)}turn"

@@ -1,4 +1,4 @@
-"""Checks how a chat template treats the messages of each role. This is done once, with test messages.
+"""Checks how a chat template treats the messages of each role. This is done once for each template, with test messages.
 
 A template expects a message's content as text or as a list of parts, and silently drops the other form. So the test
 message of each role has a word that must appear in the rendering with one of the two forms. A template may also refuse a
@@ -133,8 +133,8 @@ def _shows(
                 continue
             if WORDS[role] in shown.lower():
                 return True
-            # A template may change the text (reverse it, for example). Then another word must change the rendering, and
-            # the same word must not.
+            # A template may change the text (reverse it, for example). Then a rendering with another word must differ
+            # from the first rendering, and a second rendering with the same word must not.
             if text(messages, SECOND_USER_WORD) != shown == text(messages, WORDS[role]):
                 return True
         except (TaskError, TemplateUnusable) as error:

@@ -44,7 +44,7 @@ class Identity(WireMessage):
 
 
 def protocol_refusal(hello: Any) -> str | None:
-    """Return why this server refuses a process, from the first message of the process.
+    """Return why this server refuses a process. `hello`: the first message of the process, as parsed JSON.
 
     Return None if the server accepts the protocol, or if the message has no protocol. Other fields are not read, because
     another release may send them in another form. The text has at most 120 bytes, because a close frame of a WebSocket

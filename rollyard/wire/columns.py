@@ -4,8 +4,8 @@ The tokens of all segments follow each other in one array. An array of offsets h
 begins, and as its last number the index at which the last segment ends. The segments and turns of all samples are stored
 in the same way. The lengths of segments and turns are arrays too. All other fields are JSON: one text for each sample,
 segment and turn, which is parsed on demand, and the text `about` for the whole file. The metadata has the name of the
-form and its version. An addition is a new array under the same version: a reader ignores arrays that it does not know,
-and refuses a file of a higher version."""
+form and its version. A later release may add arrays under the same version: a reader ignores arrays that it does not
+know, and refuses a file of a higher version."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def _check(columns: Columns) -> None:
         raise ValueError("weights_version must be -1 exactly where loss_mask is 0")
 
 
-# functions of a single array
+# functions that make or read one array
 
 
 def _token_ids(values: Sequence[int]) -> Array:

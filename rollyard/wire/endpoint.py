@@ -29,9 +29,9 @@ class Endpoint(WireMessage):
     ca: bool = True
     """True: the certificate of the model server is signed by Rollyard's own CA."""
     patience: Patience = Patience()
-    """Time limits for this model server. After one of them another endpoint is used."""
+    """Time limits for this model server. If one of them is exceeded, another endpoint is used."""
     dialect: Literal["openai", "sglang"] = "openai"
-    """API with token ids. openai: `/v1/completions`. sglang: SGLang's own `/generate`."""
+    """API for requests with token ids. openai: `/v1/completions`. sglang: SGLang's own `/generate`."""
     logprobs: Literal["raw", "processed"] = "raw"
     """Distribution whose logprobs the model server returns, as in `Sampling.logprobs`."""
 

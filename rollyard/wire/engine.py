@@ -75,7 +75,7 @@ WeightsPhase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Fa
 
 
 class WeightsReport(WireMessage):
-    """Weights of one engine, in the form that is used from the engine's report to the pool's status."""
+    """State of one engine's weights, as the engine reports it. The server uses it to compute the pool's status."""
 
     version: str = ""
     """Version that the engine serves; empty until a probe has verified it."""

@@ -16,11 +16,12 @@ RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
 NODE_AGENT_ERROR = "NodeAgentError"
 """`HandBack.reason` after an error in the node agent's own code. The rollout may have caused this error."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
-"""`HandBack.reason` of a lease that the node agent cannot parse, because it is older than the server."""
+"""`HandBack.reason` of a lease that the node agent cannot parse, because the node agent is older than the server."""
 CLOSE_HELLO_EXPECTED = 4408
 """Close code of the WebSocket: the server got no `Hello` in time, or another message first."""
 CLOSE_FENCED = 4409
-"""Close code of the WebSocket: the node agent must exit, because another process has its place or its job has ended."""
+"""Close code of the WebSocket: the node agent must exit, because another process has taken its place or its job has
+ended."""
 CLOSE_INCOMPATIBLE = 4426
 """Close code of the WebSocket: node agent or server is too old. The text of the close frame names the older side."""
 MAX_ARTIFACT_BYTES = 4 << 20
@@ -84,7 +85,7 @@ class Hello(WireMessage):
     identity: Identity
     held: list[LeaseRef] = []
     """All leases that the node agent has, including those whose results are not acknowledged. A live lease that is missing
-    here never arrived."""
+    here has never reached the node agent."""
     widths: dict[str, int] = {}
     """Stage -> number of stage workers; empty in the first hello."""
     places: int = 0
@@ -106,7 +107,8 @@ class CapacityRequest(WireMessage):
     grants: int | None = None
     """Number of Grants that the node agent has received on this connection.
 
-    The server ignores the message if it has sent more Grants, because the message does not count their leases.
+    The server ignores the message if it has sent more Grants than this, because the message does not count the leases
+    in the later Grants.
     """
 
 
@@ -205,7 +207,8 @@ class Cancel(WireMessage):
 
 
 class RechooseEndpoint(WireMessage):
-    """Hint that a better endpoint may exist for a role of a lease. The node agent then asks before the next turn.
+    """Hint that a better endpoint may exist for a role of a lease. The node agent then asks for an endpoint before
+    the next turn.
 
     The message names no endpoint. The server chooses one when the node agent sends a `NewEndpoint` without `failed`.
     """

@@ -64,9 +64,10 @@ def pools_with_batches(db: sqlite3.Connection) -> list[PoolKey]:
 
 
 def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
-    """Delete a batch without groups, and the series that no other batch can use. Return whether all of it is deleted.
+    """Delete a batch whose delivered groups have been deleted. Also delete its series if only this batch can use the series.
 
-    A call deletes at most DELETED_TASKS tasks of the series. If there are more, the batch stays.
+    Return whether the batch is deleted. A call deletes at most DELETED_TASKS tasks of the series. If there are more,
+    the batch stays.
     """
     if BatchRequest.model_validate_json(batch.request).own_series and not _is_series_shared(unit.db, batch):
         tables = SqliteBatchTables(unit.db)
@@ -78,7 +79,7 @@ def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
 
 
 def _is_series_shared(db: sqlite3.Connection, batch: BatchRecord) -> bool:
-    """Whether another batch names the series of this batch, or a group waits in it."""
+    """Whether another batch has the same series, or a group in the series waits for another batch."""
     others = "SELECT 1 FROM batches INDEXED BY batches_by_series WHERE namespace = ? AND series = ? AND seq <> ?"
     if db.execute(others, (batch.namespace, batch.series, batch.seq)).fetchone():
         return True

@@ -95,7 +95,8 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Sums of the lengths of rollouts. A rollout with a reward counts fully; of a discarded rollout only a share counts
+    """Sums of the lengths of rollouts with a reward. For a group that is discarded while it is live, the expected
+    lengths are added, multiplied by the probability that the group is informative
     (`server.batches.discarded_lengths`)."""
 
     rollouts: float = 0.0
@@ -170,7 +171,7 @@ class BatchRecord:
     staleness: int = 0
     """Sum of the staleness of delivered groups: training steps between draw and use."""
     whole_lengths: LengthSums = LengthSums()
-    """Lengths in whole informative groups."""
+    """Lengths of the rollouts in all informative groups, delivered or not."""
     delivered_lengths: LengthSums = LengthSums()
 
     @property
@@ -248,7 +249,7 @@ class TaskHistory:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRecord:
-    """An uploaded dataset. It gives a name to tasks."""
+    """An uploaded dataset: the name of a list of tasks, which are stored under `digest`."""
 
     namespace: str
     name: str
@@ -285,7 +286,7 @@ class BatchTables(Protocol):
         ...
 
     def note_acknowledged(self, key: BatchKey, after: int, upto: int, at: float) -> None:
-        """Record that the trainer has used the groups of deliveries after `after`, up to `upto`. `at`: Unix seconds."""
+        """Record that the trainer has used the deliveries `after` + 1 to `upto`. `at`: Unix seconds."""
         ...
 
     def unended(self, namespace: str, group: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""Blobs in append-only pack files. All blobs of one group commit share one fsync. Then the rows that name them are
-committed.
+"""Blobs in append-only pack files. All blobs of one group commit share one fsync. The rows that name the blobs are
+committed after this fsync.
 
 So a row never names bytes that are not on disk. A crash before the commit leaves bytes that no row names. These bytes do
 no harm. Each opening of the store begins new packs, so a blob is never appended after an incomplete blob.
@@ -17,7 +17,7 @@ from rollyard.core.errors import Unavailable
 from rollyard.server.store.base import BlobRef
 
 PACK_LIMIT = 1 << 30
-"""If a pack has this size in bytes, the next group commit begins a new pack."""
+"""After a pack has reached this size in bytes, the next group commit begins a new pack."""
 _PACK_NAME = re.compile(r"([0-9]{1,20})-[0-9]{1,20}\.pack")
 
 
@@ -36,7 +36,7 @@ class PackWriter:
 
     @property
     def name(self) -> str:
-        """Pack for the next blobs. Earlier packs are complete."""
+        """Name of the pack to which the next blobs are written. Earlier packs are complete."""
         return f"{self._epoch:08d}-{self._number:04d}.pack"
 
     def add(self, data: bytes) -> BlobRef:

@@ -1,4 +1,7 @@
-"""Opening of a data folder: lock and probe the folder, migrate the database, begin a new epoch."""
+"""Opening of a data folder: lock and probe the folder, migrate the database, begin a new epoch.
+
+The epoch is a number that grows each time a server opens the folder.
+"""
 
 from __future__ import annotations
 

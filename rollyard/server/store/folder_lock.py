@@ -46,8 +46,8 @@ class FolderLock:
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
         self.held = False
-        # When a holder is killed, the kernel does not tell a FUSE file system to release the byte-range lock
-        # (fuse_setlk).
+        # When a holder is killed, the kernel does not tell a FUSE file system to release a byte-range lock
+        # (fuse_setlk). So `_lock` uses flock there.
         self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
@@ -91,8 +91,8 @@ class FolderLock:
         return Unavailable(f"{self._folder} is in use by {holder}; stop that server first or choose another folder")
 
     def release(self) -> None:
-        """Release the lock. The file is not deleted: otherwise two processes could each lock another file under the
-        same name."""
+        """Release the lock. The file is not deleted: one process could have opened the deleted file and another process
+        a new file with the same name, and both could then hold a lock."""
         # A network file system may have taken the lock from this node and given it to another process. Then the file
         # names the other process.
         if self.held and self._holder() == self._name():
@@ -101,9 +101,9 @@ class FolderLock:
         os.close(self._fd)
 
     def _lock(self) -> None:
-        # A byte-range lock of the open file is used. A lock of lockf does not exclude the same process, and ends when
-        # any descriptor of the file is closed. On the machine that has the disk, flock does not see the byte-range
-        # locks that the kernel's NFS server holds for its clients.
+        # A byte-range lock of the open file (F_OFD_SETLK) is better than the two other kinds. A lock of lockf does not
+        # exclude the same process, and ends when any descriptor of the file is closed. On an NFS server's own machine,
+        # flock does not see the byte-range locks that the kernel's NFS server holds for its clients.
         if not self._by_fuse:
             try:
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE_FILE)

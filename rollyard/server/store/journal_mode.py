@@ -28,8 +28,9 @@ LOCAL = frozenset(
 def choose_journal(folder: Path, *, moves: bool = False) -> Journal:
     """Probe the folder with real writes; return the first mode that works.
 
-    `moves`: the next server may run on another node, which would reach this local file system over a network. Raises
-    Unavailable if the folder cannot be written or SQLite does not work in it.
+    `moves`: whether the next server may run on another node. Then WAL is not chosen, even if the file system is local
+    on this node, because the other node could reach it only over a network. Raises Unavailable if the folder cannot be
+    written or SQLite does not work in it.
     """
     _probe_write(folder)
     alone = not moves and file_system_of(folder) in LOCAL

@@ -1,7 +1,7 @@
-"""Objects and the log of their changes, inside the writer: versions, generations, finalizers, preconditions.
+"""Objects and the log of their changes: versions, generations, finalizers, preconditions. The writer runs the changes.
 
-The resourceVersion is the number of the change in the log. One log has the changes of all objects, and has no gaps. The
-stored object contains its resourceVersion.
+The resourceVersion of an object is the number of the object's last change in the log. One log has the changes of all
+objects, numbered without gaps. The stored object contains its resourceVersion.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.writer import WriteUnit
 
 KEPT_CHANGES = 10_000
-"""The log keeps at least this many changes. A watch may begin this many changes ago."""
+"""The log keeps at least this many changes. A watch may begin up to this many changes in the past."""
 _PRUNE_EVERY = 1000
 _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -156,8 +156,8 @@ def _check_finalizers(current: KindObject, metadata: ObjectMeta) -> None:
 
 
 def _normalized(obj: KindObject) -> KindObject:
-    """Return the object as it will be read from the store. So equal objects compare as equal, and the caller's later
-    changes have no effect on the stored object."""
+    """Return the object as it will be read from the store. In this form it compares as equal to a stored object with
+    the same content. It is a copy, so the caller's later changes of `obj` have no effect on it."""
     return _parse(obj.kind, _dump(obj))
 
 
@@ -170,7 +170,7 @@ def _dump(obj: KindObject) -> str:
 
 
 def _record(unit: WriteUnit, change: Change, obj: KindObject) -> KindObject:
-    """Write the object and its change in the log; return the object with its new resourceVersion."""
+    """Write the object, and add its change to the log. Return the object with its new resourceVersion."""
     version = latest_version(unit.db) + 1
     body = _dump(_with_metadata(obj, resource_version=str(version)))
     key = obj.key

@@ -19,9 +19,10 @@ from rollyard.server.store.writer import Writer
 log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.25
-"""A pack is compacted if its needed share is below this. RUN results are about half of a pack, and are needed only
-until their rollouts end. So with a limit above one half, most other results would be written twice. Most of these other
-results become old at the same time."""
+"""A pack is compacted if less than this share of its bytes is needed. RUN results are about half of a pack, and are
+needed only until their rollouts end. So with a limit above one half, most packs would be compacted, and most other
+results would be written twice. A low limit wastes little, because most other results in a pack become old at the same
+time."""
 MOVED_BYTES = 4 << 20
 """Bytes of results that one transaction moves. Other writes can run between two transactions."""
 

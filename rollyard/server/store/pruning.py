@@ -1,6 +1,6 @@
 """Deletion of ended rollouts, and of packs that are no longer needed. Each step is one transaction or one unlink.
 
-A pack is loose after a record that names the pack was deleted. A pack that no record needs is kept for a while, then
+A pack becomes loose when a record that names the pack is deleted. A pack that no record needs is kept for a while, then
 deleted. A loose pack with little needed data is compacted: its results are written again, and their records are updated.
 RUN results of ended rollouts are not needed. After a crash between two steps the next pass continues.
 """
@@ -66,8 +66,8 @@ def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
 def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
     """Rows of rollouts that ended before this time, the oldest first.
 
-    Left out are rollouts of groups that a batch may still deliver, rollouts of delivered groups, which stay as long as
-    their batch (`batch_pruning`), and rows that must stay (`NOT_NEWEST`).
+    Three kinds of rollouts are left out: those of groups that a batch may still deliver; those of delivered groups,
+    which `batch_pruning` deletes; and those whose rows must stay (`NOT_NEWEST`).
     """
     query = (
         "SELECT seq FROM rollouts INDEXED BY rollouts_ended WHERE cursor IS NOT NULL AND namespace = ? AND pool = ? "

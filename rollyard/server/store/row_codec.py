@@ -61,8 +61,8 @@ UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} 
 
 
 def select(index: str | None) -> str:
-    """Return a SELECT of rows for `from_row`, to which a WHERE clause is added. If `index` is None, no index is used, and
-    rows are read in order of seq.
+    """Return a SELECT whose rows `from_row` can convert. The caller adds the WHERE clause. If `index` is None, no index
+    is used, and rows are read in order of seq.
 
     The index is named because SQLite has no statistics here: it could choose an index with which it must sort a million
     rows. SQLite raises an error if the named index cannot be used.

@@ -189,7 +189,7 @@ class SqliteStore:
                     delivered = partial(batch_pruning.delivered_groups, key=batch.key, limit=DELETED_GROUPS)
                     pruned += await self._prune_groups(delivered)
                     while not await self._writer.call(partial(batch_pruning.delete_batch, batch=batch)):
-                        pass  # the rest of the tasks is deleted next, so that other writes can run in between
+                        pass  # one call deletes only some of the tasks, so that other writes can run between two calls
         return pruned
 
     async def reclaim_packs(self, kept_seconds: float) -> int:

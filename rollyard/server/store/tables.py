@@ -2,9 +2,10 @@
 
 The SQL works with SQLite 3.24, which old clusters still have.
 
-The schema only grows. A released script is never changed. Between two releases there is one new script. Every change of
-stored data, also of a field in a JSON body, goes into this script and raises its number. So no server reads a folder that
-it would misunderstand: older servers refuse the folder, and this release refuses folders of the numbers in between.
+The schema only grows. A released script is never changed. All changes between two releases are in one new script. Every
+change of stored data, also of a field in a JSON body, raises the number of this script. So no server reads a folder
+that it would misunderstand: older servers refuse the folder, and this release refuses folders with the numbers in
+between, which only development versions wrote.
 """
 
 from __future__ import annotations

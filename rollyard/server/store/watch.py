@@ -60,7 +60,7 @@ class WatchFeed:
         return self._view.get(key.kind, {}).get(key)
 
     def of_kind(self, kind: str, namespace: str | None = None) -> list[KindObject]:
-        """Objects of a kind, by namespace and name."""
+        """Objects of a kind, sorted by namespace and name."""
         found = [o for k, o in self._view.get(kind, {}).items() if namespace is None or k.namespace == namespace]
         return sorted(found, key=lambda o: (o.metadata.namespace, o.metadata.name))
 

@@ -27,8 +27,8 @@ MAX_BATCH = 1024
 
 @dataclass(slots=True)
 class WriteUnit:
-    """Database and packs, to which changes write. The writes of a change are undone if it fails; the commit makes them
-    durable."""
+    """Database and packs, to which changes write. If a change fails, its writes are undone. The commit makes all other
+    writes durable."""
 
     db: sqlite3.Connection
     packs: PackWriter
@@ -45,8 +45,8 @@ class _Request:
 
 
 class Writer:
-    """Runs changes in order of arrival. `published` is called on the event loop with the committed changes of objects,
-    before each `call` returns."""
+    """Runs changes in order of arrival. After each commit `published` is called on the event loop with the committed
+    changes of objects. Only then do the calls of this commit return."""
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
@@ -61,7 +61,8 @@ class Writer:
 
     @property
     def pack_name(self) -> str:
-        """Pack for the next blobs. Earlier packs are complete, and the rows of their blobs are committed."""
+        """Name of the pack to which the next blobs are written. Earlier packs are complete, and the
+        rows of their blobs are committed."""
         return self._unit.packs.name
 
     async def call(self, change: Callable[[WriteUnit], T]) -> T:

@@ -21,8 +21,9 @@ class EndpointWeights:
     is_heard: bool = False
     """Whether this server got a report recently."""
     known_for: float = math.inf
-    """Seconds that may count for an update's time limit: since the last report or registration, for an endpoint that
-    has become silent; otherwise since the server started."""
+    """Greatest number of seconds that may count against this endpoint for an update's time limit, so that the time
+    before the server's start does not count. If the endpoint has become silent: the seconds since its last report or
+    registration. Otherwise: the seconds since the server's start."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
     """Target that the endpoint had received before it sent the report."""
@@ -79,8 +80,8 @@ def _from_folder(order: WeightsTarget) -> WeightsTarget:
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
     """Target of a record. `attempt`: number of a retry; None for the first attempt.
 
-    The target of a retry also contains the proven checksum, because in the failed attempt the engine may have read
-    files that differ from those of the other engines.
+    The target of a retry also contains the proven checksum, so that the engine checks the files against it. In the
+    failed attempt the engine may have read files that differ from those of the other engines.
     """
     return WeightsTarget(
         version=record.version,

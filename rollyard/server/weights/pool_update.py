@@ -92,7 +92,8 @@ def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) 
     orders = weights.orders + 1
     again = EndpointProgress(since=now, attempt=orders)
     endpoints = {id: again if p.phase == "Failed" else p for id, p in last.endpoints.items()}
-    target = evolve(last.target, transfer=asked.transfer)  # the trainer may have stopped or restarted
+    # `transfer` is taken from the new request, because the trainer may have stopped or restarted since the last one.
+    target = evolve(last.target, transfer=asked.transfer)
     update = {"target": target, "phase": "Pending", "message": "", "endpoints": endpoints}
     update |= {"started_at": now, "finished_at": None}
     return evolve(weights, operation=evolve(last, **update), orders=orders), True
@@ -342,7 +343,7 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
 
 
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
-    """End the operation if all endpoints have ended their update, or if it is given up.
+    """End the operation if all endpoints have ended their update, or if the operation is given up.
 
     If no endpoint succeeded, the earlier version stays current.
     """

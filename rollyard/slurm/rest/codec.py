@@ -1,4 +1,4 @@
-"""Reading and writing of slurmrestd's bodies: the parts that are the same in all versions. Pure.
+"""Reads and writes the bodies of slurmrestd's answers and requests: the parts that are the same in all versions. Pure.
 
 A malformed body raises KeyError, TypeError, ValueError or AttributeError. The driver turns these errors into
 SlurmUnreachable.
@@ -89,7 +89,7 @@ class Codec(ABC):
 
     @abstractmethod
     def signal_flags(self) -> Mapping[str, str]:
-        """Return the query that directs a signal to the script; empty if this version has no such query."""
+        """Return the URL parameters that direct a signal to the job's script; empty if this version has none."""
 
     # whole bodies
 

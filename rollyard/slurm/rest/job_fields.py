@@ -84,8 +84,8 @@ def whole(key: str) -> Write:
 
 
 def number(key: str, read: Callable[[str], int]) -> Write:
-    """Write an optional number in the form of v0.0.40 and later. `0` is written as the
-    number 0, not as a missing one; UNLIMITED and INFINITE are written as infinite."""
+    """Write a number as an object `{set, infinite, number}`, which v0.0.40 and later use for numbers that may be
+    missing. `0` is written as the number 0, not as a missing number. UNLIMITED and INFINITE are written as infinite."""
 
     def write(value: str) -> Fields:
         if value.upper() in ("UNLIMITED", "INFINITE"):
@@ -107,7 +107,7 @@ def flag(**fields: object) -> Write:
 
 
 def words(key: str, known: Mapping[str, object]) -> Write:
-    """Write one word of a fixed set."""
+    """Write a value that must be one of the words in `known`."""
 
     def write(value: str) -> Fields:
         if value not in known:

@@ -26,7 +26,7 @@ COMMAND = (sys.executable, "-m", "rollyard.slurm.rest.queue_reader_child")
 
 
 class QueueReader:
-    """Parses queues, with at most one child."""
+    """Parses answers about the queue. There is at most one child process at a time."""
 
     def __init__(self, limit_seconds: float) -> None:
         self._limit = limit_seconds

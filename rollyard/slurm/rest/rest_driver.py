@@ -164,7 +164,7 @@ class RestDriver:
     def _why_silent(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
         """Return the error for an answer of slurmrestd that shows no decision of slurmctld.
 
-        Such an answer rarely has the reason. So the error mentions the token, which may be the reason.
+        Such an answer rarely contains the cause. So the error mentions the token, because a bad token may be the cause.
         """
         return SlurmUnreachable(
             f"slurmrestd: {_errors_text(wrong) or 'it sent neither a job nor an error'}{self._link.token_hint()}"
@@ -184,7 +184,7 @@ class RestDriver:
 
 
 def umask() -> str:
-    """Return this process's umask. It is read from /proc, because `os.umask` also changes it, for all threads."""
+    """Return this process's umask. It is read from /proc, because `os.umask` can only read it while it changes it."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return found[1] if found else "0022"
 

@@ -26,7 +26,8 @@ BUILT_IN: dict[str, tuple[MakeParser, tuple[str, ...]]] = {
     "hermes": (Hermes, ("<tool_call>",)),
     "llama3_json": (Llama3, ("<|python_tag|>", "<|start_header_id|>")),
 }
-"""Name -> (parser, marks). A template belongs to the first family with a mark that the template contains."""
+"""Name -> (parser, marks). A mark is a text in the chat templates of the parser's model families. For a template,
+the first entry with a mark in the template is chosen."""
 
 
 def parser_for(template: ChatTemplate, name: str | None = None, tools: Sequence[dict[str, Any]] = ()) -> ToolCallParser:

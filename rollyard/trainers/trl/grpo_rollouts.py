@@ -20,7 +20,7 @@ RolloutFunc = Callable[[list[Any], Any], dict[str, list[Any]]]
 
 
 class ServedVersion(Protocol):
-    """Source of the weights version that rollouts must have."""
+    """Source of the weights version for which rollouts wait."""
 
     @property
     def version(self) -> str | None: ...

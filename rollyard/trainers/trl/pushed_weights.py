@@ -74,7 +74,7 @@ class WeightTransfer:
         self._numbers: dict[str, int] = {}
 
     def number(self, version: str) -> int:
-        """Return the number of the push that made a version, from 1. Return 0 for a version from before this training."""
+        """Return which push of this training made a version: 1 for the first push; 0 for a version from before."""
         return self._numbers.get(version, 0)
 
     def init_weight_transfer(self) -> None:
