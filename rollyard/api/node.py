@@ -185,7 +185,7 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
                 else:
-                    unread = message.reason == UNREADABLE_LEASE_REASON  # a retry would be unreadable too
+                    unread = message.reason == UNREADABLE_LEASE_REASON  # a retry could not read it either
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
             except RollyardError as error:  # the lease will expire, with the same effect
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)

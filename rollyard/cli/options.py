@@ -31,7 +31,7 @@ def with_client(command: Run) -> Callable[..., None]:
 
 
 def with_client_of_a_new_server(command: Run) -> Callable[..., None]:
-    """Do the same as `with_client` for a command that often follows `rollyard serve &`: first wait for the server."""
+    """Do the same as `with_client`, but first wait for the server: the command often follows `rollyard serve &`."""
     return _with_client(command, starts=True)
 
 

@@ -1,4 +1,4 @@
-"""Bodies of requests. `100 Continue` is sent only when a body is about to be read. Unpacking has a limit of size."""
+"""Bodies of requests. `100 Continue` is sent only just before a body is read. Unpacked bodies have a size limit."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ TAIL_LINES = 500
 QUICK_DEATHS = 3
 """The engine is not restarted after this many deaths in a row, if it was never ready between them."""
 STEADY_SECONDS = 120.0
-"""An engine that is ready for this time counts as steady. Its death is then the first of a new row."""
+"""An engine that has been ready for this time counts as steady. The death of a steady engine begins a new row."""
 CRASHES = 5
 """The engine is not restarted on this node after this many deaths in a row, if it was never steady between them."""
 

@@ -71,8 +71,8 @@ class _ProxiedRequest:
 
     question_task: asyncio.Task[aiohttp.ClientResponse]
     pieces: asyncio.Queue[Piece] = field(default_factory=asyncio.Queue)
-    """Pieces of the answer. They are read at once, even for a slow client: output that waited in the engine could be
-    read in a later epoch."""
+    """Pieces of the answer. They are read at once, even for a slow client: otherwise output could wait in the engine
+    and be read in a later epoch."""
     pump: asyncio.Task[None] | None = None
 
     def truncate(self) -> None:

@@ -80,7 +80,7 @@ class VllmControl:
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
         await self._load_folder(source, now)
         if source.adapter is not None:
-            # Each adapter has its own name: if adapters were replaced in place, vLLM would read their files at each step.
+            # Each adapter has its own name: if adapters were replaced in place, vLLM would read files at every step.
             body = {"lora_name": _adapter_name(source), "lora_path": str(source.adapter)}
             await command(self._http, LOAD_ADAPTER, body, seconds=LOAD_SECONDS)
         if now is not None:

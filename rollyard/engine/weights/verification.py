@@ -56,8 +56,8 @@ class ProbeAnswer:
     logprobs: tuple[float, ...]
 
     def distance(self, other: ProbeAnswer) -> float:
-        """Return the greatest difference of logprobs over the equal tokens at the beginning; inf if the first tokens
-        differ."""
+        """Compare the tokens from the first up to the first that differs. Return the greatest difference of their
+        logprobs; inf if the first tokens differ."""
         same = 0
         while same < min(len(self.ids), len(other.ids)) and self.ids[same] == other.ids[same]:
             same += 1
