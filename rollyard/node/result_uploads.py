@@ -116,9 +116,12 @@ class ResultUploads:
         """Send several uploads in one request; return the error of each."""
         try:
             answer = from_json(await self._request(path, b"".join(map(framed, uploads))))
-            return [
+            errors = [
                 None if found is None else error_from_status(int(found["code"]), found) for found in answer["results"]
             ]
+            if len(errors) != len(uploads):
+                raise ValueError(f"{len(errors)} results for {len(uploads)} uploads")
+            return errors
         except (ValueError, KeyError, TypeError) as error:
             raise Unavailable(f"the server's answer to {path} cannot be read: {error}") from None
 
