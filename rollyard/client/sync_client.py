@@ -130,10 +130,19 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._run(self._cancel_calls())
         self._run(self._client.__aexit__(kind, error, trace))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _cancel_calls(self) -> None:
+        """Cancel calls whose caller no longer waits, because an exception such as KeyboardInterrupt ended the wait."""
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
         return self._run(self._client.submit(requests, namespace))

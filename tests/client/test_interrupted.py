@@ -1,0 +1,51 @@
+"""Calls of the blocking client that an exception interrupts."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rollyard.client import Client
+
+
+class Interrupted(Exception):
+    """Stands for a KeyboardInterrupt."""
+
+
+def test_a_call_that_was_interrupted_ends_with_its_client(tmp_path: Path) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    kubeconfig = tmp_path / "kubeconfig"
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            kubeconfig.write_text(
+                yaml.safe_dump(
+                    {
+                        "current-context": "c",
+                        "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
+                        "users": [{"name": "c", "user": {"token": "t"}}],
+                        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+                    }
+                )
+            )
+            with Client(kubeconfig=kubeconfig) as client:
+                signal.setitimer(signal.ITIMER_REAL, 0.2)
+                with pytest.raises(Interrupted):
+                    client.wait("r")
+                tasks = asyncio.all_tasks(client._loop)
+                assert tasks, "the wait goes on in the loop"
+            assert all(task.done() for task in tasks)
+            del tasks
+            gc.collect()  # what is destroyed unfinished warns, which fails the test
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
