@@ -78,7 +78,7 @@ class Autoscaling(KindModel):
 
 class InferenceAutoscaling(Autoscaling):
     target_sessions_per_replica: int = Field(default=48, ge=1)
-    """Target number of sessions, of rollouts and of external agents, on one model server."""
+    """Target number of sessions on one model server. Sessions of rollouts and of external agents count alike."""
     target_waiting_per_replica: int = Field(default=5, ge=1)
     """Target number of requests that wait at one model server."""
     target_kv_usage: float = Field(default=0.8, gt=0, le=1)

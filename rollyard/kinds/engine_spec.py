@@ -128,7 +128,7 @@ class EngineSpec(KindModel):
 
 
 class Patience(KindModel):
-    """Seconds that a rollout waits for a model server before the rollout continues at another server."""
+    """How many seconds a rollout waits for a model server before it continues at another server."""
 
     connect_seconds: float = Field(default=10, gt=0, le=3600)
     """Longest time until the connection is open."""

@@ -21,7 +21,7 @@ class InferencePoolSpec(KindModel):
     engine: EngineSpec
     """Engine that serves the model."""
     patience: Patience = Patience()
-    """Times that rollouts wait for an endpoint before they continue at another endpoint."""
+    """How long a rollout waits for an endpoint before it continues at another endpoint."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: InferenceAutoscaling | None = None

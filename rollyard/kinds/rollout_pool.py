@@ -74,8 +74,8 @@ class SandboxTemplate(KindModel):
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Memory limit of one process in the sandbox. If the allocation sets memory, this amount of it is counted for
-    each sandbox."""
+    """Memory limit of one process in the sandbox. If the allocation sets memory, this amount of the
+    allocation's memory is counted for each sandbox."""
     disk: Size = "1G"
     """Greatest amount of data that a sandbox may write."""
 
