@@ -143,7 +143,7 @@ class Driver(Protocol):
     async def submit(self, script: BatchScript) -> list[str]:
         """Submit a job; return its id. For an array, return the ids in order of the tasks.
 
-        The list is a `JobIds` from a driver that notices complaints of Slurm about an accepted job. Raises
+        A driver that notices complaints of Slurm about an accepted job returns a `JobIds`. Raises
         SubmitRefused with Slurm's message, SlurmUnreachable if it is unknown whether Slurm accepted the job.
         """
         ...

@@ -77,9 +77,9 @@ async def _pyslurm(cluster: str) -> PyslurmDriver:
 
 
 async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
-    """Return the driver that `auto` takes on a machine with Slurm, and for each preferred driver why it was not taken.
+    """Return the driver that `auto` takes on a machine with Slurm, and why it did not take a better driver.
 
-    The reasons are a mapping: name of the driver -> reason.
+    The reasons are a mapping: name of the better driver -> reason.
     """
     if not await _commands_are_here():
         return _rest(), {}

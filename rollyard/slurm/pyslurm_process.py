@@ -1,4 +1,4 @@
-"""Runs the child process with pyslurm, which handles one request at a time. The child is killed after each failure.
+"""Runs the child process that uses pyslurm. The child handles one request at a time, and is killed after each failure.
 
 pyslurm needs a process of its own for two reasons. pyslurm holds Python's interpreter lock while it waits for Slurm. And
 Slurm's library may end its process at any call.

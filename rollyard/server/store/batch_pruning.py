@@ -64,7 +64,7 @@ def pools_with_batches(db: sqlite3.Connection) -> list[PoolKey]:
 
 
 def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
-    """Delete a batch whose delivered groups have been deleted. Also delete its series if only this batch can use the series.
+    """Delete a batch after its delivered groups. Also delete its series if only this batch can use the series.
 
     Return whether the batch is deleted. A call deletes at most DELETED_TASKS tasks of the series. If there are more,
     the batch stays.

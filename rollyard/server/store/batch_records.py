@@ -249,7 +249,7 @@ class TaskHistory:
 
 @dataclass(frozen=True, slots=True)
 class DatasetRecord:
-    """An uploaded dataset: the name of a list of tasks, which are stored under `digest`."""
+    """An uploaded dataset. Its tasks are stored under `digest`; other datasets and series may use the same tasks."""
 
     namespace: str
     name: str

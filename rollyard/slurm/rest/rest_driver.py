@@ -184,7 +184,7 @@ class RestDriver:
 
 
 def umask() -> str:
-    """Return this process's umask. It is read from /proc, because `os.umask` can only read it while it changes it."""
+    """Return this process's umask. It is read from /proc, because each call of `os.umask` sets a new umask."""
     found = re.search(r"^Umask:\s*(\d+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return found[1] if found else "0022"
 
