@@ -266,7 +266,7 @@ def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]
     for at, version in enumerate(versions):
-        if spans and spans[-1]["version"] == version:
+        if spans and spans[-1]["version"] == version and spans[-1]["end"] == at:
             spans[-1]["end"] = at + 1
         elif version:
             spans.append({"version": version, "start": at, "end": at + 1})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rollyard.engine.embedded.completions_api import version_spans
+from rollyard.engine.embedded.generation import StepResult
 from rollyard.engine.embedded.sampling import Draw, SamplingParams, sample
 
 LOGITS = np.log(np.array([0.5, 0.25, 0.15, 0.06, 0.04], np.float32)) + 3
@@ -71,3 +73,12 @@ def test_neighbouring_seeds_are_independent() -> None:
     assert np.bincount(tokens).tolist() == pytest.approx(
         [0.5 * N, 0.25 * N, 0.15 * N, 0.06 * N, 0.04 * N], abs=0.015 * N
     )
+
+
+def test_a_span_of_a_version_has_no_token_of_weights_without_a_name() -> None:
+    steps = [StepResult(Draw(1, 0.0, ()), version=version) for version in ("", "v1", "v1", "", "v1", "v2")]
+    assert version_spans([*steps, StepResult(None, "abort", version="v2")]) == [
+        {"version": "v1", "start": 1, "end": 3},
+        {"version": "v1", "start": 4, "end": 5},
+        {"version": "v2", "start": 5, "end": 6},
+    ]
