@@ -24,18 +24,27 @@ LONG = {"temperature": 1.0, "min_tokens": 800, "max_tokens": 1000}
 MODES: dict[str, Mode] = {"v2": "Drain", "v3": "Pause", "v4": "Abort"}
 
 
-async def load(client: AsyncClient, prefix: str) -> list[str]:
-    """Tasks of some turns each, and turns that are long."""
-    ids = await client.submit(requests(4, 0, prefix=f"{prefix}-long", sampling=LONG))
-    return ids + await client.submit(requests(4, 4, prefix=prefix))
+async def load(client: AsyncClient, yard: Yard, prefix: str) -> list[str]:
+    """Submit tasks of some turns each, and turns that are long, until these are under way; return the ids.
+
+    A busy machine may look only when they have ended. Then it submits them again.
+    """
+    ids: list[str] = []
+    while True:
+        long = await client.submit(requests(4, 0, prefix=f"{prefix}-{len(ids)}-long", sampling=LONG))
+        ids += long + await client.submit(requests(4, 4, prefix=f"{prefix}-{len(ids)}"))
+        if await yard.until(lambda long=long: at_work(client, long), END_SECONDS) == "at work":
+            return ids
 
 
-async def at_work(client: AsyncClient, prefix: str) -> bool:
-    """Return whether several turns are under way, some of them long ones of this load, and both engines have rollouts."""
+async def at_work(client: AsyncClient, long: list[str]) -> str:
+    """Return "at work" if several turns are under way, two of `long` among them, and both engines have rollouts."""
     (pool,) = (await client.top()).inference_pools
     busy = (pool.load.running or 0) >= 4 and all(endpoint.sessions for endpoint in pool.endpoints)
-    live = [r async for r in client.rollouts() if r.id.startswith(f"{prefix}-long") and not r.status.terminal]
-    return busy and sum(r.stage is Stage.RUN for r in live) >= 2
+    live = [r async for r in client.rollouts() if r.id in long and not r.status.terminal]
+    if busy and sum(r.stage is Stage.RUN for r in live) >= 2:
+        return "at work"
+    return "" if len(live) >= 2 else "ended"
 
 
 async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_them(vllm_python: str, yard: Yard) -> None:
@@ -62,13 +71,11 @@ async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_the
             ids = []
             for number, (version, mode) in enumerate(MODES.items()):
                 folders[version] = other_weights(MODEL, yard.folder / version, seed=number, amount=0.02)
-                ids += await load(client, version)
-                await yard.until(lambda version=version: at_work(client, version), END_SECONDS)
+                ids += await load(client, yard, version)
                 update = WeightsUpdate(version=version, path=str(folders[version]), mode=mode)
                 await client.update_weights("default", "policy", update)
                 await yard.until(lambda version=version: serves(client, version, 2), END_SECONDS)
-            ids += await load(client, "kill")
-            await yard.until(lambda: at_work(client, "kill"), END_SECONDS)
+            ids += await load(client, yard, "kill")
             victim, _ = yard.processes("vllm.entrypoints.cli.main", "--uds")
             os.kill(victim, signal.SIGKILL)
 

@@ -26,7 +26,9 @@ def trained(out: Path, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("options", [(), ("--async",)], ids=["batches", "stream"])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="batches"), pytest.param(("--async",), id="stream", marks=pytest.mark.long)]
+)
 def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

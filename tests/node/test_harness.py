@@ -145,7 +145,7 @@ async def test_a_fault_of_ours_ends_the_command_and_is_raised(sandbox: Sandbox, 
 
 async def test_one_sandbox_cannot_take_all_connections(sandbox: Sandbox, template: ChatTemplate) -> None:
     python = """
-import os, socket, urllib.parse, urllib.request
+import os, socket, time, urllib.parse, urllib.request
 url = urllib.parse.urlsplit(os.environ["OPENAI_BASE_URL"])
 held = [socket.create_connection((url.hostname, url.port)) for _ in range(160)]
 for one in held:
@@ -156,6 +156,14 @@ for one in held:
     except ConnectionError:
         served = False
     print("served" if served else "refused")
+for one in held:
+    one.close()
+while True:  # until the gateway has seen that they are closed
+    try:
+        urllib.request.urlopen(url.geturl() + "/models").read()
+        break
+    except ConnectionError:
+        time.sleep(0.1)
 """
     async with session(template) as (mine, _):
         text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen\n{PYTHON}"

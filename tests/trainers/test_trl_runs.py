@@ -76,7 +76,7 @@ async def trained(yard: Yard, trainer: str, tasks: Path, *, processes: int = 1) 
     return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_rollout_no_reward(
     yard: Yard, processes: int
 ) -> None:
