@@ -32,7 +32,7 @@ CRASH_LOOP = 3
 SUBMIT_ANSWER_SECONDS = 5.0
 """Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
-"""Seconds after which a wait that is usually short is named before an earlier failure."""
+"""A wait that is usually short is named before an earlier failure only if the wait has lasted this many seconds."""
 _LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
 """Words in Slurm's refusals that show that the cause may pass by itself."""
 NO_WARNING = {
@@ -137,7 +137,7 @@ def ready(view: PoolView) -> ConditionUpdate:
 
 
 def updated(view: PoolView) -> ConditionUpdate:
-    """Whether the pool has reached its present spec. Then the condition stays true until the template changes."""
+    """Whether the pool has reached its present spec. Once true, the condition stays true until the template changes."""
     pool, count = view.pool, replicas(view)
     counted = f"{count.updated} of {count.desired} allocations are up to date and ready"
     if pool.metadata.deletion_timestamp is not None:

@@ -35,7 +35,7 @@ submitted again immediately would have all nodes drained."""
 STEADY_SECONDS = 10.0
 """Seconds of being ready that count as a success. An allocation that fails sooner adds to the failures in a row."""
 FORGET_FAILURES_SECONDS = 60.0
-"""Seconds after the last failure. Failures are forgotten if this time is over while all allocations are ready."""
+"""Failures are forgotten once the last failure is this many seconds ago and all allocations are ready."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,8 +327,9 @@ def _gap(old: Member, why: str, gap: float) -> str:
 def _outdated_before_use(view: _PoolMembers) -> list[Member]:
     """Outdated members to end because they have not served.
 
-    A started member may still become ready, so the member stays. But a started successor goes while the member that it
-    should replace is active. Otherwise a bad template would stay for as long as its jobs hang.
+    A started member stays, because it may still become ready. There is one exception: a started successor without work
+    that is not ready ends if the member that it should replace is still active. Otherwise the jobs of a bad template
+    would stay for as long as they hang.
     """
     hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 DECISIONS = 10
 REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
-"""Seconds between two polls of numbers that change without an event (queues, sessions): at first, and at most."""
+"""Shortest and longest time in seconds between two polls of numbers that change without an event (queues, sessions)."""
 
 
 class PoolReconciler:
@@ -235,7 +235,7 @@ class PoolReconciler:
 
 
 def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> Allocation:
-    """Return a new allocation of a pool. `of`: name of the allocation that it succeeds. Pure."""
+    """Return a new allocation of a pool. `of`: name of the allocation that the new one succeeds. Pure."""
     meta = pool.metadata
     return Allocation(
         metadata=ObjectMeta(

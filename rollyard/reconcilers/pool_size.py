@@ -46,7 +46,7 @@ def _spent_message(cap: float) -> str:
 
 
 def account_gpu_hours(ledger: GpuLedger, allocations: Iterable[Allocation], now: float) -> GpuLedger:
-    """Return the ledger with the present usage added. The time between two calls does not change the result."""
+    """Return the ledger with the present usage added. The result does not depend on how often this is called."""
     there = {a.metadata.name: a for a in allocations if a.spec.template.gpus}
     if not there and not ledger.spells:
         return ledger

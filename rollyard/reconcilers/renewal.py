@@ -26,7 +26,7 @@ MAX_EARLY_SHARE = 0.5
 """Limits of the start-up time and of `before_expiry`, as shares of the walltime. After one long wait in the queue the
 measured start-up time is long. Without these limits an allocation would be renewed as soon as the allocation runs."""
 MIN_LEFT_SECONDS = 20.0
-"""Seconds at the end of a job that are left for handing back work. New work must fit in before them."""
+"""Last seconds of a job, which are kept free for handing back work. New work must be able to end before them."""
 
 
 def before_expiry(pool: Pool) -> float:
@@ -50,7 +50,8 @@ class RenewalTime(NamedTuple):
     submit_at: float
     """Time to submit the successor."""
     retire_at: float
-    """Time to end the allocation if its successor is ready. It is earlier if another successor needs the place."""
+    """Time to end the allocation if its successor is ready. The time is earlier if another successor needs one of the
+    `maxSurge` places."""
 
 
 def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
@@ -85,6 +86,7 @@ def learn_startup(
 ) -> tuple[float | None, float | None]:
     """Update the start-up time from new measurements: (ready at, seconds from submit to ready) of each allocation.
 
+    `known_until`: Unix seconds of the newest measurement that `known` includes. Return the new values of both.
     A longer time counts immediately; a shorter time counts by half of the difference. An early successor costs little,
     but a late successor leaves a gap.
     """

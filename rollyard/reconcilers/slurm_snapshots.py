@@ -52,8 +52,8 @@ class QueueAccess:
 
 
 class SnapshotFeed:
-    """Feed of snapshots. `latest` is the newest believed snapshot; None before the first one, and while Slurm is unreachable
-    or its answers are not believed."""
+    """Feed of snapshots. `latest` is the newest believed snapshot; None before the first one, while Slurm is
+    unreachable, and when two answers in a row are not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
         """`known_jobs`: jobs that are alive according to allocations and heartbeats."""
@@ -132,7 +132,7 @@ class SnapshotFeed:
         if why := self._why_doubted(snapshot):
             if self.is_doubted:
                 self._set_unreachable(why)
-            else:  # a controller that has just started also makes errors, so query again soon
+            else:  # a controller that has just started may give one wrong answer, so query again soon
                 self.is_doubted = True
                 self._soon.set()
             return seconds

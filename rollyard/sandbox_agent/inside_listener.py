@@ -12,7 +12,8 @@ BACKLOG = 1024
 
 
 def receive_gate(stdin: socket.socket) -> socket.socket:
-    """Receive the gate: the Unix socket through which sockets are passed. The owner sends the gate with its first byte."""
+    """Receive the gate: the Unix socket through which sockets are passed. The owner sends the gate with the first
+    byte."""
     _, fds, _, _ = socket.recv_fds(stdin, 1, 1)
     if not fds:
         raise EOFError("the owner was gone before it began")

@@ -20,7 +20,7 @@ class OutputCapture:
             self._head += chunk[:room]
             chunk = chunk[room:]
         self._tail += chunk
-        # The tail is trimmed only at twice its length, so that each byte is moved at most once.
+        # The tail is trimmed only at twice its final length, so that each byte is moved at most once.
         if len(self._tail) > 2 * self._half:
             self._trim()
 

@@ -133,8 +133,8 @@ def main() -> None:
 
 
 def _restore_signals() -> None:
-    """Restore the default handling of signals. A background job of a script inherits an ignored SIGINT, and a shell cannot
-    restore a signal that was ignored when the shell started."""
+    """Restore the default handling of signals. If a script started the owner in the background, this process has
+    inherited an ignored SIGINT, and a shell cannot restore a signal that was ignored when the shell started."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,4 +1,5 @@
-"""The thread of one tool. It runs the tool's calls one after the other. Between calls it reads the processes' output."""
+"""The thread of one tool. It runs the tool's calls one after the other. Between calls it reads the output of the
+tool's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start, run and stop of the server. `parts_and_wakeups` connects its parts.
+"""Start, run and stop of the server. `parts_and_wakeups` connects the server's parts.
 
 Only the store must survive a crash. Every start is a recovery: it opens the store with the folder's lock and the next
 epoch, restores the leases of running rollouts, and only then publishes the address.
@@ -190,7 +190,8 @@ class RollyardServer:
 
 
 def _link_newest(kubeconfig: Path) -> None:
-    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI. If home cannot be written, nothing happens."""
+    """Link `~/.rollyard/config` to the newest server's kubeconfig, for the CLI. If the home folder cannot be
+    written, nothing happens."""
     link = Path.home() / ".rollyard" / "config"
     with contextlib.suppress(OSError):
         link.parent.mkdir(mode=0o700, exist_ok=True)

@@ -2,7 +2,7 @@
 
                          RolloutEnded, until the filter has a verdict
     GroupDrawn                 +-----------------------+
-    GroupAdopted ---> Open ----+--> Informative -------+--> whole: Delivered 1, 2, 3 ... of its batch
+    GroupAdopted ---> Open ----+--> Informative -------+--> all rollouts ended: Delivered 1, 2, 3 ...
                        |       |
                        |       +--> Uninformative: its running rollouts are cancelled, another task is drawn
                        |       +--> Faulty: too few rewards; its task is put back, another one is drawn
@@ -30,7 +30,8 @@ from rollyard.server.batches.judge import Verdict, judge
 from rollyard.server.store.batch_records import BatchRecord, EndedRollout, GroupRecord, GroupState, SeriesRecord
 
 FORGET = 0.99
-"""Factor by which each verdict reduces the weight of earlier verdicts, so that the rate follows the changing policy."""
+"""Factor by which each verdict reduces the weight of earlier verdicts, so that the informative rate follows the
+changing policy."""
 QUEUE_AHEAD = 4
 """Greatest number of unfinished rollouts, as a multiple of the slots. Without this limit, an informative rate near 0 would
 draw a whole dataset."""

@@ -1,4 +1,4 @@
-"""The keeper of running batches: sends each batch that needs it a tick, which carries the time and the batch's slots.
+"""The keeper of running batches: sends a tick to each batch that needs one. A tick has the time and the batch's slots.
 When a rollout ends, its batch is updated without the keeper."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The batches service: creates, acknowledges and cancels batches, and returns their groups.
 
-In memory it has only waiting callers and present errors of plug-ins; all other state is in the store.
+In memory the service has only waiting callers and present errors of plug-ins; all other state is in the store.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ READ_AHEAD = 256
 READ_AHEAD_GROUPS = 4
 """Number of tasks stored in advance, as a multiple of the groups in flight. If READ_AHEAD is greater, READ_AHEAD applies."""
 MAX_REQUEST_BYTES = 256 << 10
-"""Greatest size of a batch's request without its tasks. Together with one task it must fit into a rollout's request."""
+"""Greatest size of a batch's request without its tasks. This text and one task must fit together into a rollout's
+request."""
 
 
 class BatchService:
@@ -193,7 +194,7 @@ class BatchService:
         """Store a plug-in's tasks until `least` are stored. Do nothing if half of the tasks from `position` to `least` are
         stored already.
 
-        Return the plug-in's number of tasks if it has no more; otherwise None. Raises Invalid.
+        Return the plug-in's number of tasks if the plug-in has no more tasks; otherwise None. Raises Invalid.
         """
         digest = source_digest(source)
         stored = await self._store.transact(lambda tx: tx.batches.stored_tasks(digest))
@@ -305,7 +306,8 @@ class BatchService:
 
 
 def _check_tasks_stored(tx: Transaction, digest: str, tasks: int | None) -> None:
-    """Raise Unavailable if equal tasks of an old batch were deleted after these tasks were stored."""
+    """Raise Unavailable if these tasks are no longer stored. Equal tasks are stored once, so the deletion of an old
+    batch with equal tasks may just have deleted them."""
     if tasks is not None and tx.batches.stored_tasks(digest) < tasks:
         raise Unavailable("equal tasks of an old batch are being deleted; send the same body again", retry_after=1)
 

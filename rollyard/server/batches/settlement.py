@@ -287,7 +287,8 @@ class Settlement:
             self._discard(key, group)
 
     def _discard(self, key: BatchKey, group: GroupRecord) -> None:
-        """Cancel a live group whose batch has ended. The group's expected lengths are included in the bias."""
+        """Cancel a live group whose batch has ended. The group's expected lengths are added to the sums for the
+        bias."""
         batch, series = self._batches[key], self._series_of(group.namespace, group.series)
         request = parsed_request(batch.request)
         share = 1.0 if group.state is GroupState.INFORMATIVE else informative_rate(request, batch)

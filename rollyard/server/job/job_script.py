@@ -14,7 +14,8 @@ WARNING_SECONDS = 120
 """Seconds before the end of the walltime at which Slurm sends SIGUSR1. Slurm may send the signal up to half a minute early,
 and end the job up to half a minute late."""
 OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
-"""Options that Rollyard sets itself. The user may set `partition` and others that are fields of a pool's template."""
+"""Options that Rollyard sets itself. The user may set all others, also those for which a pool has fields, such as
+`partition`."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """History of a rollout: lines of JSON in its record, which `step` extends with each change. Pure.
 
 A line is `[time, event, attempt, stage, fields]`. The record is read and written as text, so its history costs no parsing
-until somebody asks for it. The first KEPT_FIRST and the last KEPT_LAST lines are kept. In a longer history a line between
-them is the number of dropped entries.
+until somebody asks for it. The first KEPT_FIRST and the last KEPT_LAST lines are kept. In a longer history a line with
+the number of dropped entries stands between these two parts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Sta
 
 
 def history_of(record: RolloutRecord) -> RolloutHistory:
-    """Return a record's history. The record of an older release has only the entries from after the update."""
+    """Return a record's history. A record of an older release lacks entries from before the update."""
     entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]
     dropped = 0
     for found in map(from_json, record.history.split("\n")[:-1]):

@@ -20,7 +20,8 @@ def _never(key: RolloutKey, fence: int) -> None:
 
 
 def with_reported_stage(record: RolloutRecord, run_begun: WhenRunBegun) -> RolloutRecord:
-    """Return the record in RUN if its holder has reported RUN and this is not stored yet."""
+    """Return the record. If its holder has reported RUN and the record still has INIT, the result has the stage
+    RUN."""
     if not record.leased or record.stage is not Stage.INIT:
         return record
     at = run_begun(record.key, record.fence)

@@ -91,7 +91,7 @@ def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
 
 
 def trajectory_columns(record: RolloutRecord, outcome: bytes | None) -> Columns:
-    """Return the trajectory as columns. Numbers are parsed only if the outcome is stored as JSON. Raises ValueError."""
+    """Return the trajectory as columns. An outcome that is stored as JSON is converted. Raises ValueError."""
     if outcome is not None and is_columns(outcome):
         found = decode(outcome)
     else:

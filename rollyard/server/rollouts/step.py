@@ -60,7 +60,8 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class RunBegun:
-    """The holder reported RUN at `at`. Heartbeats are not stored, so this is stored with the next other event."""
+    """The holder reported RUN at `at`. Heartbeats are not stored, so this event is stored together with the next
+    one."""
 
     at: float
     fence: int

@@ -216,7 +216,7 @@ class EndpointChoice:
 
         If nothing failed, `current` is kept, unless it takes no work or has too many sessions. If there is no other
         endpoint, a ready `current` is kept; after a failure only if a probe has just succeeded. A full endpoint is taken
-        only if all are full. The result is always allowed; None if there is no endpoint.
+        only if all are full. `allow` is true for the result. Return None if there is no endpoint.
         """
         here = self._endpoints.get(current)
         if here is not None and allow is not None and not allow(here.endpoint):

@@ -189,8 +189,8 @@ class Transaction(Protocol):
 class QueueRanks:
     """Ranks of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
 
-    A rollout has the rank of the batch's rollout before it, plus 1 / weight of the batch. The first rollout after a pause
-    has a rank after `served`, so that a batch cannot save turns up.
+    A rollout's rank is the rank of the rollout before it in the batch, plus 1 / weight of the batch. The first rollout
+    after a pause has a rank after `served`, so that a batch cannot save turns up.
     """
 
     served: float = 0.0
@@ -243,7 +243,7 @@ class RolloutFilter:
 
 class Store(Protocol):
     epoch: int
-    """Number of this opening of the store. Each opening has a higher number, and writes with a lower number are refused."""
+    """Number of this opening of the store. It grows with each opening. Writes with an older number are refused."""
     server_id: str
     """Random id of the store, which never changes. It distinguishes our jobs from the jobs of another server."""
 
