@@ -48,22 +48,22 @@ AGENT = AgentSpec(max_turns=4)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Metrics of one training step. Step 0 has only the reward before training."""
+    """Metrics of one training step. Step 0 has only the held-out reward before training; all else is None."""
 
     step: int
     minutes: float = 0.0
     """Since the start of the training, measurements included."""
-    reward: float = 0.0
+    reward: float | None = None
     """Mean reward of all groups that the step's batch saw whole, filtered ones included."""
-    filtered: float = 0.0
+    filtered: float | None = None
     """Share of groups without a signal."""
-    entropy: float = 0.0
+    entropy: float | None = None
     """Mean entropy (nats) of the policy at sampled tokens."""
-    staleness: float = 0.0
+    staleness: float | None = None
     """Mean number of weights versions by which a trained token is behind the trained weights."""
-    tokens_per_second: float = 0.0
+    tokens_per_second: float | None = None
     """Sampled tokens that were trained on, by wall time."""
-    clipped: float = 0.0
+    clipped: float | None = None
     """Share of trained tokens whose gradient the clipping removed."""
     versions: Mapping[str, int] = field(default_factory=dict)
     """Trained tokens by the weights version that sampled them."""
@@ -267,11 +267,14 @@ def train(client: Client, options: Options, console: Console) -> list[StepRecord
 
 
 def row_text(r: StepRecord) -> str:
-    held_out = "" if r.held_out is None else f"  held-out {r.held_out:.3f}"
-    return (
-        f"step {r.step:3d}  {r.minutes:4.1f} min  reward {r.reward:.3f}  filtered {r.filtered:.2f}  entropy {r.entropy:.3f}"
-        f"  staleness {r.staleness:.2f}  {r.tokens_per_second:4.0f} tokens/s{held_out}"
-    )
+    parts = [f"step {r.step:3d}  {r.minutes:4.1f} min"]
+    parts += [] if r.reward is None else [f"reward {r.reward:.3f}"]
+    parts += [] if r.filtered is None else [f"filtered {r.filtered:.2f}"]
+    parts += [] if r.entropy is None else [f"entropy {r.entropy:.3f}"]
+    parts += [] if r.staleness is None else [f"staleness {r.staleness:.2f}"]
+    parts += [] if r.tokens_per_second is None else [f"{r.tokens_per_second:4.0f} tokens/s"]
+    parts += [] if r.held_out is None else [f"held-out {r.held_out:.3f}"]
+    return "  ".join(parts)
 
 
 def report(records: Sequence[StepRecord], console: Console) -> None:
@@ -282,9 +285,9 @@ def report(records: Sequence[StepRecord], console: Console) -> None:
     table.add_column(width=12)
     for r in records:
         if r.held_out is not None:
-            cells = [f"{c:.2f}" for c in (r.minutes, r.reward, r.filtered, r.entropy, r.staleness)]
-            numbers = (str(r.step), *cells, f"{r.tokens_per_second:.0f}", f"{r.held_out:.3f}")
-            table.add_row(*numbers, Bar(1.0, 0.0, r.held_out))
+            cells = (r.minutes, r.reward, r.filtered, r.entropy, r.staleness, r.tokens_per_second, r.held_out)
+            numbers = ["-" if c is None else f"{c:.2f}" if c < 10 else f"{c:.0f}" for c in cells]
+            table.add_row(str(r.step), *numbers, Bar(1.0, 0.0, r.held_out))
     console.print(table)
 
 
@@ -315,6 +318,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     with served_pools(console, POOLS) as kubeconfig, Client(kubeconfig=kubeconfig) as client:
+        console.print(f"watch it: rollyard top --kubeconfig {kubeconfig}", soft_wrap=True, highlight=False)
         report(train(client, options, console), console)
     draw([options.out / "steps.jsonl"], options.out / "curve.svg")
     console.print(

@@ -21,9 +21,9 @@ from rollyard.trainers.trl import PushWeights, rollout_func, rollout_reward, tas
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=60, help="training steps")
     parser.add_argument("--tasks", type=int, default=12, help="tasks of a step, with 8 rollouts each")
-    parser.add_argument("--out", type=Path, default=ROOT / "demo-output" / "trl")
+    parser.add_argument("--out", type=Path, default=ROOT / "demo-output" / "trl", help="folder of the results")
     options, rng = parser.parse_args(), random.Random(0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and its pools are ended on exit
     args = GRPOConfig(

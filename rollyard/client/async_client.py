@@ -27,7 +27,7 @@ from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import EndpointStatus
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import KINDS, Pool, parse_object
-from rollyard.kinds.rollout import RolloutRequest, RolloutView, Trajectory
+from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
@@ -334,12 +334,17 @@ class AsyncClient(BatchClient):
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         """Wait for the rollout's end without a time limit, even while the server is unreachable. Raises NotFound.
 
-        For a limit, use `asyncio.timeout`.
+        For a limit, use `asyncio.timeout`. A wait that does not end by itself, such as for weights that no model server
+        has, is told as a warning.
         """
+        return await self._wait(id, namespace, set())
+
+    async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
+        """`warned`: words of the waits that were told; extended here."""
         backoff, logged = Backoff(), ""
         while True:
             try:
-                _, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+                view, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
             except Unavailable as error:
                 if str(error) != logged:  # an error that lasts is logged once
                     logged = str(error)
@@ -348,6 +353,10 @@ class AsyncClient(BatchClient):
                 continue
             if trajectory is not None:
                 return trajectory
+            word = (view.waiting or IN_QUEUE).partition(":")[0]
+            if word != IN_QUEUE and word not in warned:
+                warned.add(word)
+                self._warn(f"rollout {id} waits: {view.waiting}")
             backoff.reset()
 
     async def rollouts(
@@ -393,11 +402,11 @@ class AsyncClient(BatchClient):
 
     async def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> AsyncGenerator[Trajectory]:
         """Yield the trajectories of rollouts in the order in which the rollouts end. Raises NotFound."""
-        gate = asyncio.Semaphore(WAITS_AT_ONCE)
+        gate, warned = asyncio.Semaphore(WAITS_AT_ONCE), set[str]()
 
         async def ended(id: str) -> Trajectory:
             async with gate:
-                return await self.wait(id, namespace)
+                return await self._wait(id, namespace, warned)
 
         waits = [asyncio.create_task(ended(id)) for id in ids]
         try:

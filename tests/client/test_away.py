@@ -242,3 +242,20 @@ async def test_what_a_reader_does_meanwhile_is_left_alone_when_the_server_moves(
     await asyncio.sleep(0.2)  # several looks at where the server is
     assert (await soon(anext(found)))[0] == 8
     await found.aclose()
+
+
+async def test_a_wait_that_does_not_end_by_itself_is_told_once(servers: Servers, tmp_path: Path) -> None:
+    queued = {**ENDED["rollout"], "status": "Queued", "stage": "INIT", "reward": None, "finished_at": None}
+    words = ["InQueue: 3 are before it", *["WeightsVersion: policy has not served v2 yet; for 2 s"] * 3]
+    told: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        if not words:
+            return web.json_response({**ENDED, "rollout": ENDED["rollout"]})
+        return web.json_response({"rollout": {**queued, "waiting": words.pop(0)}, "trajectory": None})
+
+    await servers.start(handler)
+    context = Context("http://127.0.0.1:1", None, "token", "default", servers.endpoint)
+    async with AsyncClient(context, warn=told.append) as client:
+        await soon(client.wait_many(["r"]))
+    assert told == ["rollout r waits: WeightsVersion: policy has not served v2 yet; for 2 s"]
