@@ -118,7 +118,8 @@ async def _get(request: web.Request) -> web.Response:
 
 @accepts("namespace", "rollouts")
 async def _cancel(request: web.Request) -> web.Response:
-    """End a batch. Its unfinished groups are carried over to a later batch; `rollouts=cancel` cancels them."""
+    """End a batch. By default its unfinished groups are carried over to a later batch; `rollouts=cancel` cancels these
+    groups."""
     word = request.query.get("rollouts", "keep")
     if word not in ("keep", "cancel"):
         raise BadRequest(f"rollouts must be keep or cancel, not {word[:40]!r}")

@@ -46,7 +46,8 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("namespace")
 async def _put(request: web.Request) -> web.Response:
-    """Upload a dataset as JSON lines, one task a line. The answer is 201 for a new dataset, 200 for an equal one."""
+    """Upload a dataset as JSON lines, one task a line. The answer is 201 for a new dataset, and 200 if the
+    dataset already exists with the same tasks."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     name = _checked_name(request.match_info["name"])
     size = request.content_length
@@ -78,7 +79,7 @@ def _portions(data: bytearray) -> Iterator[list[tuple[int, bytes]]]:
 def read_lines(numbered: Iterable[tuple[int, bytes]]) -> list[tuple[str, str]]:
     """Return the kind and the canonical text of each line's task. Empty lines are left out.
 
-    Raises Invalid with the number of each wrong line.
+    Raises Invalid with the numbers of the first wrong lines, at most MAX_REPORTED.
     """
     found: list[tuple[str, str]] = []
     wrong: list[Cause] = []

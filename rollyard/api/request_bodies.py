@@ -34,7 +34,7 @@ _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 async def read(request: web.Request, most: int) -> bytearray:
     """Read and decompress the body.
 
-    Raises TooLarge above `most` bytes, RequestTimeout, BadRequest, UnsupportedMediaType.
+    Raises BadRequest, RequestTimeout, UnsupportedMediaType, and TooLarge above `most` bytes.
     """
     encoding = encoding_of(request.headers.get(hdrs.CONTENT_ENCODING))
     if (request.content_length or 0) > most:

@@ -19,7 +19,7 @@ ENDINGS = {".yaml", ".yml", ".json"}
 def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
     """Read all objects, in order. An object without a namespace gets `namespace`.
 
-    Raises Invalid with file:line:column of each mistake, BadRequest for a file that is missing, not text, or empty.
+    Raises Invalid with file:line:column of each mistake, and BadRequest for a file that is missing, not text, or empty.
     """
     found: list[KindObject] = []
     for name in names:

@@ -269,7 +269,7 @@ def _deleted(obj: KindObject | None) -> bool:
 def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
     """Return whether a condition has this status at the object's generation.
 
-    Raises NotFound for an object that is gone, NoProgress for a pool that needs a change before it can be Ready or
+    Raises NotFound for an object that is gone, and NoProgress for a pool that needs a change before it can be Ready or
     Updated.
     """
     if obj is None:

@@ -59,7 +59,7 @@ def _with_client(command: Run, *, starts: bool) -> Callable[..., None]:
 async def _wait_for_server(kubeconfig: Path | None) -> None:
     """Wait until the server answers. Each try reads the kubeconfig again, because a new server writes this file.
 
-    Raises BadRequest, Unavailable after START_SECONDS.
+    After START_SECONDS, raises the BadRequest or Unavailable of the last try.
     """
     loop, reported = asyncio.get_running_loop(), False
     deadline = loop.time() + START_SECONDS

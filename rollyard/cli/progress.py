@@ -66,9 +66,9 @@ class ProgressLine:
 
 
 def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
-    """Return the key and the sentence of the most common reason; two empty texts if there is no reason.
+    """Return a text that identifies the most common reason, and the line to print; two empty texts if nothing waits.
 
-    Sentences with the same key differ only in a time, or in the position in the queue.
+    The first text has no time and no position in the queue, so it changes only with the reason.
     """
     by_word: dict[str, list[str]] = {}
     for text in waiting:

@@ -57,7 +57,8 @@ class AsyncBatch:
             self.id = request.id or f"b-{secrets.token_hex(6)}"
             self._request = evolve(request, id=self.id)
         self.after = after
-        """Number of the last delivery that the iterator returned. Another process can continue with this `after`."""
+        """Delivery number of the last group that the iterator returned. Another process can continue with this
+        `after`."""
         self.view: BatchView | None = None
         """State of the batch in the server's last answer."""
         self._created = False
@@ -104,7 +105,8 @@ class AsyncBatch:
         return self._see(await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace))
 
     async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
-        """End the batch. Its unfinished groups are carried over to a later batch; "cancel" cancels them."""
+        """End the batch. By default its unfinished groups are carried over to a later batch; `rollouts="cancel"`
+        cancels these groups."""
         return self._see(await self._client.cancel_batch(self.id, self._namespace, rollouts=rollouts))
 
     def _see(self, view: BatchView) -> BatchView:

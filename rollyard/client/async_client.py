@@ -190,8 +190,8 @@ class AsyncClient(BatchClient):
     async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
         """Begin an update, and return when the server has stored it. If this update has begun before, return its state.
 
-        Raises Conflict for a version that already names other weights, Invalid when the engines cannot be updated,
-        NotFound.
+        Raises NotFound. Raises Invalid if the engines cannot be updated, and Conflict for a version that already names
+        other weights.
         """
         body = update.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
@@ -264,7 +264,7 @@ class AsyncClient(BatchClient):
     ) -> AsyncIterator[bytes]:
         """Yield an allocation's output. With `follow`, continue until the job's end, and reconnect when necessary.
 
-        Raises NotFound if there is no output; without `follow`, Unavailable if the connection breaks.
+        Raises NotFound if there is no output, and, without `follow`, Unavailable if the connection breaks.
         """
         path, backoff = _path("Allocation", namespace, allocation) + "/log", Backoff()
         query = {"follow": "1"} if follow else {}
@@ -459,8 +459,8 @@ class AsyncClient(BatchClient):
         """Open a session; return its key and its URL for model calls. A request without an id gets an id here.
 
         `wait`: seconds to wait for an endpoint. A pool without an endpoint may need minutes; during this time the
-        session counts as demand. Raises Invalid, Conflict if the id belongs to a different session, TooManyRequests,
-        Unavailable if there is no endpoint.
+        session counts as demand. Raises Invalid, TooManyRequests. Raises Conflict if the id belongs to a
+        different session, and Unavailable if there is no endpoint.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"s-{secrets.token_hex(8)}"}
         backoff, loop = Backoff(), asyncio.get_running_loop()

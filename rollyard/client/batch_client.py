@@ -28,7 +28,7 @@ class BatchClient:
     ) -> DatasetView:
         """Upload tasks, or a file of JSON lines, as a dataset. A second upload of the same content changes nothing.
 
-        Raises Conflict if the dataset exists with other tasks, Invalid with the number of each wrong line.
+        Raises Invalid with the numbers of the first wrong lines, and Conflict if the dataset exists with other tasks.
         """
         body = await asyncio.to_thread(tasks.read_bytes if isinstance(tasks, Path) else lambda: _lines_of(tasks))
         path, query = f"/v1/datasets/{name}", self._http.query(namespace)
@@ -50,15 +50,17 @@ class BatchClient:
     async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
         """Delete a dataset, the history of its tasks, and the record of which task is drawn next.
 
-        Raises NotFound, Conflict while a batch draws from the dataset.
+        Raises NotFound, and Conflict while a batch draws from the dataset.
         """
         await self._http.json("DELETE", f"/v1/datasets/{name}", query=self._http.query(namespace))
 
     async def create_batch(self, request: BatchRequest, namespace: str | None = None) -> BatchView:
         """Create a batch, or attach to the batch with the same id and body.
 
-        A request without an id gets an id here, so that retries are safe. Raises Conflict if a batch with this id has
-        another body, Invalid.
+        A request without an id gets an id here, so that retries are safe.
+
+        Raises Invalid for a request that cannot be accepted, and Conflict if a batch with this id has another body, or
+        if the series draws from another source or with another seed.
         """
         body = request.model_dump(mode="json", exclude_unset=True) | {"id": request.id or f"b-{secrets.token_hex(6)}"}
         return BatchView.model_validate(
@@ -79,7 +81,8 @@ class BatchClient:
     async def groups(
         self, id: str, namespace: str | None = None, *, after: int = 0, wait: float = 0.0, limit: int = 64
     ) -> GroupPage:
-        """Return groups that were delivered after delivery `after`. `wait`: seconds to wait if there is none.
+        """Return at most `limit` groups whose delivery number is greater than `after`. `wait`: seconds to wait if there
+        is none.
 
         Raises NotFound.
         """
@@ -93,8 +96,8 @@ class BatchClient:
     ) -> Columns:
         """Do the same as `groups`, with the trajectories as arrays, group after group.
 
-        `about["groups"]` has the fields of each group, and the number of its trajectories as `rollouts`. `about["next"]`
-        is the value of `after` for the next page. Raises NotFound.
+        In the returned columns, `about["groups"]` lists the fields of each group; the field `rollouts` is the number of
+        the group's trajectories. `about["next"]` is the value of `after` for the next page. Raises NotFound.
         """
         from rollyard.client import rollout_answers
 
@@ -112,7 +115,8 @@ class BatchClient:
     async def cancel_batch(
         self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
     ) -> BatchView:
-        """End a batch. Its unfinished groups are carried over to a later batch; "cancel" cancels them. Raises NotFound."""
+        """End a batch. By default its unfinished groups are carried over to a later batch; `rollouts="cancel"` cancels
+        these groups. Raises NotFound."""
         query = self._http.query(namespace, rollouts=rollouts)
         return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
 
@@ -121,8 +125,8 @@ class BatchClient:
     ) -> AsyncBatch:
         """Iterate over the groups of a batch: `async for group in client.batch(request)`.
 
-        `request`: the batch to create at the first step, or the id of an existing batch. `after`: number of the last
-        delivery that the caller already has. `progress`: show the batch's state on the terminal.
+        `request`: the batch to create at the first step, or the id of an existing batch. `after`: delivery number
+        of the last group that the caller already has. `progress`: show the batch's state on the terminal.
         """
         return AsyncBatch(self, request, namespace, after=after, progress=progress)
 

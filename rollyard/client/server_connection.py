@@ -124,7 +124,8 @@ class ServerConnection:
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Return a long answer as a stream. The stream breaks if the server moves, or is silent for `silence` seconds.
 
-        Raises ApiError for an error status; ClientError or TimeoutError, here or at a read, when the stream breaks.
+        Raises ApiError for an error status. When the stream breaks, this call or a read raises ClientError or
+        TimeoutError.
         """
         at = await self._url()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)

@@ -39,7 +39,8 @@ class ServerLink:
 
     @classmethod
     def open(cls, folder: Path) -> ServerLink:
-        """Read an allocation's folder. Raises OSError if a file is missing, ValueError for a bad `allocation.json`."""
+        """Read an allocation's folder. Raises OSError if a file is missing, and ValueError for a bad
+        `allocation.json`."""
         allocation = AllocationFile.model_validate_json((folder / "allocation.json").read_bytes())
         token = (folder / "token").read_text().strip()
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))

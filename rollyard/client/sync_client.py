@@ -54,7 +54,7 @@ class BlockingBatch:
 
     @property
     def after(self) -> int:
-        """Number of the last delivery that the iterator returned."""
+        """Delivery number of the last group that the iterator returned."""
         return self._batch.after
 
     @property

@@ -35,7 +35,7 @@ class TrainingRows:
     group: NDArray[np.int32]
     """Index of the row's group in the argument of `collate`."""
     rollout: NDArray[np.int32]
-    """Number of the row's rollout, counted over all groups. Rows of one rollout have the same number."""
+    """Index of the row's rollout, counted over all groups. Rows of one rollout have the same index."""
 
     @property
     def sampled_tokens(self) -> int:

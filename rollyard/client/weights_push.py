@@ -68,8 +68,8 @@ class WeightsPush:
         keep: int = 2,
     ) -> None:
         """`folder`: where versions are written; the engines' nodes must read it too. Default: ~/.rollyard/weights/POOL.
-        `keep`: number of the newest folders that this WeightsPush keeps. It deletes older folders of its own when a new
-        version is served.
+        `keep`: how many of its newest folders this WeightsPush keeps. It deletes its older folders when a new version
+        is served.
         """
         if keep < 1:
             raise ValueError("`keep` must be at least 1: engines that restart read the folder of the served version")
@@ -77,7 +77,8 @@ class WeightsPush:
         self.namespace, self.pool = namespace or client.context.namespace, pool
         self.folder = Path(folder or Path.home() / ".rollyard" / "weights" / pool).absolute()
         self.step = 0
-        """Number of the last version. Before the first push: the highest number in the pool's status, or 0."""
+        """Step number of the last push, which also names the version by default (`step<n>`). Before the first push: the
+        highest step number in the pool's status, or 0."""
         self.version: str | None = None
         """Last version that `push` returned."""
         self._written: list[Path] = []
@@ -128,7 +129,7 @@ class WeightsPush:
             raise Conflict(f"weights {version!r} exist already in pool {self.pool!r}; choose another version")
 
     async def _config(self) -> Path:
-        """Return the path of the pool's config.json, because tensors alone do not define a model. Raises Invalid."""
+        """Return the path of the pool's config.json, which a model needs in addition to its tensors. Raises Invalid."""
         key = ObjectKey(kind="InferencePool", namespace=self.namespace, name=self.pool)
         pool = await self._client.get(key)
         assert isinstance(pool, InferencePool)

@@ -23,8 +23,8 @@ class WeightsReceiver:
         """Make one call of a transfer, such as `update_weights`, and return the JSON answer.
 
         The routes and bodies are those of vLLM. The embedded engine has the same routes, and also accepts bytes of
-        safetensors. Raises Conflict if the engine no longer waits, ApiError with the engine's message if the engine
-        refuses the call.
+        safetensors. Raises Conflict if the engine no longer waits, and ApiError with the engine's message if the
+        engine refuses the call.
         """
         path = f"{self.weights_path}/endpoints/{self.id.rpartition('/')[2]}/{route}"
         method = "GET" if route.startswith("get_") else "POST"

@@ -1,4 +1,5 @@
-"""Expectations: creates and deletes whose events have not arrived at the local copy (`informer`) yet.
+"""Expectations: objects that this controller has created or deleted, but whose events have not arrived at the local
+copy (`informer`) yet.
 
 While an owner has open expectations, the local copy lacks a change, and a controller that trusted the copy would repeat
 this change. An expectation lapses after some time, so that a missed event does not stop the owner for ever (Kubernetes,

@@ -1,6 +1,7 @@
 """Primitives for waiting and notifying on the event loop, shared by every process of Rollyard.
 
-They avoid traps of asyncio. Most of these traps occur when a wait ends in two ways in the same iteration of the loop:
+These primitives avoid traps of asyncio. Most of these traps occur when a wait ends in two ways in the same iteration of
+the loop:
 
 - `asyncio.wait_for` returns normally if its caller is cancelled in the iteration in which the awaited result arrives
   (github.com/python/cpython/issues/86296, fixed in Python 3.12). The cancellation is lost, so a loop that should end by

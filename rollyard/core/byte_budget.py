@@ -9,7 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 class ByteBudget:
     def __init__(self, most: int, within: ByteBudget | None = None) -> None:
-        """`most`: greatest number of reserved bytes; a request that is alone may exceed this number.
+        """`most`: greatest number of reserved bytes. A request may exceed this number if no other bytes are
+        reserved.
 
         `within`: outer budget, in which the same bytes are reserved.
         """

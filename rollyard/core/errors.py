@@ -45,7 +45,7 @@ RollyardError
     └── HandlerFailed        the task handler's code raised another exception, or returned a wrong value
 
 Outside the tree are exceptions that do not leave their folder. The folder's own code turns each of them into a result,
-a reason or an error of the tree. Their names, by folder:
+a reason or an error of the tree. The names of these exceptions, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights

@@ -37,7 +37,7 @@ def encoding_of(header: str | None) -> str | None:
 
 
 def inflate(data: bytes | bytearray, encoding: str, most: int) -> bytearray:
-    """Unpack a body. Raises TooLarge above `most` bytes, BadRequest for damaged data."""
+    """Unpack a body. Raises TooLarge above `most` bytes, and BadRequest for damaged data."""
     unpacked, left = bytearray(), bytes(data)
     stream = zlib.decompressobj(_WINDOW[encoding])
     try:

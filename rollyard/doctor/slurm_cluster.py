@@ -95,7 +95,7 @@ def check_config(config: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _association_limits() -> Iterator[Finding]:
-    """Report the limits of the user's Slurm associations. They may limit the jobs or GPUs of a pool."""
+    """Report the limits of the user's Slurm associations. These limits may restrict the jobs or GPUs of a pool."""
     fields = ("Account", "Partition", "QOS", "MaxJobs", "MaxSubmit", "GrpTRES", "MaxTRES", "MaxWall")
     command = ("sacctmgr", "-nP", "show", "assoc", f"user={getpass.getuser()}", f"format={','.join(fields)}")
     rows = [dict(zip(fields, line.split("|"), strict=False)) for line in _run(command).splitlines()]

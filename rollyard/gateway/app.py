@@ -85,7 +85,8 @@ class _GatewayRoutes:
         self._find_session = find
 
     def handler_for(self, make: MakeExchange) -> Handler:
-        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009 - a static method: no exchange exists yet
+        # `make` is a class, but its type is that of a function. The static method `error_body` needs no instance.
+        error: Callable[[GatewayError], dict[str, Any]] = getattr(make, "error_body")  # noqa: B009
 
         async def serve(request: web.Request) -> web.StreamResponse:
             try:

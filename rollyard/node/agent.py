@@ -255,7 +255,7 @@ class NodeAgent:
         )
 
     def _count_before_eval(self) -> int:
-        """Count the rollouts before EVAL. Each of them has a sandbox, or will need one soon."""
+        """Count the rollouts before EVAL. Each of these rollouts has a sandbox, or will need one soon."""
         return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
 
     async def _watch_clock(self) -> None:

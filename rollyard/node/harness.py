@@ -1,4 +1,5 @@
-"""An agent that is a command inside the sandbox. A gateway for this sandbox alone answers the command's model calls.
+"""An agent that is a command inside the sandbox. Each such sandbox has its own gateway, which answers the
+command's model calls.
 
 The gateway runs outside the sandbox, but the gateway's socket listens on the sandbox's own loopback. So the sandbox
 needs no network.
@@ -66,8 +67,8 @@ class Harness:
         """Run the command; return the status and the exit code.
 
         The status is Completed if the command ends by itself with exit code 0 within all limits, else Truncated. Raises
-        SandboxLost, TaskError if the command ended before its first model call, ContextExceeded if no call had a prompt
-        that fits, and the error that made the session unusable.
+        SandboxLost, and the error that made the session unusable. If no model call was answered, raises ContextExceeded
+        or EndpointRefused if this was the reason, or else TaskError.
         """
         async with self._gateway() as base:
             await self._write_prompt(prompt)

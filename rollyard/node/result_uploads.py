@@ -58,7 +58,7 @@ class ResultUploads:
         self.as_columns, self.most_at_once = welcome.columns >= VERSION, welcome.results
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
-        """Upload RUN's result. Raises Fenced when the lease is void, Invalid or TooLarge when the server refuses the
+        """Upload RUN's result. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses the
         result."""
         if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")

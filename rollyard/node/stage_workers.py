@@ -102,8 +102,8 @@ class StagePools:
     def apply_requested(self, sandboxes: int) -> None:
         """Move towards the requested widths. Must be called after every start and end of work.
 
-        `sandboxes`: number of rollouts that have not reached EVAL. Each of them has a sandbox or will have one soon. A
-        rollout keeps its sandbox from INIT to the end of RUN, also while it waits for RUN.
+        `sandboxes`: number of rollouts that have not reached EVAL. Each of these rollouts has a sandbox or will have
+        one soon. A rollout keeps its sandbox from INIT to the end of RUN, also while it waits for RUN.
         """
         evals = max(self._minimum[Stage.EVAL], self._capacity - sandboxes)
         requested = {**self._requested, Stage.EVAL: min(self._requested[Stage.EVAL], evals)}

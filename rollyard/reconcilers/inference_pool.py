@@ -88,7 +88,7 @@ class InferencePoolObserver:
     async def _requested_sessions(self, pool: InferencePool) -> int:
         """Number of present and requested sessions: those of external agents, and those of RolloutPools that use this pool.
 
-        A rollout counts once for each role in `spec.inference` of its RolloutPool that names this pool.
+        A rollout counts once for each role that its RolloutPool maps to this pool in `spec.inference`.
         """
         total = self._outside_demand(pool.pool_key)
         for user in self._rollout_pools():

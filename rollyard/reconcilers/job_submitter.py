@@ -181,8 +181,8 @@ class Submitter:
         return True
 
     async def _call(self, script: BatchScript, ours: list[Allocation]) -> list[str]:
-        """Submit once. A slow submit is reported in the allocations' conditions; then `ours` contains the allocations
-        with the new conditions."""
+        """Submit once. A slow submit is reported in the allocations' conditions. For this, the function replaces the
+        allocations in the list `ours` with the updated ones."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.submit(script))
         try:
             await asyncio.wait({call}, timeout=OVERDUE_SECONDS)
@@ -244,7 +244,8 @@ class Submitter:
             return None
 
     async def refuse(self, allocation: Allocation, why: str) -> None:
-        """End an allocation that cannot be submitted as it is written. The pool's condition then has the reason."""
+        """End an allocation that cannot be submitted as it is written. The pool's reconciler copies the reason from
+        the allocation's status into the pool's condition."""
         updates = [ConditionUpdate("Ready", False, "Ended", why)]
         if get_condition(allocation.status.conditions, SUBMITTED) is not None:
             updates.insert(0, ConditionUpdate(SUBMITTED, False, "Refused", why))

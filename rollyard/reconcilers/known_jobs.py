@@ -1,4 +1,5 @@
-"""Jobs that are alive according to allocations, heartbeats of bound processes, and answered submits."""
+"""Jobs of the allocations that have not ended, each with the last heartbeat of its process, and with the time at
+which its submit was answered."""
 
 from __future__ import annotations
 

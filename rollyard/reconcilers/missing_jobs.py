@@ -1,6 +1,6 @@
 """Known jobs that squeue's table lacks: decides whether the jobs are gone or the table is wrong. Pure.
 
-squeue can print its header alone, a table that is cut after some row, or an old table, each time with exit code 0. So
+squeue can print only its header, a table that is cut after some row, or an old table, each time with exit code 0. So
 squeue is only one source. The second source is the heartbeat of the process that is bound to the job, and the third is
 accounting.
 
@@ -95,7 +95,8 @@ class Absence:
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
-    """Jobs that this table lacks, by id. `before`: result for the previous table. Counts and times continue from there."""
+    """Jobs that this table lacks, by id. `before`: result for the previous table. Counts and times continue from
+    this result."""
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)

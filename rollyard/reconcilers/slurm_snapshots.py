@@ -56,7 +56,7 @@ class SnapshotFeed:
     unreachable, and when two answers in a row are not believed."""
 
     def __init__(self, driver: Driver, clock: Clock, known_jobs: Callable[[], Collection[KnownJob]]) -> None:
-        """`known_jobs`: jobs that are alive according to allocations and heartbeats."""
+        """`known_jobs`: returns the jobs that squeue should show."""
         self._driver = driver
         self._clock = clock
         self._soon = asyncio.Event()

@@ -95,7 +95,8 @@ class IPythonTool:
         assert self._kernel is not None
         deadline = time.monotonic() + INTERRUPT_SECONDS
         while time.monotonic() < deadline:
-            # The interrupt is repeated, because in a loop each `os.system` swallows one.
+            # The interrupt is repeated, because a cell may call `os.system` in a loop, and each running `os.system`
+            # swallows one interrupt.
             self._kernel.interrupt()
             step = min(deadline, time.monotonic() + INTERRUPT_AGAIN_SECONDS)
             if self._kernel.until_reply(cell, self._capture, step, None):

@@ -84,7 +84,7 @@ class ToolThread(threading.Thread):
         started = time.monotonic()
         try:
             header, body = call.run(call.header, call.body)
-        except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the owner gets the error
+        except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the caller gets the error
             traceback.print_exc()
             header, body = {"fault": f"{type(error).__name__}: {error}"}, b""
         self._stream.send({"id": call.id, "seconds": time.monotonic() - started, **header}, body)

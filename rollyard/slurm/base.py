@@ -144,7 +144,7 @@ class Driver(Protocol):
         """Submit a job; return its id. For an array, return the ids in order of the tasks.
 
         A driver that notices complaints of Slurm about an accepted job returns a `JobIds`. Raises
-        SubmitRefused with Slurm's message, SlurmUnreachable if it is unknown whether Slurm accepted the job.
+        SubmitRefused with Slurm's message, and SlurmUnreachable if it is unknown whether Slurm accepted the job.
         """
         ...
 

@@ -33,7 +33,8 @@ class BudgetedDriver:
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
         self._opened_at = 0.0
-        """Monotonic time, in seconds, at which the present pause ends. Before this time no call is made."""
+        """Monotonic time, in seconds, of the end (not the beginning) of the present pause. Before this time no call
+        is made."""
         self._why = ""
 
     async def snapshot(self) -> Snapshot:
@@ -101,8 +102,8 @@ class BudgetedDriver:
         self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     async def _take_token(self) -> None:
-        """Wait for the token of one call. Each call takes its token before it waits, even if the number of tokens falls
-        below zero. So calls run in order of arrival."""
+        """Take one token at once, even if the number of tokens falls below zero. Then wait until the number would be
+        zero again. So calls run in order of arrival."""
         now = time.monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._filled_at) * self._rate) - 1.0
         self._filled_at = now

@@ -119,7 +119,7 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
     """Return errors if too few nodes are large enough.
 
-    Each resource is checked alone first. If every resource passes, all of them are checked together.
+    First each resource is checked separately. If every resource passes, all of them are checked together.
     """
     if not any(name in site.nodes for name in partition.nodes):
         return []  # the partition's nodes are unknown

@@ -1,4 +1,4 @@
-"""A model's own tokenizer and chat template. They are loaded through transformers; torch is not needed."""
+"""A model's own tokenizer and chat template. Both are loaded through transformers; torch is not needed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
         """Render the messages. Their contents are text; some templates get this text as a list of parts.
 
-        Raises TaskError if the template refuses the conversation (`raise_exception`), TemplateUnusable if it fails.
+        Raises TaskError if the template refuses the conversation (`raise_exception`), and TemplateUnusable if the
+        template fails.
         """
         if self._parts:
             messages = [in_parts(m) if m["role"] in self._parts else m for m in messages]

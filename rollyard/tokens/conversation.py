@@ -45,7 +45,7 @@ class Conversation:
         self._rendered: str | None = None
         """Text of the next prompt; None if it must be rendered first."""
         self._pending: list[int] = []
-        """Ids at the end of the next prompt. They are added to the segment when a turn has been sampled after them."""
+        """Ids at the end of the next prompt. These ids are added to the segment when a turn has been sampled."""
 
     @property
     def segment_count(self) -> int:
@@ -59,7 +59,7 @@ class Conversation:
     def prompt_ids(self) -> list[int]:
         """Return the ids of the next prompt.
 
-        Raises TaskError if the template refuses the conversation, TemplateUnusable if the template fails.
+        Raises TaskError if the template refuses the conversation, and TemplateUnusable if the template fails.
         """
         if self._rendered is None:
             rendered = self._renderer.whole(self._messages)

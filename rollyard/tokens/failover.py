@@ -2,7 +2,7 @@
 
 A conversation stays on one endpoint. If this endpoint fails, the conversation continues on another endpoint with the ids
 sampled so far. The node agent uses this module for its leases, and the gateway for the sessions of external agents. Each
-of them has its own `Checkout`.
+caller passes its own `Checkout`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Requests in flight at model servers.
 
-A request for which no ids arrive can be ended. Another server continues it with the ids that have arrived.
+A request that gets no new token ids can be ended. Another server then continues from the token ids received so far.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from contextlib import asynccontextmanager
 from rollyard.tokens.streamed_response import OnProgress
 
 QUIET_SECONDS = 2.0
-"""Seconds without new ids after which a request is quiet.
+"""Seconds without new token ids after which a request is quiet.
 
-A server that other processes report as down may still answer this process. So a request with new ids is not ended.
+A server that other processes report as down may still answer this process. So a request that still gets token ids is
+not ended.
 """
 
 
 class InFlightRequest:
-    """One request in flight. Call the object with the ids of each chunk."""
+    """One request in flight. Call the object with the token ids of each chunk."""
 
     def __init__(self, endpoint: str, on_progress: OnProgress | None) -> None:
         self.endpoint = endpoint

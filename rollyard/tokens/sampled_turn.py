@@ -98,7 +98,7 @@ def _is_stable(template: ChatTemplate, content: Sequence[int], text: str) -> boo
 def _spellings(template: ChatTemplate, content: Sequence[int], text: str, tail: Sequence[int]) -> tuple[str, ...]:
     """Return the possible texts of a turn: decoded together with the last ids of its prompt, and decoded alone.
 
-    The text decoded alone is needed only for a tokenizer that does not return texts unchanged.
+    The second text is needed only for a tokenizer that does not return texts unchanged.
     """
     before, together = template.decode(tail), template.decode([*tail, *content])
     if not together.startswith(before):

@@ -56,6 +56,7 @@ class TemplateCache:
 
 
 def files_stamp(folder: Path) -> Stamp:
-    """Return names, times and sizes of the files. They change if a file of the tokenizer or template is written."""
+    """Return names, times and sizes of the files. The result changes if a file of the tokenizer or template is
+    written."""
     found = sorted({file for pattern in FILES for file in folder.glob(pattern) if file.is_file()})
     return tuple((file.name, file.stat().st_mtime_ns, file.stat().st_size) for file in found)

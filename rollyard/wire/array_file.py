@@ -1,7 +1,7 @@
 """Reading and writing of safetensors files in memory. A file has named arrays of one dimension, and metadata.
 
-The file begins with the length of the header in eight bytes. The header, which is JSON, and the numbers of the arrays
-follow. All of them are little-endian.
+The file begins with the length of the header in eight bytes. Then come the header, in JSON, and the elements of the
+arrays. The length and the elements are little-endian.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def write_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> by
 def read_arrays(
     data: bytes | bytearray | memoryview, names: Iterable[str]
 ) -> tuple[dict[str, Array], Mapping[str, str]]:
-    """Return the metadata and the arrays with these names. The arrays share the memory of `data`.
+    """Return the arrays with these names, and the metadata. The arrays share the memory of `data`.
 
     Raises ValueError, KeyError, TypeError or OverflowError if the file is damaged or lacks one of the arrays.
     """

@@ -1,4 +1,4 @@
-"""Base class of all messages, the identity of a sender, and the number of the protocol.
+"""Base class of all messages, the identity of a sender, and the version of the protocol.
 
 Messages only grow: new fields have defaults, and receivers ignore unknown fields and unknown message types. So an old
 node agent or engine can finish its work under a new server. A new field does not change PROTOCOL.

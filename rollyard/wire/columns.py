@@ -325,7 +325,7 @@ def _logprobs(values: Sequence[float | None], mask: Array) -> Array:
 def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | None, int]) -> Array:
     """Return the index of each token's version, and add new versions to `versions`.
 
-    Most segments have only one version. Their indices are computed without a look-up for each token.
+    Most segments have only one version. In this case the indices are computed without a look-up for each token.
     """
     own = set(values)
     for version in sorted(v for v in own if v is not None):

@@ -34,7 +34,7 @@ class WeightsTarget(WireMessage):
     checksum: str | None = None
     """Expected checksum of the folder. The engine refuses a folder with another checksum. Null: any content is accepted."""
     attempt: int = 1
-    """Number of the attempt. After a failure the engine tries again only if it gets a higher number."""
+    """Sequence number of the attempt. After a failure the engine tries again only if it gets a higher number."""
     transfer: bool = False
     """True: the trainer sends the weights into the running engine. An engine that cannot receive them loads `path`."""
 
@@ -53,7 +53,7 @@ class EngineLoad(WireMessage):
     """Totals since the engine's start; null if unknown. `server/routing/endpoint_rates.py` computes rates from two reports."""
 
     life: int = 0
-    """Number of the engine's start within its allocation. After each start the totals begin at zero again."""
+    """Sequence number of the engine's start within its allocation. After each start the totals begin at zero again."""
     at: float
     """Time at which the totals were read, in seconds of the sender's monotonic clock."""
     generated_tokens: int | None = None

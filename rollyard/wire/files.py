@@ -31,6 +31,7 @@ class EndpointFile(WireMessage):
 
     url: str
     epoch: int
-    """Number that grows with each start of a server on this folder. A server does not overwrite a file with a higher number."""
+    """Number that grows with each start of a server on this folder. A server does not overwrite a file whose number is
+    higher than its own."""
     job: str | None = None
     """Id of the Slurm job in which the server runs; null if there is none."""

@@ -161,8 +161,8 @@ class Welcome(WireMessage):
     lost: list[LeaseRef] = []
     """Leases in `Hello.held` that are void. The node agent must stop the work of these leases."""
     results: int = 0
-    """Greatest number of results in one upload to `/v1/node/runs` or `/v1/node/results`. 0: the server has only the paths
-    for one result."""
+    """Greatest number of results in one upload to `/v1/node/runs` or `/v1/node/results`. 0: the server does not have
+    these two paths; it accepts one result in an upload, to `/v1/node/run` or `/v1/node/result`."""
 
 
 class UnreadableLease(WireMessage):
@@ -266,7 +266,8 @@ class ResultHeader(WireMessage):
     tokens: int = 0
     """Number of sampled tokens in all turns."""
     sampled: int | None = None
-    """Number of sampled tokens in the result's segments; null from an older node agent, which does not send this field."""
+    """Number of the result's tokens on which a trainer can train: those with a loss mask of 1. Null from an older node
+    agent, which does not send this field."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
     weights_versions: list[str] = []

@@ -4,7 +4,7 @@ BLAS chooses its inner loops by the shape of a product, and different loops add 
 Haswell kernels, a row's result in a product of twelve rows has other last bits than in a product of eight rows. So rows
 are multiplied in blocks of a few fixed heights. For each shape of matrix, `block_heights` tests on this machine whether
 a row's place in a block, or the height of the block, changes the row's result. A height that changes the result is not
-used. If the place changes the result, each row is multiplied alone.
+used. If the place changes the result, each row is multiplied separately.
 """
 
 from __future__ import annotations

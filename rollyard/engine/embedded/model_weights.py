@@ -1,10 +1,10 @@
 """A model's tensors as float32 matrices for the forward pass. A function supplies the tensors: they come from the
 safetensors files of a folder, or from a trainer.
 
-Three changes make the computation cheaper, and leave its result mathematically the same. The weight of each RMS norm is
-multiplied into the next matrix. Query and key columns are permuted, so that the two halves of a rotary pair are
-neighbours, and one complex product rotates them. Queries and keys are permuted alike, so their dot products stay the
-same. 1/sqrt(head_dim) is multiplied into the query norm.
+Three changes make the computation cheaper, and leave its result mathematically the same. The weights of the RMS
+norms, except the query and key norms, are multiplied into the matrices that follow the norms. Query and key columns are
+permuted, so that the two halves of a rotary pair are neighbours, and one complex product rotates both halves. Queries
+and keys are permuted alike, so their dot products stay the same. 1/sqrt(head_dim) is multiplied into the query norm.
 """
 
 from __future__ import annotations

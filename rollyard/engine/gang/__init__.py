@@ -1,1 +1,1 @@
-"""The processes of a replica that spans nodes. They find each other, and start and end together."""
+"""The processes of a replica that spans nodes. The processes find each other, and start and end together."""

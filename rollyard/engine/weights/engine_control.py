@@ -71,8 +71,8 @@ class EngineControl(Protocol):
         """Send the engine's HTTP server one request, and wait for the answer."""
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
-        """Return the fields to set in the body of a request. They select these weights, and prevent the use of cached
-        keys and values of other weights."""
+        """Return the fields to set in the body of a request. The fields select these weights, and prevent the use of
+        cached keys and values of other weights."""
 
 
 async def command(

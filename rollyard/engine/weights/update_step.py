@@ -89,9 +89,9 @@ class UpdateState:
     was: WeightsSource | None = None
     """Weights that were proven, but whose files have changed. Other content with the same version is refused."""
     life: int = 0
-    """Number of the current process; 0 before the first."""
+    """Sequence number of the current process; 0 before the first process."""
     pinned_life: int = -1
-    """Number of the process that is being changed or proven."""
+    """Sequence number of the process that is being changed or proven."""
     proven_life: int = -1
     broken_proofs: tuple[str, ...] = ()
     """Errors of all failed attempts to prove the weights of the current process."""

@@ -124,7 +124,7 @@ class ExternalSessions:
         """Open a session; return it, and whether it is new. `now` in Unix seconds.
 
         Raises Conflict if a different session has this id, TooManyRequests at a limit, Unavailable if no endpoint has
-        capacity, TemplateUnusable if the model's chat template cannot be used.
+        capacity, and TemplateUnusable if the model's chat template cannot be used.
         """
         id, pool = request.id or f"s-{secrets.token_hex(8)}", PoolKey(namespace, request.pool)
         if (there := self._existing(id, pool, request)) is not None:

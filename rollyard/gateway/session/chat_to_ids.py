@@ -120,7 +120,7 @@ class PreparedChat:
     results: list[str]
     """Tool results that the caller sent since the branch's last turn."""
     continued_ids: list[int] = field(default_factory=list)
-    """Ids of the turn's beginning, if the caller gave a beginning. They are the last ids of `prompt`."""
+    """Ids of the turn's beginning, if the caller gave a beginning. These ids are the last ones of `prompt`."""
 
 
 class ChatHistory:
@@ -254,11 +254,10 @@ class ChatHistory:
         return self._aliases.get((before, own), own)
 
     def _sampled(self, message: Message, before: Key, recalled: bool) -> SampledMessage | None:
-        """Find the sampled turn of a message. In an edited history, search by the message alone.
+        """Find the sampled turn of a message. In an edited history, search only by the message.
 
-        The short answer of another turn may be equal by chance. So a turn that was found by the message alone is used
-        only if the message shows the turn's thoughts, if the turn has no thoughts, or if an earlier turn was
-        `recalled`.
+        The short answer of another turn may be equal by chance. So in an edited history the found turn is used only if
+        the message shows the turn's thoughts, if the turn has no thoughts, or if an earlier turn was `recalled`.
         """
         own = self._own_turn(message, before)
         if (before, own) not in self._by_digest:

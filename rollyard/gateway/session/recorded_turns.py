@@ -36,7 +36,7 @@ class RecordedTurns:
         return [segment for branch in self._branches() for segment in branch.segments()]
 
     def turns(self) -> list[Turn]:
-        """Turns in the order of their ends, each with the number of its segment."""
+        """Turns in the order of their ends, each with the index of its segment."""
         first, so_far = {}, 0
         for branch in self._branches():
             first[id(branch)] = so_far

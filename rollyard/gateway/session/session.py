@@ -137,7 +137,7 @@ class GatewaySession:
         return self._recorded.segments()
 
     def turns(self) -> list[Turn]:
-        """Turns in the order of their ends, each with the number of its segment."""
+        """Turns in the order of their ends, each with the index of its segment."""
         return self._recorded.turns()
 
     def breaks(self) -> dict[str, int]:

@@ -24,7 +24,7 @@ from rollyard.kinds.schema.fields import Path, dotted, fields_of, find_field, mo
 from rollyard.kinds.schema.object_names import annotation_problems, label_problems, name_problems
 
 FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "deletionGracePeriodSeconds"})
-"""Metadata fields that kubectl and other clients of Kubernetes send. They are dropped without an error."""
+"""Metadata fields that kubectl and other clients of Kubernetes send. These fields are dropped without an error."""
 MAX_REPORTED = 20
 MAX_LISTED = 1000
 """Number of mistakes above which only the count is reported. Texts for more mistakes would take seconds."""

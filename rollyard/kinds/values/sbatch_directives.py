@@ -63,8 +63,8 @@ _UNIT = re.compile(r".*[KMGT]i?B?|0", re.IGNORECASE)
 def check_options(options: Mapping[str, str]) -> dict[str, str]:
     """Check options.
 
-    Raises ValueError for an unknown option, for an option that Rollyard sets or that has a field of its own, and for a
-    value with line breaks or other control characters.
+    Raises ValueError for a malformed option name, for an option that Rollyard sets or that has a field of its own, and
+    for a value with line breaks or other control characters.
     """
     for option, value in options.items():
         check_option(option, OWN_OPTIONS)

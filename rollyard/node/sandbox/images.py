@@ -39,7 +39,7 @@ class Images:
     def root(self, image: str | None) -> Root:
         """Return the root of an image. The first call for an image blocks for seconds.
 
-        Raises ImageNotFound, for which no retry helps, or SandboxStartFailed.
+        Raises SandboxStartFailed, and ImageNotFound, for which no retry helps.
         """
         if image is None:
             return default_root(self._cache)

@@ -1,4 +1,4 @@
-"""Estimated lengths of unfinished groups that are discarded. They show how discarding biases the lengths. Pure."""
+"""Estimated lengths of discarded unfinished groups. The estimates show how discarding biases the lengths. Pure."""
 
 from __future__ import annotations
 

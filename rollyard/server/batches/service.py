@@ -210,10 +210,10 @@ class BatchService:
     # groups
 
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
-        """Return the groups after delivery `after`. Wait for at most `wait` seconds, until there is such a group or the
-        batch has no more.
+        """Return the groups whose delivery number is greater than `after`. Wait for at most `wait` seconds, until there
+        is such a group or the batch has no more.
 
-        Raises NotFound, Expired if the next delivery is deleted.
+        Raises NotFound, and Expired if the next delivery is deleted.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait

@@ -31,7 +31,7 @@ class JobOptions:
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
     """Build the script of the server's job.
 
-    Raises BadRequest for an option that Rollyard sets itself, Invalid for a value with a line break.
+    Raises BadRequest for an option that Rollyard sets itself, and Invalid for a value with a line break.
     """
     for option in options.directives:
         try:

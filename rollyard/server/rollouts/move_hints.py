@@ -15,11 +15,11 @@ from rollyard.server.rollouts.leases import Leases
 from rollyard.wire.node import LeaseRef, RechooseEndpoint
 
 REPEAT_SECONDS = 2.0
-"""Seconds between two hints to a lease on an endpoint that is out. The time is short, because a hint has no effect if
-the rollout has not begun to sample."""
+"""Seconds between two hints to a lease on an endpoint that is out. The time is short, because the node agent drops
+a hint for a rollout that has not begun to sample, and the hint must then be sent again."""
 SETTLED_SECONDS = 60.0
-"""Seconds between two hints to a lease in all other cases. A session that has moved just lost its cache, so it should
-stay for a while. A session that has not moved still has the earlier hint."""
+"""Seconds between two hints to a lease in all other cases. A session that has moved has just lost its cache, so it
+should stay for a while. A session that has not moved still has the earlier hint."""
 
 
 class MoveHints:

@@ -88,8 +88,8 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
 
 
 def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
-    """Whether `record` has the same request as `there`, if an earlier release stored `there`. That release computed the
-    digest from the body with all default values."""
+    """Whether an earlier release stored the record `there`, and `record` has the same request. That release computed
+    the digest from the body with all default values."""
     if there.digest != _digest(n, there.sample_index, there.request):
         return False
     stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))

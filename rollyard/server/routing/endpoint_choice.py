@@ -81,7 +81,8 @@ class Burst:
     """
 
     def __init__(self, ranks: list[_Rank], by_id: Mapping[str, _Rank], nodes: Mapping[str, Sequence[str]]) -> None:
-        """`by_id`, `nodes`: the mappings of the ranking itself, not copies. They may change during the burst."""
+        """`by_id`, `nodes`: the mappings of the ranking itself, not copies. These mappings may change during the
+        burst."""
         self._ranks = ranks
         self._by_id = by_id
         self._nodes = nodes
@@ -92,9 +93,9 @@ class Burst:
         """Take the allowed endpoint with the least load, and count one more session on it. Return None if no allowed
         endpoint has room.
 
-        Endpoints in `warm` have a part of the prompt in their caches. They are preferred; the endpoints on `node` come
-        second. But the load of a preferred endpoint may exceed the least load by at most NEAR_RATIO, and by at most one
-        session.
+        Endpoints in `warm` are preferred, because they have a part of the prompt in their caches; the endpoints on
+        `node` come second. But the load of a preferred endpoint may exceed the least load by at most NEAR_RATIO, and by
+        at most one session.
         """
         for best in self._ranks:
             if allow is None or allow(best.candidate.endpoint):

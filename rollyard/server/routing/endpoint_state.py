@@ -74,12 +74,13 @@ class EndpointState:
 
     @property
     def is_accepting(self) -> bool:
-        """Whether the endpoint may get new work, if it is not full."""
+        """Whether the endpoint may get new work as long as it is not full."""
         return self.ready and not self.drain
 
     @property
     def is_out(self) -> bool:
-        """Whether the endpoint is out: ejected, silent or unhealthy. Its requests should continue at another endpoint."""
+        """Whether the endpoint is out: ejected (after complaints, a failed probe or missing heartbeats), or unhealthy.
+        Its requests should continue at another endpoint."""
         silent = self.engine_reason is not None and self.engine_reason.word in OUT_REASONS
         return not self.ready and (self.trust.ejected or silent)
 

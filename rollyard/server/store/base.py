@@ -74,7 +74,7 @@ class RolloutRecord:
     losses: int = 0
     """Number of leases in a row that were lost. A loss is no retry; the limit is `step.MAX_LOSSES`."""
     fence: int = 0
-    """Number of the last lease. A message with a lower number is void."""
+    """Sequence number of the last lease. A message with a lower number is void."""
     holder: str | None = None
     """Instance id of the node agent that holds the lease."""
     node: str | None = None
@@ -243,7 +243,7 @@ class RolloutFilter:
 
 class Store(Protocol):
     epoch: int
-    """Number of this opening of the store. It grows with each opening. Writes with an older number are refused."""
+    """Sequence number of this opening of the store. It grows with each opening. Writes with an older number are refused."""
     server_id: str
     """Random id of the store, which never changes. It distinguishes our jobs from the jobs of another server."""
 
@@ -295,8 +295,8 @@ class Store(Protocol):
         """Iterate over every change after `since`, in order and without a gap.
 
         A caller may cancel its wait for the next change and wait again; no change is lost. Raises BadRequest if `since` is
-        no resourceVersion, Expired if the changes after `since` are no longer kept, Unavailable if the store is closed.
-        The iterator can raise Expired and Unavailable as well.
+        no resourceVersion, Expired if the changes after `since` are no longer kept, and Unavailable if the store is
+        closed. The iterator can raise Expired and Unavailable as well.
         """
         ...
 
@@ -366,7 +366,7 @@ class Store(Protocol):
         ...
 
     async def delivered_groups(self, key: BatchKey, after: int, limit: int) -> list[GroupRecord]:
-        """Return the groups that the batch delivered after delivery number `after`, in order."""
+        """Return the batch's groups whose delivery number is greater than `after`, in order."""
         ...
 
     async def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...

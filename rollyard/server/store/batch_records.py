@@ -61,7 +61,7 @@ class GroupRecord:
     id: str
     series: str
     number: int
-    """Number of the draw within the series, from 0."""
+    """Index of the draw within the series, from 0."""
     pool: str
     n: int
     task_index: int
@@ -73,7 +73,7 @@ class GroupRecord:
     """Batch to which the group belongs; None if the group was carried over and waits for the next batch of the series."""
     state: GroupState = GroupState.OPEN
     delivery: int | None = None
-    """Number of the delivery within the batch, from 1; None if the group is not delivered."""
+    """Sequence number of the delivery within the batch, from 1; None if the group is not delivered."""
     ended: tuple[EndedRollout, ...] = ()
     tries: int = 0
     """Number of earlier faulty groups of this task in this epoch."""
@@ -216,7 +216,7 @@ class SeriesRecord:
     epoch: int = 0
     position: int = 0
     next_number: int = 0
-    """Number of the next group."""
+    """`number` of the group that is drawn next."""
     put_back: tuple[PutBack, ...] = ()
     step: int = 0
     """Number of training steps that used groups of the series."""

@@ -47,7 +47,7 @@ class FolderLock:
         self._folder, self._run = folder, run
         self.held = False
         # When a holder is killed, the kernel does not tell a FUSE file system to release a byte-range lock
-        # (fuse_setlk). So `_lock` uses flock there.
+        # (fuse_setlk). So `_lock` uses flock on FUSE.
         self._by_fuse = file_system_of(folder).startswith("fuse")
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

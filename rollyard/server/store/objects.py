@@ -1,7 +1,7 @@
 """Objects and the log of their changes: versions, generations, finalizers, preconditions. The writer runs the changes.
 
-The resourceVersion of an object is the number of the object's last change in the log. One log has the changes of all
-objects, numbered without gaps. The stored object contains its resourceVersion.
+The resourceVersion of an object is the sequence number of the object's last change in the log. One log has the changes
+of all objects, numbered without gaps. The stored object contains its resourceVersion.
 """
 
 from __future__ import annotations

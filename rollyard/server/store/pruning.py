@@ -52,7 +52,7 @@ class LoosePack:
 
 @dataclass(frozen=True, slots=True)
 class StoredResult:
-    """Result of an ended rollout. `seq`: number of the rollout's row."""
+    """Result of an ended rollout. `seq`: key of the rollout's row."""
 
     seq: int
     ref: BlobRef

@@ -72,7 +72,7 @@ class SqliteStore:
     async def confirm(self) -> None:
         """Check that the folder still belongs to this process.
 
-        Raises Superseded if a newer server uses the folder, Unavailable if the database cannot be read.
+        Raises Superseded if a newer server uses the folder, and Unavailable if the database cannot be read.
         """
         if not self._lock.held:
             await asyncio.to_thread(self._lock.acquire)  # the earlier holder may have released it by now

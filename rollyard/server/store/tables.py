@@ -187,7 +187,7 @@ def begin_epoch(db: sqlite3.Connection, above: int = 0) -> tuple[int, str]:
 
 
 def last_epoch(db: sqlite3.Connection) -> int:
-    """Return the number of the last epoch; 0 before the first epoch."""
+    """Return the last epoch; 0 before the first epoch."""
     row = db.execute("SELECT CAST(value AS INTEGER) FROM meta WHERE name = 'epoch'").fetchone()
     return int(row[0]) if row else 0
 

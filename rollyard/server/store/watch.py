@@ -68,7 +68,7 @@ class WatchFeed:
         return self._recent.get(version)
 
     def check(self, position: int) -> None:
-        """Raise Expired if a watch cannot continue from this position, Unavailable if the feed is closed."""
+        """Raise Expired if a watch cannot continue from this position, and Unavailable if the feed is closed."""
         if self._closed:
             raise Unavailable("the store is closed")
         if not self._oldest <= position <= self.version:

@@ -1,8 +1,8 @@
 """The writer: a thread that owns the writing connection. All waiting changes are committed together, as one batch.
 
-Each change runs in a savepoint, so a change that raises is undone alone. If the disk fails, all changes of the batch are
-undone, and each caller gets the error. The next batch starts normally. After another server has begun a later epoch, all
-writes are refused.
+Each change runs in a savepoint, so only the change that raises is undone. If the disk fails, all changes of the batch
+are undone, and each caller gets the error. The next batch starts normally. After another server has begun a later
+epoch, all writes are refused.
 """
 
 from __future__ import annotations

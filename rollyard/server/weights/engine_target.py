@@ -78,7 +78,7 @@ def _from_folder(order: WeightsTarget) -> WeightsTarget:
 
 
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
-    """Target of a record. `attempt`: number of a retry; None for the first attempt.
+    """Target of a record. `attempt`: sequence number of a retry; None for the first attempt.
 
     The target of a retry also contains the proven checksum, so that the engine checks the files against it. In the
     failed attempt the engine may have read files that differ from those of the other engines.

@@ -23,8 +23,8 @@ async def request(
 ) -> tuple[int, bytes]:
     """Send a request; return the status and body of the answer. There is no time limit here.
 
-    Raises OSError, EOFError if the answer is cut off, ValueError for malformed HTTP, and asyncio.LimitOverrunError for a
-    line that is too long.
+    Raises OSError if the connection fails, EOFError if the answer is cut off, ValueError for malformed HTTP, and
+    asyncio.LimitOverrunError for a line that is too long.
     """
     async with _connected(address) as (reader, writer):
         parts = urlsplit(address.url)

@@ -34,7 +34,7 @@ class QueueReader:
         self._child: asyncio.subprocess.Process | None = None
 
     async def queue(self, codec: Codec, raw: bytes, user: str) -> QueueAnswer:
-        """Parse a queue. Raises NotJson, one of FAULTS, or SlurmUnreachable if the child failed."""
+        """Parse a queue. Raises NotJson, one of FAULTS, and SlurmUnreachable if the child failed."""
         if len(raw) <= SMALL_BYTES:
             return codec.queue(parse_json(raw), user)
         async with self._turn:

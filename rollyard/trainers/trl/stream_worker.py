@@ -33,7 +33,7 @@ class SampleQueue(queue.Queue[Any]):
     def __init__(self) -> None:
         super().__init__()  # no limit: the server delivers only some steps ahead of the acknowledged groups
         self.taken = 0
-        """Number of a delivery. The trainer has taken all samples of this delivery and of the earlier ones."""
+        """Delivery number up to which the trainer has taken the samples of all deliveries; 0 if it has taken none."""
         self._left: dict[int, int] = {}
 
     def put_group(self, delivery: int, samples: list[Any]) -> None:

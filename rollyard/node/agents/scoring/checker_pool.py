@@ -1,4 +1,4 @@
-"""A pool of child processes. They judge text written by agents, in parallel, and each child has its own limits.
+"""A pool of child processes. The children judge text written by agents, in parallel, and each child has its own limits.
 
 Such text can keep any parser or algebra system busy for ever, or fill the memory. So the node agent passes the text on
 without parsing it. A child parses the text under limits of CPU time and memory that the kernel enforces. Time is limited

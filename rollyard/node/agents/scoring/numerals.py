@@ -1,4 +1,4 @@
-"""Evaluated numbers as people write them: 15070, -0.5, 15{,}070, 3/4, 1\\frac{1}{2}, 1.507\\times10^4. Pure."""
+"""Reads numbers as people write them: 15070, -0.5, 15{,}070, 3/4, 1\\frac{1}{2}, 1.507\\times10^4. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from fractions import Fraction
 
 MAX_EXPONENT = 400
 TOLERANCE = Fraction(1, 10**6)
-"""Tolerance between a decimal and a value that is not an integer, relative to the reference."""
+"""Accepted difference, relative to the reference, if the reference is not an integer, and the reference or the answer
+is a decimal."""
 
 _SIGN = r"(?P<sign>[+-]?)"
 _DIGITS = r"(?:\d+|\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+)"
