@@ -155,13 +155,19 @@ async def met_in_the_second_call(yard: Yard, client: AsyncClient, prefix: str) -
     agent = {"type": "command", "command": STREAMING, "env": {"MARK": mark}}
     sampling = {"max_tokens": 1000, "temperature": 3, "seed": 1}  # so hot that its turns are long
     (id,) = await client.submit(requests(1, 0, prefix=prefix, agent=agent, sampling=sampling))
-    await yard.until(lambda: shown(f"streaming-1-{mark}"))
-    running, _ = await client.rollout(id)
-    (engine,) = yard.engines(running.endpoints["policy"])
-    freeze(engine)
 
     async def ended() -> bool:
         return (await client.rollout(id))[0].status.terminal
+
+    async def streaming_or_ended() -> bool:
+        return await shown(f"streaming-1-{mark}") or await ended()
+
+    await yard.until(streaming_or_ended)
+    running, _ = await client.rollout(id)
+    if running.status.terminal:
+        return id, running, None
+    (engine,) = yard.engines(running.endpoints["policy"])
+    freeze(engine)
 
     async def stalled_or_ended() -> bool:
         return await shown(f"stalled-1-{mark}") or await ended()
