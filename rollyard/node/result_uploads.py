@@ -122,6 +122,8 @@ class ResultUploads:
             if len(errors) != len(uploads):
                 raise ValueError(f"{len(errors)} results for {len(uploads)} uploads")
             return errors
+        except (Invalid, TooLarge) as refusal:  # of the request. Each result goes alone then, and is judged by itself
+            raise Unavailable(f"the server refused {len(uploads)} results in one request: {refusal}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise Unavailable(f"the server's answer to {path} cannot be read: {error}") from None
 

@@ -1,0 +1,46 @@
+"""A request with several results that the server refuses as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+from aiohttp import web
+
+from rollyard.kinds.rollout import Outcome, Stage, Status
+from rollyard.node.result_uploads import ResultUploads
+from rollyard.server.rollouts.results import split_upload
+from rollyard.wire.node import LeaseRef
+from simulation.serving import serve_app
+from tests.support import make
+
+
+async def test_results_that_are_refused_together_go_alone_and_stay_as_they_are(tmp_path: Path) -> None:
+    stored: dict[str, Status] = {}
+    refused = 0
+
+    async def together(_: web.Request) -> web.Response:
+        nonlocal refused
+        refused += 1
+        return web.json_response({"code": 413, "reason": "RequestEntityTooLarge", "message": "too many"}, status=413)
+
+    async def alone(request: web.Request) -> web.Response:
+        header, _ = split_upload(await request.read())
+        stored[header.lease.id] = Status(header.status)
+        return web.Response(status=204)
+
+    app = web.Application()
+    app.add_routes([web.put("/v1/node/results", together), web.put("/v1/node/result", alone)])
+    async with serve_app(app) as url:
+        endpoint = tmp_path / "endpoint.json"
+        endpoint.write_text(json.dumps({"url": url, "epoch": 1}))
+        link = make.server_link(endpoint)
+        async with link.session() as http:
+            uploads = ResultUploads(link, http)
+            uploads.as_columns, uploads.most_at_once = True, 10
+            leases = [LeaseRef(namespace="default", id=f"r{i}", fence=1, stage=Stage.EVAL) for i in range(3)]
+            outcome = Outcome(status=Status.COMPLETED, reward=1.0)
+            await asyncio.gather(*(uploads.result(lease, outcome) for lease in leases))
+    assert refused
+    assert stored == {f"r{i}": Status.COMPLETED for i in range(3)}
