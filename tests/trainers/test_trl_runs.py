@@ -115,7 +115,14 @@ async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_roll
             assert len(rewards) == 8
             assert row["reward"] == pytest.approx(np.mean(scored)), "a failed rollout counts in no mean"
             assert row["rollout/without_reward"] == pytest.approx(1 - len(scored) / 8)
-        assert any(row["grad_norm"] > 0 for row in steps)
+            groups: dict[str, set[float | None]] = defaultdict(set)
+            for call in (call for call in calls if call["step"] == step):
+                for prompt, reward in zip(call["prompts"], call["rollout_reward"], strict=True):
+                    groups[prompt].add(reward)
+            if any(len(rewards - {None}) > 1 for rewards in groups.values()):
+                assert row["grad_norm"] > 0, "a group whose rewards differ teaches"
+            elif None not in rewards:
+                assert row["grad_norm"] == 0, "groups whose rewards are equal teach nothing"
 
 
 async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their_advantages(yard: Yard) -> None:
