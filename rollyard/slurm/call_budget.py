@@ -32,14 +32,14 @@ class BudgetedDriver:
         self._rate, self._burst = calls_per_second, float(burst)
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
-        self._opened_at = 0.0
+        self._paused_until = 0.0
         """Monotonic time, in seconds, of the end (not the beginning) of the present pause. Before this time no call
         is made."""
         self._why = ""
 
     async def snapshot(self) -> Snapshot:
         """Take a snapshot. While the breaker is open, this call first waits for the end of the pause."""
-        if (pause := self._opened_at - time.monotonic()) > 0:
+        if (pause := self._paused_until - time.monotonic()) > 0:
             await asyncio.sleep(pause)
         return await self._call("snapshot", lambda: self._driver.snapshot())
 
@@ -68,7 +68,7 @@ class BudgetedDriver:
             raise SlurmUnreachable(
                 f"Slurm does not answer ({self._why}); Rollyard makes no other calls until a look-up succeeds"
             )
-        if (pause := self._opened_at - time.monotonic()) > 0:
+        if (pause := self._paused_until - time.monotonic()) > 0:
             raise SlurmUnreachable(f"Slurm is slow ({self._why}); Rollyard makes no calls for {pause:.0f} s")
 
     async def _call(self, word: str, call: Callable[[], Awaitable[T]]) -> T:
@@ -92,14 +92,14 @@ class BudgetedDriver:
             self._failures = 0
         if seconds > SLOW_CALL_SECONDS:
             self._why = f"{word} took {seconds:.0f} s"
-            self._opened_at = time.monotonic() + min(MAX_PAUSE_SECONDS, 2 * seconds)
+            self._paused_until = time.monotonic() + min(MAX_PAUSE_SECONDS, 2 * seconds)
         return answer
 
     def _failed(self, why: str) -> None:
         self._failures += 1
         self._why = why
         pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
-        self._opened_at = time.monotonic() + pause * random.uniform(0.5, 1.0)
+        self._paused_until = time.monotonic() + pause * random.uniform(0.5, 1.0)
 
     async def _take_token(self) -> None:
         """Take one token at once, even if the number of tokens falls below zero. Then wait until the number would be
