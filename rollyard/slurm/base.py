@@ -1,6 +1,7 @@
 """Protocol and data of a Slurm driver.
 
-A job that is missing in a complete snapshot no longer exists. A failed snapshot proves nothing about jobs.
+A failed snapshot proves nothing about jobs. A job that a complete snapshot does not list has probably ended; the
+reconcilers also look at heartbeats and accounting.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Snapshot:
     """State of all our jobs that Slurm knows, at one moment."""
 
     taken_at: float
-    """Time at which the query began (Unix seconds). A job that was submitted earlier and is not listed no longer exists."""
+    """Time at which the query began (Unix seconds). A job that was submitted later may be missing."""
     jobs: Mapping[str, Job]
 
     def by_owner(self, owner: str) -> Sequence[Job]:
@@ -141,7 +142,7 @@ class Driver(Protocol):
         ...
 
     async def submit(self, script: BatchScript) -> list[str]:
-        """Submit a job; return its id. For an array, return the ids in order of the tasks.
+        """Submit a job; return a list with its id. For an array, return the ids in order of the tasks.
 
         A driver that notices complaints of Slurm about an accepted job returns a `JobIds`. Raises
         SubmitRefused with Slurm's message, and SlurmUnreachable if it is unknown whether Slurm accepted the job.
@@ -149,7 +150,8 @@ class Driver(Protocol):
         ...
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        """End jobs (`scancel`), or send a signal to them. Unknown and ended jobs are no error. Raises SlurmUnreachable."""
+        """End jobs (`scancel`), or send a signal to them. Unknown and ended jobs are no error. Raises SlurmUnreachable,
+        and SlurmError if Slurm refuses."""
         ...
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:

@@ -36,7 +36,8 @@ def batch_script(
     `stage`: command that prints a folder from which the job imports Python modules. If this command fails, the job
     imports them as usual.
 
-    Raises Invalid for a value with a line break, because the value could add another directive.
+    Raises Invalid for a value with a line break or another control character, because a line break could add another
+    directive.
     """
     options = _options(template) | {
         "job-name": name,
@@ -132,7 +133,8 @@ def _memory(size: str | None) -> str | None:
 
 
 def directive(option: str, value: str | None) -> str:
-    """Return one `#SBATCH` line. Without a value, the option is a flag. Raises Invalid for a value with a line break."""
+    """Return one `#SBATCH` line. Without a value, the option is a flag. Raises Invalid for a value with a control
+    character."""
     if not value:
         return f"#SBATCH --{option}"
     if CONTROL.search(value):  # a template has no line breaks, but the path of the data folder may have one
@@ -141,5 +143,5 @@ def directive(option: str, value: str | None) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return the value in shell-like quotes, as sbatch reads directive lines."""
+    """Return the value, in quotes if sbatch would otherwise split or change it."""
     return value if re.fullmatch(r"[\w@%+=:,./()&|*\[\]-]*", value) else '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

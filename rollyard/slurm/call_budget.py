@@ -1,7 +1,7 @@
 """One budget for all calls to Slurm: a token bucket, and a breaker that stops calls while slurmctld is slow or down.
 
-Frequent retries would increase the load of an overloaded controller, so calls are spread over time. After one call
-without an answer, only the shared snapshot is tried again, at growing intervals, until a snapshot succeeds.
+Frequent retries would increase the load of an overloaded controller, so calls are spread over time. After one call that
+slurmctld does not answer, only the snapshot is tried again, at growing intervals, until a snapshot succeeds.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 30.0
 
 
 class BudgetedDriver:
-    """Driver whose calls go through the budget. While the breaker is open, calls except `snapshot` raise SlurmUnreachable
-    immediately."""
+    """Driver whose calls go through the budget. While the breaker is open, all calls except `snapshot` raise
+    SlurmUnreachable immediately."""
 
     def __init__(self, driver: Driver, *, calls_per_second: float = CALLS_PER_SECOND, burst: int = BURST) -> None:
         self.name = driver.name
@@ -33,8 +33,7 @@ class BudgetedDriver:
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
         self._paused_until = 0.0
-        """Monotonic time, in seconds, of the end (not the beginning) of the present pause. Before this time no call
-        is made."""
+        """Monotonic time, in seconds, at which the present pause ends. Before this time no call is begun."""
         self._why = ""
 
     async def snapshot(self) -> Snapshot:

@@ -49,7 +49,7 @@ class CliDriver:
     def __init__(self, env: Mapping[str, str] | None = None, *, limit_seconds: float = LIMIT_SECONDS) -> None:
         """`env`: environment of the commands; None for the environment of this process.
 
-        With `--export=ALL` the jobs get this environment too.
+        The jobs get this environment too, because `--export=ALL` is sbatch's default.
         """
         # SBATCH_* would override the directives in the script. If the server runs in a Slurm job, its own jobs must not
         # get the SLURM_* variables of that job.
@@ -84,7 +84,8 @@ class CliDriver:
         return ids
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        # With --batch only the first process of the job, which is ours, gets the signal. Its children do not.
+        # With --batch only the job's first process gets the signal. This is our command, because the batch script ends
+        # with `exec`. The command's children do not get the signal.
         options = () if signal is None else ("--batch", f"--signal={signal}")
         for some in _portions(ids):
             code, _, err = await self._run(("scancel", *options, *some), self._asking)
@@ -233,6 +234,7 @@ def _seconds(text: str) -> float | None:
 
 
 def _complaint_text(text: str) -> str:
-    """Return all error lines of a command, without the command's name. The cause is often in the last line but one."""
+    """Return a command's error lines without the command's name, at most the last 500 characters. One line would not be
+    enough, because the cause is often in the last line but one."""
     lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"

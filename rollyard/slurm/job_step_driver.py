@@ -2,7 +2,8 @@
 
 A step lives as long as the srun that started it. The local driver runs each srun as a job on the server's machine. So
 the srun outlives the server, and a restarted server learns its exit code. A server that moves to another machine does
-not find the old steps and makes new ones. A process of an old step must exit when it connects (`CLOSE_FENCED`).
+not find the old steps and makes new ones. If a process of an old step connects, the server closes the connection with
+`CLOSE_FENCED`, and the process exits.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class JobStepDriver:
     """Driver that passes ordinary jobs to another driver, and itself runs steps in jobs that users already have."""
 
     def __init__(self, driver: Driver, cli: CliDriver, folder: Path) -> None:
-        """`driver`: for ordinary jobs. `cli`: for queries about the users' jobs. `folder`: state of the steps."""
+        """`driver` runs ordinary jobs. `cli` queries the users' jobs. `folder` is for the state of the steps."""
         self.name = driver.name
         self._driver = driver
         self._cli = cli
@@ -86,7 +87,8 @@ def _left(id: str, facts: Mapping[str, str]) -> int:
 
 
 def _wrapped(script: BatchScript, left: int) -> BatchScript:
-    """Return a job for the local driver. The job starts the script as a step and waits for its end. Blocks."""
+    """Write the script to a file, and return a job for the local driver. This job starts the script as a step, and
+    waits for the step's end. Blocks during the write."""
     assert script.within is not None
     step = Path(script.directory) / "step.sh"
     step.write_text(script.text)

@@ -66,8 +66,9 @@ class LocalJob:
     def observe(self) -> Job | None:
         """Return the present state of the job; None if the job does not exist.
 
-        If the job's step has died, this method does the work of the step: it kills the job's processes after the end of
-        the first process, after a cancel or after the time limit, and then records the end of the job.
+        If the job's step has died, this method does the work of the step: it kills the job's processes if the first
+        process has ended, or if `kill_wait` seconds have passed since a cancel or the time limit. When all of them have
+        ended, it records the end of the job.
         """
         data = self._read("job")
         if data is None:
@@ -155,7 +156,7 @@ class LocalJob:
         return self._end_unseen(None, ran=False)
 
     def _end_unseen(self, why: str | None, *, ran: bool) -> dict[str, Any]:
-        """Record the end of a job whose exit code is unknown."""
+        """Record and return the end of a job whose exit code is unknown."""
         if why is not None:
             end = local_step.end_record(why, KILLED if ran else 0)
         elif ran:

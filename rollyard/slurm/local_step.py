@@ -5,7 +5,8 @@ process is small. The step adopts the job's orphans (PR_SET_CHILD_SUBREAPER), so
 the step in the process tree. The step records the end after all of these processes have ended.
 
 Files in the folder, each complete or absent:
-- `step.json`: identity of the step. The first process that creates this file decides whether the job starts.
+- `step.json`: identity of the step. If the driver has created this file first, without an identity, the step exits and
+  the job never starts.
 - `run.json`: identity of the leader, which is the job's first process.
 - `end.json`: how the job ended.
 """
@@ -163,7 +164,8 @@ def signal_all(processes: list[int], *numbers: int) -> None:
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat; the first is the state. Raises OSError if the process has ended."""
+    """Return the fields of /proc/PID/stat from the third on, which is the state. Raises OSError if the process has
+    ended."""
     # The command before the state is in brackets, and may itself contain spaces and brackets.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 

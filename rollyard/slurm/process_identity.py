@@ -15,7 +15,7 @@ from rollyard.slurm import local_step
 class ProcessIdentity:
     pid: int
     start: int
-    """Clock ticks since boot, field 22 of /proc/PID/stat."""
+    """Start time in clock ticks since boot: field 22 of /proc/PID/stat."""
     boot: str
 
     @classmethod

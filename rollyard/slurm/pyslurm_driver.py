@@ -1,8 +1,9 @@
 """Driver that reads through pyslurm in a child process, and changes jobs with Slurm's own commands.
 
-The most frequent call, the query of the queue, starts no process in this driver. `sbatch` submits jobs and `scancel`
-ends them, as in the cli driver, for two reasons. pyslurm's reader of `#SBATCH` lines drops unknown options, and fails on
-values with a space or an `=`. pyslurm cannot cancel a waiting task of an array, because the task has no job id.
+The child serves many requests, so the most frequent call, the query of the queue, starts no new process. `sbatch`
+submits jobs and `scancel` ends them, as in the cli driver, for two reasons. pyslurm's reader of `#SBATCH` lines drops
+unknown options, and fails on values with a space or an `=`. pyslurm cannot cancel a waiting task of an array, because
+the task has no job id.
 """
 
 from __future__ import annotations

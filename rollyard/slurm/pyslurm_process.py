@@ -21,7 +21,8 @@ from typing import Any
 from rollyard.core.errors import SlurmUnreachable
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 5.0
-"""Shortest and longest pause between the starts of two children. The pause doubles with each failure in a row."""
+"""Shortest and longest time between the starts of two children after a failure. The time doubles with each failure in a
+row."""
 MAX_ANSWER_BYTES = 256 << 20
 KILLED_SECONDS = 5.0
 """Greatest wait for the end of a killed child."""

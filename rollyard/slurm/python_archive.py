@@ -38,7 +38,8 @@ class PythonArchive:
         self._archive: Path | None = None
 
     def archive(self, template: AllocationTemplate) -> Path | None:
-        """Return the archive for jobs of this template; None if the jobs need no archive. Blocks at the first call."""
+        """Return the path of the archive for jobs of this template; None if the jobs need no archive. Blocks at the
+        first call."""
         match template.stage_python:
             case "Never":
                 return None
@@ -68,7 +69,7 @@ class PythonArchive:
 
 
 def _files() -> Iterator[tuple[Path, str]]:
-    """Yield each file with its path in the archive, which is its path below the import folder.
+    """Yield each file with its path in the archive, which is its path below site-packages.
 
     Rollyard's files come from its source folder, also if this release is not installed.
     """

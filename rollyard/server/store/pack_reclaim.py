@@ -19,12 +19,13 @@ from rollyard.server.store.writer import Writer
 log = logging.getLogger(__name__)
 
 COMPACT_BELOW = 0.25
-"""A pack is compacted if less than this share of its bytes is needed. RUN results are about half of a pack, and are
-needed only until their rollouts end. So with a limit above one half, most packs would be compacted, and most other
-results would be written twice. A low limit wastes little, because most other results in a pack become old at the same
-time."""
+"""A pack is compacted if less than this share of its bytes is needed. About half of a pack's bytes are results of the
+stage RUN, which are needed only until their rollouts end. So with a limit above one half, most packs would be
+compacted, and most final results would be written twice. A low limit wastes little space, because most final results in
+a pack expire at about the same time."""
 MOVED_BYTES = 4 << 20
-"""Bytes of results that one transaction moves. Other writes can run between two transactions."""
+"""When at least this many bytes of results are collected, one transaction moves them. Other writes can run between two
+such transactions."""
 
 
 class PackReclaim:
@@ -36,7 +37,7 @@ class PackReclaim:
     async def run(self, now: float, kept_seconds: float) -> int:
         """Make one pass; return the number of bytes freed. `kept_seconds`: time for which an unused pack is kept.
 
-        Raises Unavailable; then a later pass continues.
+        Raises Unavailable if the disk or the database fails. A later pass then continues.
         """
         current, freed = self._writer.pack_name, 0
         for pack in await self._readers.call(pruning.loose_packs):

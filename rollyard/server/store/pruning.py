@@ -1,8 +1,10 @@
-"""Deletion of ended rollouts, and of packs that are no longer needed. Each step is one transaction or one unlink.
+"""Deletion of ended rollouts, and of packs (files of stored results) that are no longer needed. Each step is one
+transaction or one unlink.
 
 A pack becomes loose when a record that names the pack is deleted. A pack that no record needs is kept for a while, then
-deleted. A loose pack with little needed data is compacted: its results are written again, and their records are updated.
-RUN results of ended rollouts are not needed. After a crash between two steps the next pass continues.
+deleted. A loose pack with little needed data is compacted: its results are written again, and their records are
+updated. The RUN stage's result is not needed after the rollout has ended. After a crash between two steps the next pass
+continues.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from rollyard.server.store.base import BlobRef
 from rollyard.server.store.writer import WriteUnit
 
 _PACK = "substr({0}, 3, instr({0}, '.pack') + 2)"
-"""SQL expression for the name of a pack. A reference is a JSON list, and its first string is the name."""
+"""SQL expression for the name of the pack in a reference to a result. The reference is a JSON list that begins with
+this name; {0} stands for the reference's column."""
 _NEEDED = (
     "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
     "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL"
@@ -64,7 +67,7 @@ def pools_with_ended(db: sqlite3.Connection) -> list[PoolKey]:
 
 
 def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[int]:
-    """Rows of rollouts that ended before this time, the oldest first.
+    """Keys (`seq`) of at most `limit` rollouts of this pool that ended before this time, the oldest first.
 
     Three kinds of rollouts are left out: those of groups that a batch may still deliver; those of delivered groups,
     which `batch_pruning` deletes; and those whose rows must stay (`NOT_NEWEST`).
@@ -79,7 +82,7 @@ def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -
 def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
     """Delete these rows, and record the packs of their results as loose. Return the number of deleted rows.
 
-    A group that a batch has given up is deleted with its last rollout.
+    A group that no batch uses (Uninformative, Faulty or Cancelled) is deleted with its last rollout.
     """
     marks = ", ".join("?" * len(rows))
     grouped = f'SELECT DISTINCT namespace, "group" FROM rollouts WHERE seq IN ({marks}) AND "group" IS NOT NULL'
@@ -102,13 +105,14 @@ def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:
     if not loose:
         return []
     rest = f"SELECT {_PACK.format('ref')} AS pack, substr(ref, instr(ref, '\", ') + 3) AS rest FROM ({_NEEDED})"
-    length = "CAST(substr(rest, instr(rest, ', ') + 2) AS INTEGER)"  # the number that the text begins with
+    length = "CAST(substr(rest, instr(rest, ', ') + 2) AS INTEGER)"  # CAST reads the number at the start of the text
     needed = dict(db.execute(f"SELECT pack, sum({length}) FROM ({rest}) GROUP BY pack"))
     return [LoosePack(name, since, needed.get(name, 0)) for name, since in loose.items()]
 
 
 def results_in(db: sqlite3.Connection, pack: str) -> list[StoredResult]:
-    """Results of ended rollouts in a pack, in the order of the pack. Empty if a live rollout also needs the pack."""
+    """Results of ended rollouts in a pack, ordered by their position in the pack. Empty if a live rollout also needs
+    the pack."""
     live = "SELECT 1 FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL AND {} = ?"
     if db.execute(live.format(_PACK.format("run")), (pack,)).fetchone():
         return []  # the live rollout's record may change at any time, and the pack must stay anyway

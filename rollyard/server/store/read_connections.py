@@ -27,7 +27,7 @@ class Readers:
         self._closed = False
 
     async def call(self, query: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a query in a thread. Raises Unavailable if the database cannot be read."""
+        """Run a query in a thread. Raises Unavailable if the database cannot be read or is closed."""
         if self._closed:
             raise Unavailable("the store is closed")
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._run, query)

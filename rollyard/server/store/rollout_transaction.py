@@ -1,4 +1,4 @@
-"""Rollouts in a write transaction: reads and writes of single records, and queries for rollouts that can be leased."""
+"""Rollouts in a write transaction: single records, the queue and its ranks, leases, and versions of the weights."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class RolloutTransaction:
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
-            return found  # no kind can match, and SQLite refuses the prescribed index for an empty list
+            return found  # no kind can match, and with an empty list SQLite cannot use the index that the query names
         also, values = _queue_conditions(kinds, minima, after)
         for stage in (s for s in STAGES_LAST_FIRST if s in stages):
             room = limit - len(found)
@@ -143,7 +143,7 @@ def _queue_conditions(
         also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
         values += minima
     if after is not None:
-        # `priority <= ?` adds nothing to the rest of the condition, but SQLite uses the index only for this part.
+        # SQLite can use the index only for `priority <= ?`, not for the part in brackets.
         also += " AND priority <= ? AND (priority < ? OR queue_rank > ? OR (queue_rank = ? AND seq > ?))"
         values += [after.priority, after.priority, after.queue_rank, after.queue_rank, after.seq]
     return also, values

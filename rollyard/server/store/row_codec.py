@@ -1,4 +1,5 @@
-"""A rollout's record as a row. Columns have the names of the fields. Values that are not scalars are stored as JSON."""
+"""A rollout's record as a row. Columns have the names of the fields, except `body` (the field `request`). Values that
+are not scalars are stored as JSON."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ _SELECTED = ", ".join(_NAMES[n] for n in _FIELDS)
 INSERT = f"INSERT INTO rollouts ({', '.join(_NAMES[n] for n in _COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 """Statement for the values of `to_row`."""
 UPDATE = f"UPDATE rollouts SET {', '.join(_NAMES[n] + ' = ?' for n in _MOVING)} WHERE seq = ? AND cursor IS NULL"
-"""Statement for the values of `to_moving`, followed by the seq. Terminal records and fixed fields do not change."""
+"""Statement for the values of `to_moving`, followed by the seq. It changes neither terminal records nor the fields in
+_FIXED."""
 
 
 def select(index: str | None) -> str:

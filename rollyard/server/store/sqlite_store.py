@@ -63,19 +63,21 @@ class SqliteStore:
         """Open the folder and create missing files.
 
         `run`: the run of the Slurm job in which this process runs. The lock of an earlier run is taken over.
-        `told_epoch`: the newest epoch that other processes know. A database from a backup may have a lower epoch.
+        `told_epoch`: the newest epoch that other processes know. The new epoch is higher, even if a database from a
+        backup has a lower one.
 
-        Raises Unavailable if another process uses the folder, if it cannot be written, or if a newer Rollyard wrote it.
+        Raises Unavailable if another process uses the folder, if the folder cannot be written, or if this release
+        cannot read its schema.
         """
         return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
 
     async def confirm(self) -> None:
         """Check that the folder still belongs to this process.
 
-        Raises Superseded if a newer server uses the folder, and Unavailable if the database cannot be read.
+        Raises Superseded if a newer server uses the folder, and Unavailable if the folder cannot be locked or read.
         """
         if not self._lock.held:
-            await asyncio.to_thread(self._lock.acquire)  # the earlier holder may have released it by now
+            await asyncio.to_thread(self._lock.acquire)  # the earlier holder may have released the lock by now
         await self._readers.call(lambda db: tables.check_epoch(db, self.epoch))
 
     async def close(self) -> None:

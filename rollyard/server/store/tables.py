@@ -4,8 +4,8 @@ The SQL works with SQLite 3.24, which old clusters still have.
 
 The schema only grows. A released script is never changed. All changes between two releases are in one new script. Every
 change of stored data, also of a field in a JSON body, raises the number of this script. So no server reads a folder
-that it would misunderstand: older servers refuse the folder, and this release refuses folders with the numbers in
-between, which only development versions wrote.
+that it would misunderstand: older servers refuse the folder, and this release refuses a folder whose number lies
+between those of two releases, because a development version wrote it.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWI
 """
 
 MIGRATIONS: dict[int, str] = {3: _VERSION_3, 16: _VERSION_16}
-"""Schema number -> script that brings a database from the schema before it to this one. The first script fills an empty
+"""Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 
 

@@ -1,4 +1,5 @@
-"""Committed objects and their changes, on the event loop, for readers and watchers.
+"""Committed objects and their recent changes, in memory, for readers and watchers. Only the event loop's thread uses
+them.
 
 The objects and the latest version change together, so a watch from the version of a list misses no change. Each watcher
 has its own position. A slow watcher reads the log on disk, and does not delay other watchers.
@@ -83,7 +84,8 @@ class WatchFeed:
 
 
 class Watch:
-    """One watcher's position in the feed. It moves only after a change was read, so a cancelled wait loses no change."""
+    """One watcher's position in the feed. The position moves only after a change was read, so a cancelled wait loses no
+    change."""
 
     def __init__(self, feed: WatchFeed, kind: str | None, since: str) -> None:
         if not since.isdecimal():

@@ -1,4 +1,5 @@
-"""The writer: a thread that owns the writing connection. All waiting changes are committed together, as one batch.
+"""The writer: a thread that owns the writing connection. The waiting changes, at most MAX_BATCH, are committed together
+as one batch.
 
 Each change runs in a savepoint, so only the change that raises is undone. If the disk fails, all changes of the batch
 are undone, and each caller gets the error. The next batch starts normally. After another server has begun a later
@@ -27,8 +28,8 @@ MAX_BATCH = 1024
 
 @dataclass(slots=True)
 class WriteUnit:
-    """Database and packs, to which changes write. If a change fails, its writes are undone. The commit makes all other
-    writes durable."""
+    """Database and packs, to which the changes of a batch write. If a change fails, its writes are undone. The commit
+    makes all other writes durable."""
 
     db: sqlite3.Connection
     packs: PackWriter
@@ -46,7 +47,7 @@ class _Request:
 
 class Writer:
     """Runs changes in order of arrival. After each commit `published` is called on the event loop with the committed
-    changes of objects. Only then do the calls of this commit return."""
+    changes of objects. The calls whose changes were committed return only after that."""
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit
@@ -66,7 +67,7 @@ class Writer:
         return self._unit.packs.name
 
     async def call(self, change: Callable[[WriteUnit], T]) -> T:
-        """Run `change` in the writer; return its result after the change is on disk."""
+        """Run `change` in the writer's thread; return its result after the change is on disk."""
         if self._closing:
             raise Unavailable("the store is closed")
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -94,7 +95,8 @@ class Writer:
         self._loop.call_soon_threadsafe(self._ended.set)
 
     def _next_batch(self) -> tuple[list[_Request], bool]:
-        """Wait for a request. Return all waiting requests, and whether the thread should continue after them."""
+        """Wait for a request. Return the waiting requests, at most MAX_BATCH, and whether the thread should continue
+        after them."""
         batch: list[_Request] = []
         request = self._requests.get()
         while request is not None:
@@ -138,7 +140,8 @@ class Writer:
 
     def _fail_batch(self, batch: list[_Request], error: Unavailable) -> None:
         unit = self._unit
-        # After some errors (disk full, I/O) SQLite has already rolled back. If ROLLBACK fails, the next BEGIN fails too.
+        # After some errors (disk full, I/O) SQLite has already rolled back. An error of ROLLBACK is ignored here,
+        # because the next BEGIN then fails too.
         with contextlib.suppress(sqlite3.Error):
             if unit.db.in_transaction:
                 unit.db.execute("ROLLBACK")

@@ -42,8 +42,8 @@ def has_weights(member: EndpointWeights, record: WeightsRecord) -> bool:
 def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
     """Whether the endpoint serves the operation's target.
 
-    The first reported checksum becomes the checksum of the target. The endpoint that reports it must also have received
-    the target, because its weights may come from an earlier target with the same version and another folder.
+    The first reported checksum becomes the checksum of the target. It counts only if the endpoint has received this
+    target. Otherwise the endpoint's weights may come from an earlier target with the same version and another folder.
     """
     target, progress = operation.target, operation.endpoints.get(member.id)
     if target.proven is not None or not member.report.checksum:
@@ -80,8 +80,9 @@ def _from_folder(order: WeightsTarget) -> WeightsTarget:
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
     """Target of a record. `attempt`: sequence number of a retry; None for the first attempt.
 
-    The target of a retry also contains the proven checksum, so that the engine checks the files against it. In the
-    failed attempt the engine may have read files that differ from those of the other engines.
+    The target of a retry also contains the checksum that an engine computed first (`proven`), so that the engine checks
+    the files against this checksum. In the failed attempt the engine may have read files that differ from those of the
+    other engines.
     """
     return WeightsTarget(
         version=record.version,

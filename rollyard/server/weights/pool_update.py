@@ -25,7 +25,7 @@ from rollyard.kinds.weights import (
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 ENDPOINTS_PER_RELOAD = 4
-"""In mode Drain, a pool of n endpoints reloads n // ENDPOINTS_PER_RELOAD at a time, but at least one. So the pool keeps
+"""In mode Drain, a pool of n endpoints reloads n // ENDPOINTS_PER_RELOAD at a time, but at least one. The others keep
 serving."""
 GIVE_UP_FAILURES = 3
 """In mode Drain, an update is given up after this many failed endpoints, if no endpoint has succeeded. The other endpoints
@@ -44,9 +44,10 @@ class WeightsStep:
 def begin(weights: WeightsStatus, model: str, update: WeightsUpdate, now: datetime) -> tuple[WeightsStatus, bool]:
     """Return the status with this update, and whether the update changed it.
 
-    If the same update is running, nothing changes. If the version is already current, only failed endpoints retry.
-    Another update replaces a running update. Raises Conflict if the version was used for other weights, or if it is being
-    loaded in another way.
+    If the same update is running, nothing changes. If the version is already current and no update is running, only
+    failed endpoints retry. An update to another version replaces a running update. Raises Conflict if the version was
+    used for other weights, or if an update to this version is running with another source, mode, transfer or time
+    limit.
     """
     weights = _follow_spec_model(weights, model, now).weights
     last = weights.operation
@@ -159,7 +160,7 @@ def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation |
 def _adopt_checksum(
     weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStatus:
-    """Set the current version from the first serving endpoint, if there is no current version.
+    """If there is no current version, take the version of the first suitable endpoint that serves.
 
     The version of the spec's own model is the checksum of the model folder, as reported by the endpoint. But if the
     endpoint serves the version of a failed first update, this version becomes current.
@@ -202,7 +203,7 @@ def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]
 
 
 def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
-    """Return the entries of endpoints that failed or have an attempt number.
+    """Return the progress of those endpoints that failed or have an attempt number.
 
     The attempt number is kept, because it is part of the target, and a target that was reached must not change.
     """
@@ -345,7 +346,7 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     """End the operation if all endpoints have ended their update, or if the operation is given up.
 
-    If no endpoint succeeded, the earlier version stays current.
+    If endpoints failed and none succeeded, the earlier version stays current.
     """
     operation = weights.operation
     assert operation is not None

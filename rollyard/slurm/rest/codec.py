@@ -34,7 +34,7 @@ class QueueAnswer:
     errors: list[tuple[int, str]]
     """Slurm's number and text of each error. If there are errors, the other fields are empty."""
     changed_at: int | None = None
-    """Unix seconds of the queue's last change. 0: no change since the requested time. None: unknown."""
+    """Unix seconds of the queue's last change. 0: no change since the time that the query named. None: unknown."""
     jobs: Mapping[str, Job] = field(default_factory=dict)
     """Id -> job, for our jobs only; empty if `changed_at` is 0."""
 
@@ -84,7 +84,7 @@ class Codec(ABC):
     def changed_at(self, body: Body) -> int | None:
         """Return the time of the queue's last change, in Unix seconds.
 
-        0: no change since the requested time. None: unknown.
+        0: no change since the time that the query named. None: unknown.
         """
 
     @abstractmethod
