@@ -1,7 +1,7 @@
 """Binding of an allocation to the first process that registers for the allocation. Other processes must exit.
 
-Two copies of a job can run: a lost node comes back with the job still running, or Slurm accepted a submit whose answer
-was lost. The binding is written once, under optimistic concurrency, and never changes.
+Two copies of a job can run: a lost node comes back with the job still running, or a submit is repeated because Slurm's
+answer to the first one was lost. The binding is written once, under optimistic concurrency, and never changes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ RETRIES = 10
 
 
 async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
-    """Bind the allocation to this process; return the allocation. Raises Fenced, or Conflict after many conflicts."""
+    """Bind the allocation to this process; return the allocation.
+
+    Raises Fenced if this process must exit, and Conflict if other writes came first in all RETRIES tries.
+    """
     for _ in range(RETRIES):
         allocation = await _allocation(store, identity)
         status = allocation.status

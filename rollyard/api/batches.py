@@ -30,7 +30,7 @@ MAX_WAIT_SECONDS = 60.0
 KEEP_ALIVE_SECONDS = 10.0
 DEFAULT_GROUPS, MAX_GROUPS = 16, 256
 MAX_PAGE_BYTES = 8 << 20
-"""Greatest size of a page's compressed trajectories. A group above this size has a page to itself."""
+"""Greatest size of the compressed trajectories in one response. A group above this size is sent alone."""
 MAX_LISTED = 500
 
 

@@ -25,7 +25,7 @@ from rollyard.server.store.batch_records import DatasetRecord
 
 MAX_BYTES = 256 << 20
 _UPLOADS = web.AppKey("dataset-uploads", ByteBudget)
-"""Limit of the bytes of all uploads that are in the server's memory at the same time."""
+"""Limit on the total bytes of the uploads that are in the server's memory at the same time."""
 LINES_A_TURN = 200
 """Number of lines that the parser thread reads before it lets other work run."""
 _NAME = pydantic.TypeAdapter(BatchName)

@@ -74,8 +74,8 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Return the weights target for an engine. An engine that was started from an earlier spec gets None, because it
-    ends when its successor is ready.
+    """Return the weights that an engine must load. An engine that was started with another model folder gets None,
+    because an engine with the present model folder will replace it.
     """
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 

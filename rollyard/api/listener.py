@@ -1,4 +1,4 @@
-"""The server's listening socket: TLS, and limits on the time and connections of callers without a token."""
+"""The server's listening socket: TLS, time limits for handshakes and headers, a limit on connections without a token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ HEADER_SECONDS = 30.0
 LINGER_SECONDS = 1.0
 """Seconds for which the server reads on after a refusal, so that the caller can send its body and read the response."""
 MAX_UNTRUSTED = 512
-"""Greatest number of connections that have not sent a valid token yet. A further connection closes the oldest of these."""
+"""Greatest number of connections that have not sent a valid token yet. Above it, each new connection closes the oldest
+of them."""
 BACKLOG = 1024
 
 

@@ -6,7 +6,10 @@ from collections.abc import Iterable, Iterator
 
 
 def family(name: str, type: str, text: str, samples: Iterable[tuple[str, float | None]]) -> Iterator[str]:
-    """Yield the lines of one metric. A sample has labels (the text between braces) and a value; None is left out."""
+    """Yield the lines of one metric. A sample is a pair: labels (the text between braces) and value.
+
+    Samples whose value is None are left out.
+    """
     yield f"# HELP {name} {text}\n# TYPE {name} {type}\n"
     for labels, value in samples:
         if value is not None:

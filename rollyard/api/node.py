@@ -58,7 +58,7 @@ DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
 """Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits."""
 Upload = tuple[ResultHeader, bytes]
-"""Header and frame of one uploaded result."""
+"""Header and zstd frame of one uploaded run or result."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -185,9 +185,10 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
                 else:
-                    unread = message.reason == UNREADABLE_LEASE_REASON  # a retry could not read it either
+                    # Other node agents of the same release cannot read the lease either: its return counts as a loss.
+                    unread = message.reason == UNREADABLE_LEASE_REASON
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
-            except RollyardError as error:  # the lease will expire, with the same effect
+            except RollyardError as error:  # when the lease expires, the rollout is queued again
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
         case _:
             pass  # a message from a newer version

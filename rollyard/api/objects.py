@@ -142,7 +142,7 @@ def _is_dry_run(request: web.Request) -> bool:
 def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
     """Parse a user's object for this path, without its `status`. For a large object this takes long.
 
-    Raises Invalid, BadRequest, TooLarge.
+    Raises Invalid, BadRequest, TooLarge; NotFound for an unknown kind, Forbidden for a kind that users do not write.
     """
     kind = writable(request)
     name = kind.model_fields["kind"].default
@@ -247,7 +247,10 @@ async def _replace(request: web.Request) -> web.Response:
 
 
 async def _write(request: web.Request, current: KindObject, wanted: Pool) -> KindObject:
-    """Write the user's spec, labels and annotations, and keep the other metadata. A dry run writes nothing."""
+    """Write the user's spec, labels and annotations, and keep the other metadata. A dry run writes nothing.
+
+    Raises Conflict if the user's metadata has another uid or resourceVersion than the stored object.
+    """
     meta = wanted.metadata
     if meta.uid and meta.uid != current.metadata.uid:
         raise Conflict("metadata.uid differs: the object was deleted and created again; read it again")

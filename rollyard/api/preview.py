@@ -1,4 +1,5 @@
-"""`GET .../rolloutpools/NAME/script`: batch script of a pool's next allocation, and the number of submits that follow.
+"""`GET .../PLURAL/NAME/script`: batch script of a pool's next allocation, and the number of jobs that the pool would
+submit now. PLURAL is `rolloutpools` or `inferencepools`.
 
 `POST` returns the same for the pool in the body, and stores nothing. Missing fields get the values that a create or
 replace would give them. Dry runs and diffs of the command line use `POST`, because the API's own `dryRun=All` returns
@@ -26,14 +27,14 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _script_of_stored(request: web.Request) -> web.Response:
-    """Preview a stored pool: the batch script of its next allocation, and the submits that follow."""
+    """Preview a stored pool: the batch script of its next allocation, and the number of jobs that it would submit now."""
     writable(request)
     pool = await request.app[SERVICES].store.get(object_key(request), POOL_KINDS)
     return await _submission(request, pool)
 
 
 async def _script_of_body(request: web.Request) -> web.Response:
-    """Preview the pool in the body, stored or not: its batch script, and the submits that would follow."""
+    """Preview the pool in the body, stored or not: its batch script, and the number of jobs that it would submit."""
     wanted = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     key = object_key(request)
     if wanted.metadata.name != key.name:

@@ -1,4 +1,4 @@
-"""Input of `server.rollouts.waiting_reason`: a pool's queue, from the store and the connected node agents."""
+"""Input of `server.rollouts.waiting_reason`: the facts from the store, the connected node agents and the endpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ K = TypeVar("K", bound=KindObject)
 
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
-    """Return what `waiting_reason` has to know about the pool's queue, to explain why these records wait."""
+    """Return the facts that `waiting_reason` needs to explain why these records of the pool wait."""
     now = services.clock.time()
     pool = await _find(services, RolloutPool, namespace, name)
     if pool is None:

@@ -21,11 +21,11 @@ MAX_MESSAGE_BYTES = 256 << 10
 """Greatest size of a message from a node agent or an engine, and of a request with few fields."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Greatest number of values in one body. The number is estimated: commas and opening brackets are counted, also those
-in strings.
+"""Greatest number of values in a JSON text that the server's own process parses. The number is estimated: commas and
+opening brackets are counted, also those in strings.
 
-There are two reasons for the limit. An empty list takes two bytes in a body and eighty in memory. The call that parses
-a body holds the interpreter's lock, so all other threads wait until the call returns.
+There are two reasons for the limit. An empty list takes two bytes in the text and eighty in memory. The call that parses
+the text holds the interpreter's lock, so all other threads wait until the call returns.
 """
 # Only one thread, because with more threads the event loop would get the interpreter's lock less often.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
@@ -71,7 +71,10 @@ def _too_large_error(most: int) -> TooLarge:
 
 
 def parse(data: bytearray) -> Any:
-    """Parse JSON within bounds: at most 200 levels, no unpaired surrogate, no NaN. Raises BadRequest, TooLarge."""
+    """Parse JSON within bounds: at most 200 levels, no unpaired surrogate, no NaN.
+
+    Raises BadRequest, and TooLarge above MAX_VALUES values.
+    """
     if not has_few_values(data):
         raise TooLarge(f"the body has more than the {MAX_VALUES} values that are allowed")
     try:
@@ -86,7 +89,7 @@ def has_few_values(data: bytes | bytearray) -> bool:
 
 
 def is_short(request: web.Request) -> bool:
-    """Whether the body is so short that parsing takes less time than the start of a thread."""
+    """Whether the body is so short that the event loop parses it in less time than it needs to pass it to a thread."""
     size = request.content_length
     return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
 

@@ -1,4 +1,4 @@
-"""Checks of a request before it is accepted: its pool, the weights versions that it names, and its tasks."""
+"""Checks of a request before it is accepted: its pool, its tasks, and whether it may make demands on weights versions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
 
 
 async def engines_take_priority(services: Services, pool: RolloutPool) -> bool:
-    """Return whether the engines that serve the pool's policy take requests in the order of their priority."""
+    """Return whether the engines of the pool's policy role answer requests with a higher priority first."""
     with contextlib.suppress(NotFound):
         key = InferencePool.key_of(pool.metadata.namespace, pool.spec.inference[POLICY_ROLE])
         vllm = (await services.store.get(key, InferencePool)).spec.engine.vllm
@@ -59,7 +59,11 @@ def check_kinds(
     pools: Mapping[str, RolloutPool],
     place: str = "rollouts[{}].task",
 ) -> None:
-    """Raise Invalid for a kind of task that no node agent can run. `place`: path of a task in the request."""
+    """Raise Invalid for a kind of task that the server and all node agents do not know, or that no node agent of the
+    request's pool can run. The second is checked only while all node agents of the pool are connected.
+
+    `place`: path of a task in the request, with `{}` for the request's index.
+    """
     known = services.task_kinds | services.agents.kinds()
     for i, request in enumerate(requests):
         kind, message = request.task.kind, None
@@ -75,7 +79,10 @@ def check_kinds(
 
 
 def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
-    """Raise Invalid for a task of a built-in kind with wrong fields. `place`: path of the task in the request."""
+    """Raise Invalid for a task of a built-in kind with wrong fields.
+
+    `place`: path of a task in the request, with `{}` for the task's index.
+    """
     for i, task in enumerate(tasks):
         try:
             check_task(task)
@@ -85,7 +92,7 @@ def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
 
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
-    """Return all node agents of the pool; empty while one of them starts, drains or is replaced."""
+    """Return the pool's node agents if all of them are connected and none drains, else an empty list."""
     status, agents = pool.status, services.agents.of_pool(pool.pool_key)
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
     sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}

@@ -143,7 +143,8 @@ async def _cancel_matching(request: web.Request) -> web.Response:
 
 @accepts("namespace", "pool", "group")
 async def _counts(request: web.Request) -> web.Response:
-    """Count the rollouts of a pool or a group: queued, in each stage, and by terminal status. Also the mean reward."""
+    """Count the rollouts of a pool or a group: queued, in each stage, and by terminal status. Return also the mean
+    reward."""
     services, query = request.app[SERVICES], request.query
     scope = (_namespace(request), query.get("pool"), query.get("group"))
     counts: dict[str, Any] = {"queued": 0} | {s.value: 0 for s in Stage} | {s.value: 0 for s in Status if s.terminal}

@@ -1,4 +1,4 @@
-"""Sessions of external agents: routes to open, read and close them. Model calls go to routes below `/gateway`."""
+"""Sessions of external agents: routes to open, list, read, close and delete them. Model calls go to `/gateway/…`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def _opened_response(request: web.Request, found: ExternalSession, key: str) -> 
 
 
 async def _pool(services: Services, namespace: str, wanted: SessionRequest) -> InferencePool:
-    """Return the pool for a session. Raises Invalid if the pool is missing or deleted, or cannot serve the request."""
+    """Return the pool for a session. Raises Invalid if the pool is missing or being deleted, or if its engines are
+    external and the request names a weights version.
+    """
     pool = await inference_pool(services, namespace, wanted.pool)
     if wanted.min_weights_version is not None and pool.spec.engine.external is not None:
         message = (
@@ -131,7 +133,7 @@ async def _record(request: web.Request, id: str) -> web.Response:
 
 
 def _id(request: web.Request) -> str:
-    """Return the id of the session in the path. Raises NotFound if the session is in another namespace."""
+    """Return the id in the path. If the request names a namespace, raises NotFound for a session in another namespace."""
     id, namespace = request.match_info["id"], request.query.get("namespace")
     if namespace is not None:
         own = request.app[SERVICES].sessions.get(id).pool.namespace

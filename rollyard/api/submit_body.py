@@ -31,10 +31,11 @@ MAX_BYTES = 256 << 20
 SMALL_BYTES = 1 << 20
 LARGE_SECONDS = 60.0
 LARGE_MEMORY = 4 << 30
-"""Address space of the child process. A parsed list of numbers takes ten times as much memory as its text."""
+"""Limit on the child process's address space, in bytes. A parsed list of numbers takes ten times as much memory as its
+text."""
 _LARGE = ThreadPoolExecutor(1, "large-bodies")
 _LARGE_SLOTS = web.AppKey("room", ByteBudget)
-"""Limit of the bytes of all large bodies that are in the server's memory at the same time."""
+"""Limit on the total bytes of the large bodies that are in the server's memory at the same time."""
 
 
 def set_up(app: web.Application) -> None:

@@ -1,8 +1,8 @@
 """`POST …/inferencepools/NAME/weights` begins an update of the pool's weights; `GET` shows the update.
 
-`POST` writes the update to the pool's status. The pool's controller carries the update out, and needs only the status.
-The route and the controller write the status with the resourceVersion that they have read, so neither overwrites a
-change by the other.
+`POST` writes the update to the pool's status. From there the pool's reconciler reads the update and carries it out. The
+route and the reconciler write the status with the resourceVersion that they have read, so neither overwrites a change by
+the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ async def _get(request: web.Request) -> web.Response:
 
 
 async def _post(request: web.Request) -> web.Response:
-    """Begin an update. The answer is 202 if an update has begun, 200 if nothing has to be done."""
+    """Begin an update. The answer is 202 if the update begins or failed endpoints retry it, 200 if it runs already or is
+    done."""
     try:
         update = WeightsUpdate.model_validate(await read_body(request))
     except pydantic.ValidationError as error:
@@ -51,7 +52,7 @@ async def _post(request: web.Request) -> web.Response:
         except Conflict:
             if tries <= 0:
                 raise
-            continue  # the pool's controller or another trainer has written the status meanwhile
+            continue  # the pool's reconciler or another trainer has written the status meanwhile
         return _respond(request, weights, 202)
 
 

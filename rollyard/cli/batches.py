@@ -59,7 +59,7 @@ async def cancel(client: AsyncClient, namespace: str, ids: tuple[str, ...], roll
 
 
 def described(view: BatchView) -> list[str]:
-    """Return the state of a batch as lines with one fact each."""
+    """Return the state of a batch as lines of text."""
     filtered, target = view.filtered, f" of {view.target}" if view.target is not None else " (stream)"
     lines = [
         f"batch {view.id} in pool {view.pool}, series {view.series}: {view.status.value}",

@@ -35,7 +35,7 @@ def doctor(
     wait: float,
     report: Path | None,
 ) -> None:
-    """Check this machine and its cluster. Exit code 1: something is missing."""
+    """Check this machine and its cluster. Exit code 1: at least one check failed."""
     from rollyard.doctor import compute_node as compute
     from rollyard.doctor.finding import findings
     from rollyard.kinds.allocation import AllocationTemplate
