@@ -27,16 +27,16 @@ class ChosenEndpoint(WireModel):
 
     id: str
     reason: str = ""
-    """`WarmPrefix`: its cache has a part of the prompt. `SameNode`: it is on the node of the node agent. `LeastLoad`:
-    it had the least load."""
+    """`WarmPrefix`: the endpoint's cache has a part of the prompt. `SameNode`: the endpoint and the node agent run on
+    the same node. `LeastLoad`: the endpoint had the least load."""
 
 
 class HistoryEntry(WireModel):
     """One change of a rollout. Fields without a meaning for the event are null."""
 
     at: float
-    """Unix seconds, by the server's clock. For the beginning of RUN: time at which the node agent's report of it reached the
-    server."""
+    """Unix seconds, by the server's clock. For the beginning of RUN or EVAL: time at which the node agent's message
+    about this beginning reached the server."""
     event: str
     """Word from a fixed set, such as `Leased`."""
     attempt: int
@@ -49,7 +49,7 @@ class HistoryEntry(WireModel):
     node: str | None = None
     allocation: str | None = None
     free: int | None = None
-    """Number of rollouts for which the node agent had room."""
+    """Number of rollouts for which the chosen node agent had room."""
     able: int | None = None
     """Number of node agents that could have taken the rollout."""
     endpoints: dict[str, ChosenEndpoint] | None = None

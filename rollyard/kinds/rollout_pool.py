@@ -1,4 +1,4 @@
-"""`RolloutPool`, one of the two kinds that a user writes: node agents with sandboxes, in stages."""
+"""`RolloutPool`: node agents that run rollouts in sandboxes. It is one of the two kinds that a user writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, w
 SPARE_SECONDS = 5
 """Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
 DEFAULT_TTL_SECONDS = 30 * 86_400
-"""Seconds for which results are kept."""
+"""Seconds for which results are kept by default."""
 STARTUP_SECONDS = 30
 """Seconds of a walltime that are kept for the start of the node agent."""
 
@@ -42,17 +42,17 @@ class StageSpec(KindModel):
 
 class InitStage(StageSpec):
     timeout_seconds: int = Field(default=300, ge=1)
-    """Time budget of the stage. It begins when the stage begins."""
+    """Seconds that a rollout may spend in the stage. The wait for a stage worker is not counted."""
 
 
 class RunStage(StageSpec):
     timeout_seconds: int = Field(default=1800, ge=1)
-    """Time budget of the stage. It begins when the stage begins."""
+    """Seconds that a rollout may spend in the stage. The wait for a stage worker is not counted."""
 
 
 class EvalStage(StageSpec):
     timeout_seconds: int = Field(default=900, ge=1)
-    """Time budget of the stage. It begins when the stage begins."""
+    """Seconds that a rollout may spend in the stage. The wait for a stage worker is not counted."""
 
 
 class Stages(KindModel):
@@ -77,7 +77,8 @@ class SandboxTemplate(KindModel):
     """Memory limit of one process in the sandbox. If the allocation sets memory, this amount of the
     allocation's memory is counted for each sandbox."""
     disk: Size = "1G"
-    """Greatest amount of data that a sandbox may write."""
+    """Size limit of each file that a sandbox writes, and of its writable folders as far as the runtime can limit
+    them."""
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
@@ -159,7 +160,7 @@ class RolloutPoolSpec(KindModel):
 
     @property
     def budget_seconds(self) -> int:
-        """Longest time of one rollout from INIT to EVAL."""
+        """Sum of the time budgets of the three stages, in seconds."""
         return self.stages.init.timeout_seconds + self.stages.run.timeout_seconds + self.stages.eval.timeout_seconds
 
 

@@ -30,7 +30,7 @@ class SessionRequest(WireModel):
     max_calls: int | None = Field(default=None, ge=1, le=10_000)
     """Greatest number of model calls; further calls are refused. Null for no limit."""
     tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
-    """Format of the model's tool calls. Default: the format in the model's chat template."""
+    """Format of the model's tool calls. Default: the format that fits the model's chat template."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
     """Oldest version of the pool's weights that may sample. A session opens only if an endpoint serves this version or a
     newer one."""
@@ -80,7 +80,7 @@ class SessionTrajectory(WireModel):
     segments: list[Segment]
     turns: list[Turn]
     breaks: dict[str, int]
-    """Number of breaks of the token prefix, by cause."""
+    """Number of times that a call could not continue a segment, by cause."""
 
 
 class SessionRecord(WireModel):

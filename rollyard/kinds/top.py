@@ -32,7 +32,7 @@ class InferencePoolTop(PoolTop):
 class RolloutPoolTop(PoolTop):
     stages: dict[str, StageStatus]
     ended_per_minute: dict[str, float] | None = None
-    """Number of rollouts that ended in the last minute, by status. Null just after the start of the server."""
+    """Recent rate of ended rollouts: status -> rollouts per minute. Null just after the start of the server."""
 
 
 class TopView(StatusModel):

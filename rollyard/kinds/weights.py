@@ -77,7 +77,7 @@ class WeightsRecord(StatusModel):
 
 
 class EndpointProgress(StatusModel):
-    """Progress of one endpoint in the operation."""
+    """Progress of one endpoint in the weights update."""
 
     phase: Literal["Waiting", "Ordered", "Done", "Failed"] = "Waiting"
     since: datetime
@@ -100,12 +100,13 @@ class WeightsOperation(StatusModel):
     finished_at: datetime | None = None
     message: str = ""
     supersedes: str | None = None
-    """Version of the unfinished operation that this operation replaced."""
+    """Version of the unfinished update that this update replaced."""
     total: int = 0
-    """Number of endpoints in this operation."""
+    """Number of endpoints in this update."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
-    """Endpoints by id. After the end of the operation, only entries that are still needed."""
+    """Endpoints by id. After the end of the update, only the endpoints that failed and those with an own attempt
+    number."""
 
     @property
     def is_running(self) -> bool:

@@ -1,4 +1,5 @@
-"""The node agent. It runs a task for each lease, keeps one connection to the server, and stops leases that have expired."""
+"""The node agent. It runs one asyncio task for each lease, keeps one connection to the server, and stops the work on
+expired leases."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ class NodeAgent:
         self._lease_seconds = LEASE_SECONDS
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
-        """Number of lease grants received on this connection."""
+        """Number of messages `Grant` received since the last `Welcome`."""
         self._stage_changed = Waker()
         self._drain = False
         self._drained = asyncio.Event()
@@ -228,8 +229,8 @@ class NodeAgent:
         self._stage_changed.wake()
 
     async def _beat(self) -> None:
-        """Send a heartbeat at regular times and after each change. After every heartbeat, request leases for the free
-        capacity."""
+        """Send a heartbeat at regular times, and soon after a change of the leases or the widths. After every
+        heartbeat, request leases for the free capacity."""
         loop = asyncio.get_running_loop()
         while True:
             await self._stage_changed.pause(self._lease_seconds / 3)
@@ -259,8 +260,8 @@ class NodeAgent:
         return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
 
     async def _watch_clock(self) -> None:
-        """Stop leases whose renewal is overdue by this process's own clock. At about the same time, the server gives such
-        leases to other node agents."""
+        """Stop all leases if their renewal is overdue by this process's own clock. At about the same time, the server
+        gives their rollouts to other node agents."""
         loop = asyncio.get_running_loop()
         while True:
             left = self._renewed_at + self._lease_seconds - loop.time()

@@ -26,7 +26,8 @@ class Column:
 
 
 def age(since: datetime | None, now: datetime) -> str:
-    """Age as kubectl writes it: 5s, 12m, 3h, 4d."""
+    """Age in one unit, rounded down: seconds below 2 minutes, minutes below 2 hours, hours below 2 days, else days.
+    Examples: 5s, 12m, 3h, 4d."""
     if since is None:
         return "<unknown>"
     seconds = max(0, int((now - since).total_seconds()))

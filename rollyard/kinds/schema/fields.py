@@ -35,7 +35,7 @@ def fields_of(model: type[BaseModel]) -> dict[str, FieldShape]:
 
 
 def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
-    """Model at `path`, which may contain list indexes and mapping keys; None if there is none."""
+    """Model at `path`; None if there is no model at this path. The path may contain list indexes and mapping keys."""
     annotation: Any = model
     for part in path:
         annotation = _descend(_unwrapped(annotation), part)

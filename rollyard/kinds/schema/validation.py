@@ -1,4 +1,4 @@
-"""Strict parsing of objects. Every error has a path and a remedy.
+"""Strict parsing of objects. An error names the path of the field and the remedy.
 
 The YAML loader and the API both use this module, so both report a mistake with the same text.
 """
@@ -29,7 +29,8 @@ MAX_REPORTED = 20
 MAX_LISTED = 1000
 """Number of mistakes above which only the count is reported. Texts for more mistakes would take seconds."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
-"""Fields whose strings `_out_of_bounds` checks, with the error messages of Kubernetes."""
+"""Fields whose strings only `_out_of_bounds` checks. pydantic's own errors about these strings are dropped, so each
+mistake is reported once."""
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -65,7 +66,8 @@ class Problem:
 def validate_object(data: Any) -> KindObject:
     """Parse a JSON object into its kind.
 
-    Raises Invalid with one cause for each mistake. The `field` of a cause is a dotted camelCase path.
+    Raises Invalid with one cause for each mistake that `parse` lists. The `field` of a cause is a dotted camelCase
+    path.
     """
     obj, problems = parse(data)
     if obj is None:
@@ -75,7 +77,8 @@ def validate_object(data: Any) -> KindObject:
 
 
 def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
-    """Parse an object. Return the object, or None and every mistake that can be found."""
+    """Parse an object. Return the object and an empty list, or None and the mistakes. Of many mistakes only the first
+    ones are listed."""
     if not isinstance(data, dict):
         return None, [
             Problem((), f"must be a mapping with apiVersion, kind, metadata and spec, not {_given_text(data)}")

@@ -1,7 +1,7 @@
 """YAML loader of manifests, without YAML's traps.
 
 `12:00:00`, `010`, `on` and `yes` stay strings; plain PyYAML reads `12:00:00` as 43200. A key that occurs twice is an
-error. All mistakes in a text are reported together, each as `file:line:column: path: message`.
+error. The mistakes in a text are reported together, each as `file:line:column: path: message`.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class _LocatedProblem(Problem):
 def load_manifests(text: str, source: str, base: str | None = None) -> list[KindObject]:
     """Load the objects of a YAML (or JSON) text with one or more documents. A v1 `List` is replaced by its items.
 
-    `base`: folder from which relative paths are resolved. `source`: file name for reports of mistakes. Raises Invalid,
-    with one line of text and one cause for each mistake.
+    `base`: folder from which relative paths are resolved. `source`: file name for reports of mistakes. Raises Invalid
+    with one line of text for each mistake. Each mistake in an object also has a cause; text that is not YAML has none.
     """
     objects: list[KindObject] = []
     lines: list[str] = []
@@ -145,7 +145,8 @@ def load_manifests(text: str, source: str, base: str | None = None) -> list[Kind
 
 
 def _documents(text: str, source: str, lines: list[str]) -> Iterator[_Document]:
-    """Yield each document that is not empty. If the text is not YAML, add the error to `lines` and stop."""
+    """Yield each document that is not empty. If the text is not YAML, is nested too deeply or has too many nodes, add
+    the error to `lines` and stop."""
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             document = _Document()

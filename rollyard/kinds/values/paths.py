@@ -1,5 +1,5 @@
-"""Paths in a spec. They must be absolute, because they are used on the allocation's node. A YAML file may also have
-paths relative to that file.
+"""Paths in a spec. They must be absolute, because a job on the allocation's node uses them, in a working folder of its
+own. A YAML file may also have paths relative to that file; the CLI makes them absolute.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def size_bytes(text: str) -> int:
 
 
 def walltime_seconds(text: str) -> int:
-    """Return the seconds of Slurm's `[D-]HH:MM:SS`, `HH:MM:SS`, `MM:SS` or `MM` (man sbatch, --time)."""
+    """Return the seconds of Slurm's `MM`, `MM:SS`, `HH:MM:SS` or `D-HH[:MM[:SS]]` (man sbatch, --time)."""
     match = _TIME.match(text)
     if not match:
         raise ValueError('write a walltime such as "08:00:00", "30:00" or "2-12:00:00", in quotes')

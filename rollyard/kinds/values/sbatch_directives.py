@@ -1,5 +1,5 @@
-"""Checks of values in a batch script's `#SBATCH` lines. A checked value cannot begin a new line, or replace an option that
-Rollyard sets.
+"""Checks of a spec's values that go into a batch script: `#SBATCH` lines, environment variables and lines of shell. A
+checked `#SBATCH` value cannot begin a new line or replace an option that Rollyard sets.
 
 sbatch accepts shortened option names (`--arra` is `--array`), so shortened names are refused too.
 """
@@ -175,7 +175,7 @@ def _folder(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_one_line)]
-"""Text without a line break."""
+"""Text on one line, not empty."""
 Word = Annotated[str, AfterValidator(_one_word)]
 Name = Annotated[str, AfterValidator(_one_name)]
 Names = Annotated[str, AfterValidator(_names)]

@@ -75,7 +75,8 @@ def is_limit(reason: str) -> bool:
 
 
 def is_transient(reason: str) -> bool:
-    """Whether the reason usually passes after a while. Any other reason lasts until somebody changes something."""
+    """Whether the job waits as any job may, so that the reason usually passes by itself. Any other reason, such as a
+    limit, may last."""
     return reason_word(reason) in _TRANSIENT
 
 
@@ -86,7 +87,7 @@ def reason_text(reason: str) -> str:
 
 
 def reason_with_text(reason: str) -> str:
-    """Slurm's word and its explanation: `Priority (other jobs have a higher priority)`."""
+    """Slurm's reason and its explanation: `Priority (other jobs have a higher priority)`."""
     why = reason_text(reason)
     return f"{reason or UNKNOWN}{f' ({why})' if why else ''}"
 

@@ -43,7 +43,8 @@ async def run_agent(
 ) -> None:
     """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated.
 
-    Raises SandboxLost, EndpointError, and ContextExceeded for a prompt that leaves no room for the first token.
+    Raises SandboxLost and EndpointError. Raises ContextExceeded if the first prompt leaves no room for a token, and
+    TaskError or TemplateUnusable if the chat template fails.
     """
     for number in range(agent.max_turns):
         started = time.monotonic()
@@ -89,8 +90,8 @@ async def _prompt_ids(conversation: Conversation) -> list[int]:
     """Tokenise the prompt in a thread. A prompt of a million characters takes seconds, and the event loop must renew
     leases meanwhile.
 
-    A thread cannot be stopped. A cancelled call waits for the end of the thread, because the caller reads the conversation
-    next.
+    A thread cannot be stopped. A cancelled call waits for the end of the thread, because the thread changes the
+    conversation, and the caller reads it next.
     """
     making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids))
     try:
@@ -114,7 +115,8 @@ def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) 
 
 
 def _with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
-    """Return the sampling with a seed for this turn and sample; the seed is the same in every attempt."""
+    """Replace the seed, if there is one, by a seed for this turn and sample index. The new seed is the same in every
+    attempt."""
     if sampling.seed is None:
         return sampling
     return evolve(sampling, seed=zlib.crc32(f"{sampling.seed}/{sample_index}/{turn}".encode()))

@@ -1,4 +1,4 @@
-"""Runs a model's tool calls in a sandbox. A mistake of the agent is a tool result, never an exception."""
+"""Runs a model's tool calls in a sandbox. A mistake of the agent leads to a tool result, never to an exception."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Tools:
     """The tools offered to one rollout."""
 
     def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
-        """`form`: description of how this model writes a call. The reply to a wrong call quotes this description."""
+        """`form`: description of how this model writes a call. The reply to a malformed call quotes this
+        description."""
         self._offered = offered
         self._sandbox = sandbox
         self._timeout = timeout

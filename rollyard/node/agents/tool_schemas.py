@@ -81,7 +81,8 @@ def ipython_result(output: str, *, timed_out_after: float | None = None, restart
 
 
 def malformed_call_result(why: str, form: str = FORM) -> str:
-    """Return the reply to text that looks like a tool call but cannot be parsed. `form` describes how to write a call."""
+    """Return the reply to a tool call that cannot be parsed or has wrong arguments. `form` describes how to write a
+    call."""
     return f"Error: invalid tool call: {why}. {form}"
 
 

@@ -38,7 +38,8 @@ def main(job_file: str, results_file: str) -> None:
 
 
 def run_call(call: str, path: str, deadline: float) -> bytes:
-    """Return the call's value as a line of JSON, without parsing the line; empty if there is no value by `deadline`."""
+    """Return the line of JSON that the call's process wrote as the value; empty if there is no value by `deadline`. The
+    line is not parsed."""
     if time.monotonic() >= deadline:
         return b""
     out, into = os.pipe()
@@ -65,7 +66,8 @@ def run_call(call: str, path: str, deadline: float) -> bytes:
 
 
 def run_in_child(call: str, path: str, into: int) -> None:
-    """Run the call in its own process. Output that the solution prints is discarded."""
+    """Run the call in the present process, a fork, and write the value into the pipe `into`. Output that the solution
+    prints is discarded."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -83,7 +85,7 @@ def run_in_child(call: str, path: str, into: int) -> None:
 
 
 def read_line(fd: int, deadline: float) -> bytes:
-    """Return the first line; empty if it is incomplete at `deadline` or too long.
+    """Return the first line of the pipe; empty if the line is incomplete at `deadline` or too long.
 
     The end of the pipe is not awaited, because a daemon of the solution may keep the pipe open for ever.
     """
@@ -99,8 +101,8 @@ def read_line(fd: int, deadline: float) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """Encode a value as plain JSON. A value that no Python literal can express becomes `{"repr": ...}`. It
-    never equals an expected value."""
+    """Encode a value as plain JSON. A value that no Python literal can express becomes `{"repr": ...}`, which equals no
+    expected value."""
     if value is None or isinstance(value, (str, float)):
         return value
     if hasattr(type(value), "__index__"):  # numpy's integers are no instances of int

@@ -1,9 +1,9 @@
 """Compares the results of a `code` task's calls with the expected values, in a checker process.
 
-Both sides are plain JSON as `case_driver.encode` writes it. Null, true, numbers, strings and lists are written as they
-are; other values as `{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`, `{"complex":
-[re, im]}`. The results have one line for each call. They are text that an agent may have written, so they are only
-ever parsed as JSON.
+Both sides are plain JSON as `case_driver.encode` writes it. None, booleans, numbers, strings and lists are written as
+they are; other values as `{"tuple": […]}`, `{"set": […]}`, `{"dict": [[key, value], …]}`, `{"bytes": hex}`,
+`{"complex": [re, im]}`. The results have one line for each call. They are text that an agent may have written, so they
+are only ever parsed as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ FREE_ORDER = ("set", "dict")
 def count_passed(expects: bytes, results: bytes) -> dict[str, float]:
     """Count the result lines that match the expected values (a JSON list of Python literals).
 
-    Return also `bad_results` if the number of lines differs or a line is too long. The driver never writes such results.
+    If the number of lines differs or a line is too long, `passed` is 0 and `bad_results` is 1. The driver never writes
+    such results.
     """
     expected, found = json.loads(expects), results.split(b"\n")
     if len(found) != len(expected) + 1 or found[-1] or max(map(len, found)) > MAX_BYTES:
@@ -57,7 +58,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _in_canonical_order(tag: str, *values: Any) -> list[Any]:
-    """Sort the members of sets and dicts by their JSON text. Values that an agent wrote are never hashed."""
+    """Sort the members of sets and dicts by their JSON text, because the order of the members has no meaning. Python
+    sets are not used: values that an agent wrote are never hashed."""
     if tag not in FREE_ORDER:
         return list(values)
     return [sorted(value, key=json.dumps) if isinstance(value, list) else value for value in values]

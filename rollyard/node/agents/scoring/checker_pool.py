@@ -24,8 +24,8 @@ START_SECONDS = 120.0
 
 
 class CheckerKilled(Exception):
-    """The question used up the CPU limit of one checker, or killed two checkers in another way. `str()` is the name of a
-    metric."""
+    """A question (see `CheckerPool.ask`) used up the CPU limit of one child, or killed two children in another way.
+    `str()` is the name of a metric."""
 
 
 class _CheckerEnded(Exception):
@@ -43,11 +43,11 @@ class CheckerPool:
         self._idle: list[asyncio.subprocess.Process] = []
 
     async def ask(self, *parts: bytes) -> dict[str, Any]:
-        """Return a child's answer about `parts`.
+        """Send one question, which consists of `parts`, to a child. Return the child's answer.
 
-        Raises CheckerKilled if the question kills its checker, and NodeFault if no child starts, or if a child cannot
-        answer even the harmless question. A child may also be killed from outside. So the question is asked a second
-        time, unless the CPU limit has killed the child. A cancelled call kills its child.
+        A child may also be killed from outside. So the question is asked a second time, unless the CPU limit has killed
+        the child. A cancelled call kills its child. Raises CheckerKilled if the question kills the children. Raises
+        NodeFault if a child does not start, or cannot answer even the harmless question.
         """
         async with self._slots:
             for _ in range(2):

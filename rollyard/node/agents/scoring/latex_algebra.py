@@ -18,8 +18,8 @@ from rollyard.node.agents.scoring.numerals import TOLERANCE
 DIGITS = 50
 CLOSE = sympy.Float("1e-30")
 POINTS, LEAST = 16, 3
-"""Number of points at which expressions with variables are compared. If the values are real at `LEAST` points or more, only
-these points are used."""
+"""Number of points at which expressions with variables are compared. If both values are real at `LEAST` points or more,
+only the points with real values are used."""
 _ELEMENTARY = {f"{a}{f}{h}" for f in ("sin", "cos", "tan", "cot", "sec", "csc") for a in ("", "arc") for h in ("", "h")}
 _OTHERS = {
     "binom",
@@ -66,10 +66,11 @@ def read(text: str) -> Expr:
 def same_expression(reference_text: str, answer_text: str, *, rounded: bool = False) -> bool:
     """Return whether the answer equals the reference, in a form that the reference allows.
 
-    If the reference has variables, an equivalent form is accepted, unless it has an operator such as \\sum or \\gcd that
-    the reference does not have. If the reference has no variables, the answer may have no more operations than the
-    reference, and no function that the reference does not have.
-    `rounded`: the answer is a decimal. Raises UnreadableExpression if the reference cannot be read, or is no expression.
+    If the reference has variables, an equivalent form is accepted, unless it has an operator such as \\sum or \\gcd
+    that the reference does not have. If the reference has no variables, the answer may have no more operations than the
+    reference. It may also have no such operator and no trigonometric function that the reference does not have.
+    `rounded`: the answer is a decimal. Raises UnreadableExpression if the reference cannot be read, or is no
+    expression.
     """
     reference = read(reference_text)
     try:

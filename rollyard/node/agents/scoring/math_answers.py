@@ -1,8 +1,8 @@
 """Judges an answer to a `math` task by the rule in docs/math.md. Runs as a checker process.
 
-If the reference is a number, the answer must be an evaluated number. If the reference is a list, tuple, interval, set or
-matrix, the answer must have the same form, with right members. If the reference is a word, the answer must be this word.
-Any other reference is compared by algebra.
+If the reference is a number, the answer must be a number with nothing left to compute. If the reference is a list,
+tuple, interval, set or matrix, the answer must have the same form, with right members. If the reference is a word, the
+answer must be this word. Any other reference is compared by algebra.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _PAIRS = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Form:
-    """A scalar as text, or a form such as a list with its members."""
+    """A scalar, or a form with members, such as a list."""
 
     kind: str
     """One of scalar, list, set, union, matrix, row, or the two brackets of a tuple or interval."""
@@ -76,8 +76,8 @@ class BadReference(Exception):
 
 
 def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
-    """Return {"right": 1.0 or 0.0}. Return {"bad_reference": 1.0} if the reference is empty, or if its braces are not
-    balanced or nested too deeply."""
+    """Return {"right": 1.0 or 0.0}. Return {"bad_reference": 1.0} if the normalized reference is empty, or if its
+    braces are unbalanced, or nested too deeply."""
     try:
         return {"right": float(is_right(reference.decode(), answer.decode()))}
     except BadReference:
@@ -170,7 +170,8 @@ def _same_scalar(reference: str, answer: str) -> bool:
 
 
 def _equation(text: str) -> tuple[str, str | None]:
-    """Split `x = value` into name and value. A bare value has no name; any other equation has no value."""
+    """Split `x = value` into name and value. For a text without `=`, return an empty name and the text. For any other
+    equation return an empty name and None."""
     sides = [side.strip() for side in _split(text, "=")]
     if len(sides) == 1:
         return "", text
@@ -195,7 +196,8 @@ def _same_value(reference: str, answer: str) -> bool:
 
 
 def _number(text: str, percent: bool) -> Numeral | None:
-    """Read a text as a number, without units. `percent`: the reference is a percentage, so a % sign changes nothing."""
+    """Read a text as a number, ignoring a unit. `percent`: the reference is a percentage, so a % sign is ignored
+    too."""
     bare = re.sub(r"\\?%$", "", text).strip()
     signed = bare != text
     if unit := _UNIT.fullmatch(bare):
@@ -209,7 +211,8 @@ def _number(text: str, percent: bool) -> Numeral | None:
 
 
 def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
-    """Compare by algebra. A reference that cannot be read counts as different, because equal texts were accepted before."""
+    """Compare by algebra. Return False if the reference cannot be read: the caller has already accepted an equal
+    text."""
     if "%" in answer or ":" in reference + answer:
         return False
     if unit := _UNIT.fullmatch(answer):

@@ -37,8 +37,8 @@ class Numeral:
 
 
 def numeral(text: str) -> Numeral | None:
-    """Read all of `text` as a number; return None for any other text, such as 2+3. Only a mixed number
-    (1 1/2) may contain a space."""
+    """Read a text as a number; return None if the text as a whole is not a number, such as 2+3. Only a mixed number
+    such as `1 1/2` may contain a space."""
     if found := _PLAIN.fullmatch(text):
         return Numeral(_with_sign(found["sign"], _decimal(found["number"])), "." in found["number"], True)
     if found := _SCIENTIFIC.fullmatch(text):

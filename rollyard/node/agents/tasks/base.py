@@ -23,12 +23,13 @@ class Score:
 
 
 class TaskHandler(Protocol):
-    """Handler of one task kind. Each process finds the class in the entry point group `rollyard.tasks` and makes one
-    instance, without arguments.
+    """Handler of one task kind. Each node agent finds the handler's class in the entry point group `rollyard.tasks` and
+    makes one instance, without arguments.
 
-    Exceptions report faults. SandboxError and NodeFault are infrastructure faults, after which a new attempt may start.
-    TaskError and any other exception mean that the task or the handler is wrong: the rollout ends Failed without a new
-    attempt (see `guarded_handler.py`). A mistake of the agent gets a Score, never an exception.
+    Exceptions report faults. SandboxError, NodeFault and EndpointError are infrastructure faults, after which a new
+    attempt may start; their subclasses ImageNotFound and EndpointRefused are not. TaskError and any other exception
+    mean that the task or the handler is wrong: the rollout ends Failed without a new attempt (see
+    `guarded_handler.py`). A mistake of the agent gets a Score, never an exception.
     """
 
     eval_needs_sandbox: bool

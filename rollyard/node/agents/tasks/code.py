@@ -84,7 +84,8 @@ class CodeHandler:
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
     async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
-        """Count the calls that returned the expected value. The count is 0 for bad results, which the solution caused."""
+        """Count the calls that returned the expected value. The count is 0 if the results are malformed, or cannot be
+        compared within the limits: only a solution causes such results."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:

@@ -1,7 +1,8 @@
-"""The only module that calls task handlers of plug-ins. It checks their exceptions and return values.
+"""The only module that calls task handlers. It checks their exceptions and return values.
 
-A task handler is foreign code. If a handler raises an exception of its own, or returns a wrong value, the rollout ends
-Failed. For an exception, the error names the line in the handler. Such a failure never counts as a fault of Rollyard.
+A task handler of a plug-in is foreign code. If a handler raises an exception of its own, or returns a wrong value, the
+rollout ends Failed. For an exception, the error names the line in the handler. Such a failure never counts as a fault
+of Rollyard.
 """
 
 from __future__ import annotations
@@ -112,8 +113,8 @@ class GuardedHandler:
     def _guard(self, call: str) -> Iterator[None]:
         try:
             yield
-        # A KeyboardInterrupt of a handler would end the node agent. After another exception that nobody handles, the
-        # rollout's lease would never be given back.
+        # Every BaseException is caught: a KeyboardInterrupt raised by a handler would end the node agent, and another
+        # one would end the rollout's task without handing back the lease.
         except BaseException as raised:
             error = first_cause(raised)
             if isinstance(error, OWN_ERRORS):
@@ -143,7 +144,7 @@ def with_source_line(error: BaseException, module: str) -> str:
     """Format an error as `KeyError: 'topic' (/path/quiz.py:14)`.
 
     The line is the innermost one of the traceback in the module named `module`. If the traceback has no line in this
-    module, it is the innermost line of all.
+    module, it is the innermost line of all. For a SyntaxError it is the line with the wrong syntax.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]

@@ -56,7 +56,8 @@ class MathHandler:
         return Score(verdict.pop("right", 0.0), {"answered": 1.0, **verdict})
 
     async def _verdict(self, reference: str, answer: str) -> dict[str, float]:
-        """Return `right`, or the reason why the answer cannot be judged. Raises TaskError if the reference is at fault."""
+        """Return {"right": 1.0 or 0.0}, or a metric named for the reason why the answer cannot be judged. Raises
+        TaskError if the reference is at fault."""
         expected = reference.encode("utf-8", "replace")
         try:
             verdict = await self._checkers.ask(expected, answer.encode("utf-8", "replace"))
