@@ -1,7 +1,7 @@
 """`rollyard inference-server`: engine, reverse proxy, registration and heartbeat of one allocation.
 
-Exit status: 0 after SIGTERM, 1 when the engine cannot be kept alive, 3 when another copy of the allocation started
-first.
+Exit status: 0 after SIGTERM, SIGINT or a drain, 1 when the engine cannot be kept alive, 3 when another copy of the
+allocation started first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ MAX_SOCKET_PATH = 107
 
 
 def main(folder: Path) -> int:
-    """Run until the job ends."""
+    """Run until the engine fails or a stop is requested. Return the exit status."""
     set_up_logging()
     os.umask(0o077)
     try:
@@ -348,4 +348,4 @@ def _reason(error: BaseException | None) -> Reason:
 
 
 class _Stopped(Exception):
-    """SIGTERM came before the engine was registered."""
+    """SIGTERM or SIGINT came before the engine was registered."""

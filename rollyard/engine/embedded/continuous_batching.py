@@ -1,7 +1,7 @@
 """Continuous batching on a separate thread.
 
-A step samples the next token of each generation whose prompt has been processed, and processes parts of other prompts.
-New generations and aborts arrive through an inbox. One call of `deliver` has the results of a whole step.
+A step processes parts of new prompts, and samples one token for each generation whose whole prompt has been processed.
+New generations and aborts arrive through an inbox. One call of `deliver` gets all tokens that a step has sampled.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Stats:
     """Prompt tokens that were found in the cache."""
     first_tokens: int = 0
     first_token_seconds: float = 0.0
-    """Seconds from submit to first token, summed over the requests in `first_tokens`."""
+    """Seconds from submit to first token, summed over the requests that `first_tokens` counts."""
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
@@ -48,7 +48,8 @@ class Stats:
 
 
 class Engine:
-    """Runs a model. It calls `deliver` and `failed` on its own thread."""
+    """Runs a model on a thread of its own. This thread calls `deliver` with results, and `failed` if an error ends
+    it."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Engine:
         return self._between_steps(change)
 
     def set_version(self, version: str) -> Future[None]:
-        """Set the name of the weights. After the future is done, every draw has this version."""
+        """Set the version of the weights. Every token that is sampled after the future is done has this version."""
 
         def change() -> None:
             self._version = version
@@ -215,7 +216,8 @@ class Engine:
             self._deliver(progress)
 
     def _batch(self) -> list[tuple[GenerationRequest, Span]]:
-        """Collect the tokens of a step: single tokens always, parts of prompts until the step has `STEP_TOKENS` tokens."""
+        """Collect the tokens to process in a step. A generation with a single unprocessed token always takes part;
+        parts of prompts are added until the step has `STEP_TOKENS` tokens."""
         batch, size = [], 0
         for generation in self._running:
             todo = generation.tokens[generation.computed : generation.computed + PROMPT_CHUNK]

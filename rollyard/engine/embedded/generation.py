@@ -30,7 +30,7 @@ class StepResult:
     stop_reason: int | str | None = None
     """The token or the stop string that ended the generation; None for the tokenizer's own end token."""
     version: str = ""
-    """Version of the weights that made the draw; empty if the weights have no name."""
+    """Version of the weights that made the draw; empty if none has been set."""
 
 
 @dataclass(eq=False)

@@ -1,6 +1,6 @@
 """The HTTP server of the engine on a Unix socket, with vLLM's paths, bodies and behaviour.
 
-If a client disconnects, its request is aborted. The event loop only moves bytes; the engine's thread computes.
+If a client disconnects, its request is aborted. The model runs on the engine's thread, not on the event loop.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ if TYPE_CHECKING:
 
 MAX_BODY = 64 << 20
 FLUSH_SECONDS = 0.02
-"""Shortest time between two chunks of a stream. Tokens that arrive during this time share a chunk, because writing a
-chunk takes as much computing time as sampling a token."""
+"""Time to collect tokens after a chunk of a stream has been written. They share the next chunk, because writing a chunk
+takes as much computing time as sampling a token."""
 
 
 class _Inbox:
     """Steps of one generation that wait for the request's handler. The handler takes all waiting steps together.
 
-    The waits have no time limit: the engine ends every generation, and the handler ends when its client disconnects.
+    `pop` and `pop_all` wait without a time limit, because the engine ends every generation, and the handler ends when
+    its client disconnects.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class _Inbox:
 
 
 class EngineServer:
-    """One model behind HTTP. `failed` is set if the engine's thread has died."""
+    """Serves one model over HTTP. `failed` is set if the engine's thread has died."""
 
     def __init__(self, model: Model, served: ServedModel, *, max_sequences: int) -> None:
         """Call this inside a running event loop."""
@@ -96,7 +97,8 @@ class EngineServer:
         self._engine.start()
 
     async def stop(self) -> None:
-        """Refuse new requests. Running requests end with finish_reason "abort" and the tokens sampled so far."""
+        """Stop the engine, and refuse new requests. Running requests end with finish_reason "abort" and the tokens
+        sampled so far."""
         self._stopping = True
         await asyncio.to_thread(self._engine.stop)
 
@@ -158,7 +160,7 @@ class EngineServer:
 
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[_Inbox]:
-        """Run the generation while the block runs. If the block ends before the generation, abort the generation."""
+        """Run the generation inside an `async with` block. If the block ends first, abort the generation."""
         if self.failed.is_set() or self._stopping:
             raise Unavailable("the engine is not running")
         inbox = self._inboxes[generation] = _Inbox()

@@ -1,4 +1,5 @@
-"""Slots for keys and values. Each sequence has a slot, whose content stays after the sequence's end for later prompts.
+"""Slots for keys and values. Each running sequence has a slot. After the sequence's end, later prompts can reuse the
+content.
 
 Keys are stored transposed, as [slot, kv head, head_dim, position]. In this layout, BLAS is fast for the few rows of a
 decoding step: one row for each query head that shares the kv head.

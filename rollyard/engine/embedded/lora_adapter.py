@@ -23,7 +23,7 @@ PLAIN: dict[str, Any] = {
     "rank_pattern": {},
     "alpha_pattern": {},
 }
-"""Fields of `adapter_config.json` that must have this value, be null, or be absent."""
+"""Fields of `adapter_config.json`. Each must have the value given here, be null, or be absent."""
 
 
 @dataclass(frozen=True)

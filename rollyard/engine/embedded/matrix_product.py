@@ -3,8 +3,8 @@
 BLAS chooses its inner loops by the shape of a product, and different loops add in different orders. With OpenBLAS's
 Haswell kernels, a row's result in a product of twelve rows has other last bits than in a product of eight rows. So rows
 are multiplied in blocks of a few fixed heights. For each shape of matrix, `block_heights` tests on this machine whether
-a row's place in a block, or the height of the block, changes the row's result. A height that changes the result is not
-used. If the place changes the result, each row is multiplied separately.
+a row's position in a block, or the height of the block, changes the row's result. A height that changes the result is
+not used. If the position changes the result, each row is multiplied separately.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rollyard.engine.embedded.safetensors_files import Array
 
 TALLEST = 8
 LOWER = (2, 4)
-"""Block heights for products with few rows: lower blocks cost less. 1 is missing, because BLAS multiplies a single row
-as a vector, and then adds in yet another order."""
+"""Block heights for products with fewer rows than `TALLEST`. Height 1 is missing, because BLAS multiplies a single row
+as a vector, and then adds in another order."""
 
 
 def product(x: Array, matrix: Array) -> Array:
-    """Return x [rows, inputs] @ matrix [inputs, outputs], both C-contiguous."""
+    """Return x [rows, inputs] @ matrix [inputs, outputs]. Both arguments must be C-contiguous."""
     heights = block_heights(*matrix.shape)
     height = next((h for h in heights if h >= len(x)), heights[-1])
     blocks = x
@@ -35,7 +35,8 @@ def product(x: Array, matrix: Array) -> Array:
 
 @cache
 def block_heights(inputs: int, outputs: int) -> tuple[int, ...]:
-    """Return the block heights, ascending, with which a row gets the same bits at every place; (1,) if there are none.
+    """Return the usable block heights, ascending. A row gets the same bits with all of them and at every position.
+    Return (1,) if the bits depend on the position.
 
     BLAS's choice of loops does not depend on the numbers, so random numbers are enough for the test.
     """

@@ -1,8 +1,9 @@
-"""The forward pass. Rows of several sequences, from prompts and single tokens, go through each layer together.
+"""The forward pass. The new tokens of several sequences go through each layer together, one row for each token.
 
 All steps except attention work on all rows at once. Attention runs for each sequence over exactly that sequence's
 positions. A product gives a row the same bits whatever the other rows are. So a sequence's logits do not depend on the
-rest of the batch. The last bits of the logits may depend on whether a token came in a prompt or alone.
+rest of the batch. The last bits of the logits may depend on whether a token was processed alone or together with
+other tokens of its sequence.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Span:
 
 
 class Model:
-    """A Qwen3 decoder in float32 on one core."""
+    """A Qwen3 decoder in float32."""
 
     def __init__(self, config: Config, weights: ModelWeights, capacity: int) -> None:
         """`capacity`: number of positions for which rotations are computed in advance."""

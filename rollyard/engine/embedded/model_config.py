@@ -51,8 +51,8 @@ class Config:
 
     @property
     def shape(self) -> Config:
-        """The fields that two folders must have in common if the weights of one are to replace those of the other in a
-        running engine."""
+        """This config without the fields in which other weights may differ if they are to replace the present weights
+        in a running engine."""
         return replace(self, eos_ids=(), max_positions=0)
 
 

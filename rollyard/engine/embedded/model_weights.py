@@ -81,7 +81,7 @@ def tensor_shapes(config: Config) -> Mapping[str, tuple[int, ...]]:
 
 
 def build_weights(read_tensor: ReadTensor, config: Config) -> ModelWeights:
-    """Build the weights from the tensors of `tensor_shapes`. Raises the errors of `read_tensor`."""
+    """Build the weights from the tensors that `tensor_shapes` lists. Raises the errors of `read_tensor`."""
     embedding = read_tensor("model.embed_tokens.weight")
     head = embedding if config.tied else read_tensor(HEAD)
     norm = read_tensor("model.norm.weight")
@@ -115,7 +115,7 @@ def _matrix(weight: Array) -> Array:
 
 
 def _pairs(rows: Array, head_dim: int) -> Array:
-    """Reorder the rows of each head: 0..n/2 and n/2..n become 0, n/2, 1, n/2+1, ..."""
+    """Reorder the n rows of each head from 0, 1, 2, ... to 0, n/2, 1, n/2 + 1, ..."""
     heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
     return heads.swapaxes(1, 2).reshape(rows.shape)
 

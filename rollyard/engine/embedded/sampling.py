@@ -27,10 +27,10 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """Number of most likely tokens to choose from; 0 for all."""
+    """The token is drawn from this many of the likeliest tokens; 0: from all."""
     seed: int = 0
     top_logprobs: int = 0
-    """Number of most likely tokens to report beside the sampled one."""
+    """Number of the likeliest tokens to report beside the sampled token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class TextStream:
         except Exception as error:  # the library has no narrower exception
             if "Invalid prefix" not in str(error):
                 raise
-            # with some decoders a token changes the text before it; the stream raises and cannot continue
+            # With some decoders, a token may change the text before it. The stream then raises and cannot continue.
             self._decoding = DecodeStream(skip_special_tokens=self._skip_special_tokens)
             return self._decoding.step(self._tokenizer, token) or ""
 

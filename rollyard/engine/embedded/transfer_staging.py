@@ -33,7 +33,8 @@ class StagedTensors:
         self._tensors: dict[str, Array] = {}
 
     async def receive(self, body: aiohttp.StreamReader) -> None:
-        """Read the tensors of one call. If one of them is refused, none is kept. Raises BadRequest, Invalid."""
+        """Read the tensors of one call. If one of them is refused, none of this call is kept. Raises BadRequest,
+        Invalid."""
         came: dict[str, Array] = {}
         try:
             size = int.from_bytes(await body.readexactly(8), "little")

@@ -22,12 +22,12 @@ from rollyard.trust.secret_files import write_secret
 
 POLL_SECONDS = 0.5
 JOIN_SECONDS = 600.0
-"""Limit for rank 0 to publish its address. srun starts the processes within seconds, but a node's prolog may take
-minutes."""
+"""Seconds that the other ranks wait for rank 0's address. srun starts the processes within seconds, but a node's prolog
+may take minutes."""
 
 
 class Gang:
-    """A gang as one of its processes sees it: the rank of this process, the number of processes, and the meeting file."""
+    """The gang of this process. The meeting file is the file in which rank 0 publishes its address."""
 
     def __init__(self, rank: int, size: int, meeting: Path) -> None:
         self.rank, self.size = rank, size
@@ -37,8 +37,7 @@ class Gang:
     def of_step(cls, folder: Path, environ: Mapping[str, str] = os.environ) -> Gang | None:
         """Return the gang of this job step; None if the step has one process.
 
-        The ranks find each other through the meeting file. The file's name contains the job's id, restart count and
-        step.
+        The meeting file's name contains the job's id, restart count and step.
         """
         size = int(environ.get("SLURM_STEP_NUM_TASKS", "1"))
         if size < 2:
@@ -74,7 +73,7 @@ class Gang:
             await asyncio.sleep(POLL_SECONDS)
 
     def leave(self) -> None:
-        """Record that rank 0 leaves. This ends the other ranks."""
+        """For rank 0: delete the meeting file. The other ranks then end."""
         self._meeting_file.unlink(missing_ok=True)
 
     def _read(self) -> tuple[str, int, str] | None:

@@ -22,7 +22,8 @@ before rank 0 leaves."""
 
 
 async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
-    """Run this node's part of the engine. Return 0 after SIGTERM or when rank 0 has left, 1 if this part has died.
+    """Run this node's part of the engine. Return 0 after SIGTERM or SIGINT, or when rank 0 has left; 1 if this part has
+    died.
 
     Raises EngineFailed, Unavailable.
     """

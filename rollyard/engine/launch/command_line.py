@@ -71,8 +71,8 @@ def _embedded(model: ModelSpec, engine: EmbeddedEngine, uds: Path) -> EngineComm
 
 
 def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRank | None, host: Host) -> EngineCommand:
-    """Return the command of vLLM's OpenAI server. The reverse proxy checks tokens, because vLLM's --api-key would
-    appear in argv and protect only some paths."""
+    """Return the command of vLLM's OpenAI server. The command has no --api-key, which would be visible in argv and
+    protect only some paths. The reverse proxy checks the access tokens."""
     model, build = spec.model, host.build
     _require_options(
         build, ["--uds"] if place is None else ["--uds", "--headless", "--nnodes", "--node-rank", "--master-port"]
@@ -127,15 +127,16 @@ _PREFERRED_OPTIONS: tuple[tuple[str, ...], ...] = (
     ("--enable-scale-out",),  # /inference/v1/generate
     ("--disable-access-log-for-endpoints", "/health,/metrics"),
 )
-"""Options that are left out if the vLLM does not know them."""
+"""Options that are left out if the installed vLLM does not know them."""
 
 
 def _on_cpu(context: int | None, allocation: AllocationTemplate) -> list[tuple[str, ...]]:
     """Return the options for a replica on CPUs.
 
-    By default vLLM takes nine tenths of the node's memory, even if other jobs share the node. Compiling takes minutes
-    and gains little. Prompts are computed in one piece: a seeded request whose prompt is split into chunks crashes
-    vLLM, because it cannot advance a random generator on CPUs.
+    The cache gets a quarter of the allocation's memory, but at least 1 GiB. By default vLLM takes nine tenths of the
+    node's memory, even if other jobs share the node. Nothing is compiled, because that takes minutes and gains little.
+    If the context length is known, prompts are computed in one piece. A seeded request whose prompt is split into
+    chunks crashes vLLM, because vLLM cannot advance a random generator on CPUs.
     """
     cache = max(1 << 30, allocation.memory_bytes // 4)
     whole = [("--no-enable-chunked-prefill",), ("--max-num-batched-tokens", str(context))]

@@ -1,5 +1,5 @@
-"""Builds the command that runs an engine in a container image, with Apptainer. Pure, except that it reads the
-user id and searches for Apptainer."""
+"""Builds the command that runs an engine in a container image, with Apptainer. The module is pure, except that it
+reads the user id and searches for Apptainer."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rollyard.kinds.base import Reason
 def in_container(
     program: str, image: str, *, gpus: bool, writable: Sequence[str] = (), readable: Sequence[str] = ()
 ) -> list[str]:
-    """Return the prefix that runs a command in `image`. The command has the environment, the home and /tmp of the
-    job."""
+    """Return the words to put before a command, so that it runs in `image`. The command has the environment, the home
+    and /tmp of the job."""
     words = [program, "exec"]
     if os.geteuid() == 0:  # without setuid, Apptainer can mount only in a user namespace of its own, even as root
         words.append("--userns")

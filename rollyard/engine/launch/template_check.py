@@ -19,7 +19,7 @@ from rollyard.kinds.engine_spec import ModelSpec
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 600.0
-"""Limit for importing transformers and reading a tokenizer, possibly over a network."""
+"""Limit for one check, which imports transformers and reads a tokenizer, possibly from a network folder."""
 REASON = "TemplateUnusable"
 FILES = (
     "config.json", "generation_config.json", "tokenizer*", "*.jinja", "additional_chat_templates/*",

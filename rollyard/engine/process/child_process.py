@@ -31,7 +31,7 @@ class EngineCommand:
 
 
 class EngineFailed(RollyardError):
-    """The engine cannot be kept alive. The pool's condition shows the reason."""
+    """The engine cannot be started or kept alive. The pool's condition shows the reason."""
 
     def __init__(self, why: Reason) -> None:
         super().__init__(str(why))

@@ -34,8 +34,8 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def crash_reason(lines: Sequence[str]) -> str:
-    """Return, on one line, the reason that the engine stated, else the last line of its output, else "it printed
-    nothing"."""
+    """Return, on one line, the reason that the engine stated, else the last line of its output that is not empty,
+    else "it printed nothing"."""
     last = next((line for line in reversed(_without_prefixes(lines)) if line), "it printed nothing")
     return stated_reason(lines) or _shorten(last)
 

@@ -26,8 +26,8 @@ from rollyard.wire.engine import UNHEALTHY, EngineLoad
 log = logging.getLogger(__name__)
 
 Prepare = Callable[[], Awaitable[EngineCommand]]
-"""Function that returns the engine's command. It is called before each start, because the node may have changed. Raises
-EngineFailed."""
+"""Function that returns the engine's command. It is called before each start, because the node may have changed. The
+function may raise EngineFailed."""
 
 LOADING_PROBE_SECONDS, PROBE_SECONDS, PROBE_TIMEOUT_SECONDS = 0.1, 1.0, 5.0
 FAILED_PROBES = 5
@@ -37,13 +37,13 @@ this moment fails as if the engine had died."""
 RELAY_SECONDS = 2.0
 """Limit for reading the last output of an engine that has ended."""
 RECENT_SECONDS = 10.0
-"""Greatest age of output that explains the engine's death. vLLM's processes need some seconds to end."""
+"""Greatest age of output that is used to explain the engine's death. vLLM's processes need some seconds to end."""
 RELAY_BYTES = 64 << 10
 """Number of bytes to read at a time. A longer line is split."""
 TAIL_LINES = 500
 """Number of last lines of output to keep. The tracebacks of all processes of vLLM must fit."""
 QUICK_DEATHS = 3
-"""The engine is not restarted after this many deaths in a row, if it was never ready between them."""
+"""The engine is not restarted after this many deaths in a row, each before the engine was ready."""
 STEADY_SECONDS = 120.0
 """An engine that has been ready for this time counts as steady. The death of a steady engine begins a new row."""
 CRASHES = 5
@@ -119,7 +119,7 @@ class Supervisor:
         return aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
 
     async def run(self) -> None:
-        """Run for ever. Raises EngineFailed if no start is left, or if the engine dies again and again."""
+        """Run for ever. Raises EngineFailed if the engine cannot be started, or dies again and again."""
         backoff, deaths, loop = Backoff(0.5, 30.0), DeathCounts(), asyncio.get_running_loop()
         again: Reason | None = None
         async with self.session() as http:
@@ -159,7 +159,7 @@ class Supervisor:
 
     async def _one_life(self, http: aiohttp.ClientSession, again: Reason | None) -> EngineDeath:
         """Run one process from start to death, and return the death. Raises EngineFailed if the engine cannot be
-        started.
+        started, and no fallback or requested restart follows.
 
         `again`: the reason to report while the engine loads, if it has died before.
         """
@@ -211,9 +211,9 @@ class Supervisor:
     def _death(self, code: int, ended_at: float) -> EngineDeath:
         """Describe a death: the exit code or signal, then the reason that the engine stated, else its last output.
 
-        An engine that dies of a signal does not state the reason, and old output explains nothing. But if an engine
-        exits before it is ready, all of its output is searched: on a busy machine, vLLM's processes need up to a minute
-        to end after one of them has printed the reason.
+        If the engine ran out of memory, describe only that. Output of the last `RECENT_SECONDS` is searched. If an
+        engine exits with an error before it is ready, all of its output is searched: on a busy machine, vLLM's
+        processes need up to a minute to end after one of them has printed the reason.
         """
         recent = [line for at, line in self._last_lines if ended_at - at < RECENT_SECONDS]
         starting = code > 0 and self._ready_at is None

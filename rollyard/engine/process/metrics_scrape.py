@@ -58,8 +58,7 @@ def read_load(page: str, *, life: int = 0, at: float = 0.0) -> LoadSample:
 
 
 def _samples(page: str) -> dict[str, list[float]]:
-    """Return the values of the needed series by name. Most lines of a page belong to other series; such a line costs
-    one comparison."""
+    """Return the values of the needed series by name. To save time, lines without vLLM's prefix are not parsed."""
     found: dict[str, list[float]] = {}
     for line in page.split("\n"):
         if line.startswith(_PREFIX):

@@ -1,6 +1,7 @@
 """A private folder in the node-local scratch folder. It is removed when its process ends.
 
-A killed process leaves its folder; the next process on the node removes this folder. A lock marks a folder as in use.
+A killed process leaves its folder behind. The next `scratch_folder` of the same user on the node removes it. A lock
+marks a folder as in use.
 The kernel releases the lock when its holder dies.
 """
 

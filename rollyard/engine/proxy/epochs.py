@@ -25,7 +25,7 @@ from rollyard.wire.endpoint import VERSION_HEADER
 log = logging.getLogger(__name__)
 
 QUIET_ROUND_TRIPS = 8
-"""Number of round trips to a paused engine's HTTP server. If all of them, in a row, bring no new token, the server has
+"""Number of round trips to a paused engine's HTTP server. If no new token arrives during all of them, the server has
 no unsent token."""
 ABORTED = {
     "index": 0,
@@ -128,8 +128,8 @@ class EpochRelay:
             passage.question_task.cancel()  # no effect on a request with an answer
 
     def truncate_all(self) -> None:
-        """End the running answers with "abort" after the bytes that have been read. Send the unanswered requests again
-        after `open_entry`."""
+        """End the running answers after the bytes that have been read: completions streams with finish_reason "abort",
+        other answers by breaking the connection. Send the unanswered requests again after `open_entry`."""
         self.repeat_unanswered()
         for passage in self._requests:
             passage.truncate()
@@ -139,8 +139,8 @@ class EpochRelay:
         HTTP server.
 
         The process that runs the HTTP server holds the output that is not read yet. This output arrives after a few
-        iterations of that server's event loop and of ours. So nothing is unread after several round trips in a row that
-        have brought no token.
+        iterations of that server's event loop and of ours. So nothing is unread if no token arrives during several
+        round trips in a row.
         """
         while True:
             before = self._reads
@@ -269,7 +269,8 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 
 def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """Set these fields in a JSON object. Any other body passes unchanged, and the engine reports the error."""
+    """Set these fields in a JSON object. The request's own `cache_salt` is kept as a part of the new one. Any other
+    body passes unchanged, and the engine reports the error."""
     if not fields:
         return body
     head = body.rstrip()

@@ -1,7 +1,8 @@
 """The gate for a trainer that moves weights into the running engine. It is open only while an update waits for a
 transfer.
 
-vLLM and the embedded engine have the same routes for a transfer. Calls and answers pass unchanged.
+The routes are vLLM's. The embedded engine has three of them: start, update and finish. The bodies of calls and answers
+pass unchanged.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class TransferGate:
                 call.cancel()
 
     async def relay(self, request: web.Request) -> web.Response:
-        """Relay the engine's answer. Raises Conflict if no update waits for a transfer. Raises aiohttp.ClientError if
-        the engine is lost."""
+        """Relay the engine's answer. Raises Conflict if no update waits for a transfer, or if the transfer is given
+        up during the call. Raises aiohttp.ClientError if the engine is lost."""
         if not self._open:
             raise Conflict("this engine expects no transfer now; send weights only while it is Transferring")
         call = asyncio.create_task(self._forward(request))

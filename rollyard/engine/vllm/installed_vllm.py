@@ -22,7 +22,8 @@ from rollyard.kinds.base import Reason
 log = logging.getLogger(__name__)
 
 QUERY_SECONDS = 600.0
-"""Limit for reading some thousand files, possibly over a network, and while a hundred other processes do the same."""
+"""Limit for a query. It reads some thousand files, possibly over a network, while a hundred other processes may do the
+same."""
 MARK = "rollyard-vllm: "
 """Beginning of the line with the answer, in the child's output."""
 

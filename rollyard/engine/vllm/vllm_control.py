@@ -127,16 +127,16 @@ class VllmControl:
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         named = {"model": _adapter_name(source)} if source.adapter is not None else {}
-        # A vLLM that cannot be paused never changes its weights, so its cache has no blocks of other weights.
+        # A vLLM that cannot be paused changes only adapters. vLLM itself separates the cached blocks of adapters.
         return {"cache_salt": _adapter_name(source), **named} if self.can_pause else named
 
 
 def _option(argument: str) -> str:
-    """Normalise an option as vLLM reads it: `--some_option=…` and `--some-option.field …`."""
+    """Return `--some-option` for `--some_option=…` and `--some-option.field`, as vLLM reads them."""
     return argument.partition("=")[0].partition(".")[0].replace("_", "-")
 
 
 def _adapter_name(source: WeightsSource) -> str:
-    """Return the adapter's name in requests, which is also the cache salt. vLLM requires that this name differs from
-    the model's."""
+    """Return a name for these weights: the cache salt, and the adapter's name in requests. vLLM requires that an
+    adapter's name differs from the model's."""
     return f"{source.version}-{source.checksum}"

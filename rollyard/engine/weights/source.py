@@ -38,7 +38,8 @@ class WeightsSource:
     adapter: Path | None = None
 
     def matches(self, order: WeightsTarget) -> bool:
-        """Return whether these weights have the version, the folder and the checksum of this target."""
+        """Return whether these weights have the target's version, its adapter or folder, and its checksum if it has
+        one."""
         if order.version != self.version or (order.adapter is None) != (self.adapter is None):
             return False
         if Path(order.adapter or order.path or "") != (self.adapter or self.folder):
@@ -53,8 +54,8 @@ class WeightsSource:
 def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callable[[], bool]) -> WeightsSource:
     """Read the weights of a target. Without a target, read the pool's own model; its checksum is also its version.
 
-    Call this in a thread, because it reads all files completely. Raises Invalid if files are missing, or if they have
-    another checksum than the target.
+    Call this in a thread, because it reads all files completely. Raises Invalid if files are missing, or if their
+    checksum is not the one that the target requires.
     """
     own = Path(model.path)
     if order is None:

@@ -15,13 +15,15 @@ starts on the last proven weights. If no other process can be started, the alloc
                                       +------------+-----------> Restarting <+
                                         not possible in place
 
-    fact                       while                   what follows
-    Failed: Refused            files are read          the engine serves as before, the files are read again later
-    Failed: Refused            the engine restarts     the engine starts on the last proven weights
-    Failed: Broke, Lost, Wrong the engine is changed   Restarting on the last proven weights; Lost: another attempt later
-    Failed: Broke, Lost, Wrong a new process is proven another proof; after Wrong the allocation is given up
-    Failed: FilesChanged       a new process is proven its files are not the proven ones: Reading, nothing is served
-    ProcessBegan               any stage               no request is let in, results of the earlier process are ignored
+    fact                         while                     what follows
+    Failed: Refused              a target is read          nothing changes, the target is read again later
+    Failed: Refused              the pool's model is read  the allocation is given up
+    Failed: Refused              the engine restarts       the engine starts on the last proven weights
+    Failed: Broke, Lost, Wrong   the engine is changed     Restarting on the last proven weights; Lost: another attempt
+    Failed: Broke, Lost          a new process is proven   another proof, at most `ATTEMPTS` proofs
+    Failed: Wrong                a new process is proven   the allocation is given up
+    Failed: FilesChanged         a new process is proven   the files are read again (Reading), nothing is served
+    ProcessBegan                 any stage                 no request is let in, the earlier process's results are ignored
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ WAIT_FOR_UPDATE_SECONDS = 240.0
 """Longest wait of a request that arrives during a change of weights. It is shorter than the 300 s for which a client
 waits for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
-"""First and longest wait before files that do not match the target are checked again. The copying of the files may not
-be finished."""
+"""First and longest wait before the files of a refused target are read again. The copying of the files may not be
+finished."""
 ATTEMPTS = 3
 """Greatest number of attempts at an update if the engine ends during them; also the greatest number of attempts to prove
 the weights of a new process."""
@@ -49,8 +51,8 @@ ChangeWay = Literal["Reload", "Transfer", "Restart", "Undo"]
 Command = Literal[
     "CloseEntry", "Read", "Rename", "Stop", "Receive", "Load", "Prove", "Restart", "Accept", "Pause", "GiveUp"
 ]
-"""Work that `updater.py` does after a step. Its arguments are in the new state. CloseEntry, Accept, Pause and GiveUp
-yield no fact; the outcome of any other command is the next fact."""
+"""Work that `updater.py` does after a call of `next_step`. Its arguments are in the new state. CloseEntry, Accept,
+Pause and GiveUp yield no fact; the outcome of any other command is the next fact."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class UpdateState:
     """The target that is being checked or applied; `target` may be newer."""
     change: WeightsChange | None = None
     served: Checkpoint | None = None
-    """Weights that the current process has proven or has to prove."""
+    """The last proven weights. If the engine starts without a `change`, they are set here before they are proven."""
     was: WeightsSource | None = None
     """Weights that were proven, but whose files have changed. Other content with the same version is refused."""
     life: int = 0

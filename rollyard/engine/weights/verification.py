@@ -1,8 +1,8 @@
 """Verifies that an engine has the right weights, by its answers to a fixed prompt.
 
-The prompt is sent twice. The answers must agree with each other, with an earlier answer of an engine that was started
-on the same weights, and with logprobs computed from the files. The forward pass of the embedded engine computes these
-logprobs.
+The prompt is sent twice. The answers must agree with each other, and with logprobs that the forward pass of the
+embedded engine computes from the files. If an earlier process of this engine was started on the same weights, they must
+agree with that process's answer too.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class ProbeAnswer:
     logprobs: tuple[float, ...]
 
     def distance(self, other: ProbeAnswer) -> float:
-        """Compare the tokens from the first up to the first that differs. Return the greatest difference of their
-        logprobs; inf if the first tokens differ."""
+        """Return the greatest difference of the logprobs over the tokens before the first difference of the ids; inf if
+        the first ids differ."""
         same = 0
         while same < min(len(self.ids), len(other.ids)) and self.ids[same] == other.ids[same]:
             same += 1
@@ -92,8 +92,8 @@ class WeightsVerifier:
     async def prove(self, source: WeightsSource, now: WeightsSource | None) -> bool:
         """Verify the weights. `now`: the weights before the change; None for a process that was started on `source`.
 
-        Return True if the answer is exactly the same as with `now`, although it should differ. Raises ControlFailed,
-        WrongWeights.
+        Return True if the answer is exactly the same as with `now`, except if the logprobs computed for both weights
+        differ by at most `MIN_DIFFERENCE`. Raises ControlFailed, WrongWeights.
         """
         answer, started = await self._ask(source), now is None
         again = await self._ask(source)
@@ -155,7 +155,8 @@ async def _computed(source: WeightsSource, ids: Sequence[int]) -> list[float] | 
 
 
 def reference_logprobs(source: WeightsSource, prompt: Sequence[int], sampled: Sequence[int]) -> list[float] | None:
-    """Compute the logprob of each sampled id; None for a model that is too large, or of an unknown architecture.
+    """Compute the logprob of each sampled id; None for a model that is too large, or that the embedded engine
+    cannot read.
 
     Call this in a thread, because the computation takes long.
     """
