@@ -1,7 +1,8 @@
 """Child processes of the sandbox agent: processes that the agent started, and orphans that it inherits.
 
-The sandbox agent is process 1 of its sandbox, so orphaned processes of the task become its children. Ended
-children must be reaped, because zombies use up the sandbox's process limit. One thread reaps all; no other code waits.
+The sandbox agent is process 1 of its sandbox, so orphaned processes of the task become its children. Ended children
+must be reaped, because zombies use up the sandbox's process limit. One thread reaps all children; no other code calls
+`waitpid`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ChildProcesses:
         threading.Thread(target=self._reap, name="reaper", daemon=True).start()
 
     def start(self, spawn: Callable[[], int]) -> ChildProcess:
-        """Start a process by calling `spawn`, and register the process before it can be reaped."""
+        """Start a process by calling `spawn`. The reaper finds the process also if it ends at once."""
         with self._lock:
             child = ChildProcess(spawn())
             self._known[child.pid] = child

@@ -1,7 +1,7 @@
 """The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
 
-If arguments are wrong or a file cannot be read, a call does not raise: it returns a message for the model. An edit keeps
-line ends, and bytes that are not UTF-8.
+If arguments are wrong, or a file cannot be read or written, a call returns a message for the model and does not raise.
+An edit keeps line ends, and bytes that are not UTF-8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A socket that listens on the sandbox's own loopback. The owner, outside of the sandbox, accepts the connections.
+"""A socket that listens on the sandbox's own loopback. The sandbox's owner (the node agent, which runs outside of the
+sandbox) accepts the connections.
 
 A sandbox has its own network without any other host. The listening socket is passed to the owner through a Unix socket.
 So programs in the sandbox reach the owner at 127.0.0.1, and reach nothing else.
@@ -12,8 +13,8 @@ BACKLOG = 1024
 
 
 def receive_gate(stdin: socket.socket) -> socket.socket:
-    """Receive the gate: the Unix socket through which sockets are passed. The owner sends the gate with the first
-    byte."""
+    """Receive the gate: the Unix socket through which sockets are passed. The owner sends the gate together with the
+    first byte on standard input."""
     _, fds, _, _ = socket.recv_fds(stdin, 1, 1)
     if not fds:
         raise EOFError("the owner was gone before it began")

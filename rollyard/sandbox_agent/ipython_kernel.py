@@ -58,7 +58,8 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
     error: Header | None = None
     exiting = False
 
-    # `system_raw` writes directly to our file descriptors. `system_piped` starts its own terminal and copies output late.
+    # With `system_raw` a command writes directly to the kernel's file descriptors. `system_piped` starts a terminal of
+    # its own and copies the output with a delay.
     system = InteractiveShell.system_raw
 
     def ask_exit(self) -> None:
@@ -128,8 +129,8 @@ def main() -> None:
     os.chdir(sys.argv[1])
     sys.argv = [""]
     sys.path.insert(0, "")  # so that modules in the working directory can be imported
-    # The bundle's loader has started this interpreter, so a subprocess cannot start it directly. The wrapper can be
-    # started directly.
+    # The bundle's dynamic loader has started this interpreter (see `own_program`), so a cell's subprocess cannot
+    # execute the present `sys.executable` directly. The wrapper can be executed directly.
     wrapper = "/opt/rollyard/fallback/python3"
     if os.path.exists(wrapper):
         sys.executable = wrapper

@@ -39,11 +39,12 @@ class CellFinished:
 
 
 class KernelEnded(Exception):
-    """The Python process has ended: by `os._exit`, by a crash, or because it was killed."""
+    """The kernel process has ended (by `os._exit`, a crash or a kill), or it is no longer usable and must be killed."""
 
 
 class IPythonTool:
-    """One IPython. Only one thread may call `run`. Another thread may set `wake` to stop the running cell."""
+    """One IPython session. Only one thread may call the methods. Another thread may set `wake` to stop the running
+    cell."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self.wake = WakeFlag()
@@ -78,7 +79,8 @@ class IPythonTool:
         return CellFinished(output, cell.failed or timed_out or exiting, timed_out, restarted or exiting)
 
     def drain(self) -> None:
-        """Read the output of threads and subprocesses between cells. Unread output would block their writes."""
+        """Read what threads and subprocesses of earlier cells have printed. Otherwise their writes would block once the
+        pipe is full."""
         if self._kernel is None:
             return
         try:
@@ -91,7 +93,8 @@ class IPythonTool:
         return self._kernel.printed if self._kernel else None
 
     def _interrupt(self, cell: _Cell) -> None:
-        """Interrupt the running cell. Raises KernelEnded if the cell does not stop, so that the kernel must be killed."""
+        """Interrupt the running cell. Raises KernelEnded if the cell does not stop; the caller then kills the
+        kernel."""
         assert self._kernel is not None
         deadline = time.monotonic() + INTERRUPT_SECONDS
         while time.monotonic() < deadline:
@@ -233,7 +236,7 @@ class _Kernel:
             os.killpg(self._child.pid, signal.SIGINT)
 
     def end(self, capture: OutputCapture) -> None:
-        """Kill the process and its children, and keep its last output."""
+        """Kill all processes of the kernel's session, and read their last output into `capture`."""
         readable([self._child.exited], time.monotonic() + 0.1)
         kill_family(self._child.pid, signal.SIGSTOP)
         kill_family(self._child.pid, signal.SIGKILL)

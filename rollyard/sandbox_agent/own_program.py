@@ -1,4 +1,5 @@
-"""Command lines of programs from the bundle. The node agent mounts the bundle into each sandbox.
+"""Command lines of programs from the bundle: Python, bash and their libraries in a folder that the node agent mounts
+into each sandbox.
 
 Inside a sandbox these programs run with the bundle's own dynamic loader and libraries, so that the image's C library may
 be older, newer or absent. Outside of a sandbox (in tests) they start directly.

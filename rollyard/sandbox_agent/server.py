@@ -111,7 +111,8 @@ def _write(header: Header, body: bytes) -> Reply:
 
 
 def _refused(error: OSError) -> Reply:
-    """Reply with the error instead of raising it. The task may have changed the file, so the error is no fault of ours."""
+    """Reply with the error instead of raising it, because the task may have caused it, for example by deleting the
+    file."""
     return {"errno": error.errno, "error": error.strerror}, b""
 
 
@@ -134,7 +135,8 @@ def main() -> None:
 
 def _restore_signals() -> None:
     """Restore the default handling of signals. If a script started the owner in the background, this process has
-    inherited an ignored SIGINT, and a shell cannot restore a signal that was ignored when the shell started."""
+    inherited an ignored SIGINT. The sandbox's bash would inherit it too, and a shell cannot restore a signal that was
+    ignored when the shell started."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -76,7 +76,8 @@ class Settings:
 
 
 def environment(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of commands: defaults, then `image`, then settings without interaction, then `extra`.
+    """Return the environment of commands. It is merged from defaults, `image`, variables that turn off interaction, and
+    `extra`; a later one replaces an earlier one. FALLBACK is appended to PATH.
 
     Variables of Apptainer and of the host are left out of `image`.
     """

@@ -22,7 +22,8 @@ class InteractiveTool(Protocol):
     """Flag that stops the running call."""
 
     def idle_fd(self) -> int | None:
-        """File descriptor that becomes readable when a process of the tool prints between calls."""
+        """File descriptor that becomes readable when a process of the tool prints between calls; None if no process
+        runs."""
 
     def drain(self) -> None:
         """Read the output that was printed between calls."""
@@ -52,7 +53,8 @@ class ToolThread(threading.Thread):
         self._arrived.set()
 
     def cancel(self, call_id: int) -> None:
-        """Remove a waiting call, or stop the running one. An unknown id is ignored: its call has ended."""
+        """Remove a waiting call, or stop the running one. An unknown id is ignored: the call has ended, or it belongs
+        to another tool. A running call of a thread without a tool is not stopped."""
         with self._lock:
             waiting = [call for call in self._queue if call.id != call_id]
             self._queue = collections.deque(waiting)

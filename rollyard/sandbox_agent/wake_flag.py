@@ -24,7 +24,8 @@ class WakeFlag:
 
 
 def readable(fds: list[int], deadline: float | None) -> set[int]:
-    """Return those of `fds` that are readable or closed by `deadline` (monotonic seconds; None waits for ever)."""
+    """Wait until one of `fds` is readable or closed, at most until `deadline` (monotonic seconds; None: for ever).
+    Return all that are readable or closed then."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

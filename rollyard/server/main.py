@@ -63,7 +63,7 @@ class ServeOptions:
     """True: this process runs in the job that `serve --in-slurm` submitted."""
 
     def job_run(self) -> JobRun | None:
-        """Return the run of the server's Slurm job in which this process runs; None without `in_job`. Blocks. Raises
+        """Return the Slurm job in which this process runs, and its restart count; None without `in_job`. Blocks. Raises
         BadRequest if this process is in no Slurm job."""
         if not self.in_job:
             return None
@@ -74,7 +74,8 @@ class ServeOptions:
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Return the exit status, 3 if superseded."""
+    """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Return the exit status: 0 after a signal, 3
+    if superseded, 1 after another error."""
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one at a time, so threads only add costs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no warning about missing PyTorch

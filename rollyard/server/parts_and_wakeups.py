@@ -94,7 +94,8 @@ class Parts:
         lease_seconds: float = LEASE_SECONDS,
         connector: aiohttp.BaseConnector | None = None,
     ) -> None:
-        """`data`: folder with keys and allocations. `connector`: for connections to model servers; by default with our CA."""
+        """`data`: folder with keys and allocations. `connector`: opens connections to model servers; the default one
+        trusts our CA."""
         self.store, self.clock = store, clock
         self.authority = Authority.open(data / "keys")
         self.signer = TokenSigner.open(data / "keys" / "token.key")
@@ -184,7 +185,8 @@ class _Wakes:
         self.dispatch_near(state.pool)
 
     def dispatch_near(self, pool: PoolKey) -> None:
-        """Wake dispatch for every RolloutPool of the namespace, because each may use this InferencePool."""
+        """Wake dispatch for every RolloutPool of the namespace with a connected node agent, because each may use this
+        InferencePool."""
         for agent in self._parts.agents.all():
             if agent.pool.namespace == pool.namespace:
                 self._dispatcher.wake(agent.pool)

@@ -33,13 +33,14 @@ FORGET = 0.99
 """Factor by which each verdict reduces the weight of earlier verdicts, so that the informative rate follows the
 changing policy."""
 QUEUE_AHEAD = 4
-"""Greatest number of unfinished rollouts, as a multiple of the slots. Without this limit, an informative rate near 0 would
-draw a whole dataset."""
+"""Greatest number of unfinished rollouts of a batch, as a multiple of the batch's slots (see `Ticked`). Without this
+limit, a batch with an informative rate near 0 would draw a whole dataset."""
 MIN_QUEUE = 1024
-"""Least value of the limit on unfinished rollouts. A pool without workers grows only if rollouts are queued."""
+"""The limit on unfinished rollouts is never below this number. With 0 slots it would otherwise be 0, but a pool without
+workers grows only if rollouts are queued."""
 UNBOUNDED_SHARE = 2
-"""Limit of a stream without `step_groups`: number of groups in flight or unacknowledged, as a multiple of the groups that
-fill the slots."""
+"""Limit of a stream without `step_groups` that waits for acknowledgements: number of groups in flight or
+unacknowledged, as a multiple of the groups that fill the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +304,8 @@ def _end(
 
 
 def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
-    """Return the expected share of informative groups: the mean of Beta(1 + informative, 1 + uninformative)."""
+    """Return the expected share of informative groups: the mean of Beta(1 + informative, 1 + uninformative), where
+    FORGET reduces the weight of earlier groups. Return 1 if the filter lets all groups pass."""
     if request.filter.lets_all_pass:
         return 1.0
     return (batch.settled_informative + 1) / (batch.settled + 2)
@@ -312,12 +314,13 @@ def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
 def wanted(request: BatchRequest, batch: BatchRecord) -> int:
     """Return the number of groups to draw now.
 
-    With a target, draw as many groups as the target still needs at the observed informative rate. The number of workers
-    does not matter, so that an empty pool grows. If another batch can take over unfinished groups, more groups are drawn
-    to keep all slots busy.
+    With a target, draw as many groups as the target still needs at the observed informative rate, also without workers,
+    so that an empty pool grows. If a later batch of the series can take over unfinished groups, draw at least enough
+    groups to fill idle slots.
 
-    For a stream with `step_groups`, staleness is the limit: at most `max_staleness` + 1 training steps may be filled by
-    unacknowledged groups and by groups in flight that are expected to be informative. Other streams fill the slots.
+    A stream with `step_groups` draws as many groups as the next training step still needs, and more if slots are idle.
+    Its limit is staleness: unacknowledged groups, and groups in flight that are expected to be informative, may fill at
+    most `max_staleness` + 1 training steps. Other streams fill the slots.
     """
     if batch.status.terminal or batch.drained:
         return 0

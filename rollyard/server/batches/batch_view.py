@@ -48,7 +48,8 @@ def view(
 
 
 def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
-    """Return the mean lengths of rollouts in delivered groups, divided by the mean lengths in all informative groups."""
+    """Return the mean lengths of rollouts in delivered groups, divided by the mean lengths in all informative groups.
+    The latter include discarded groups with their estimated lengths."""
     if not (delivered.rollouts and whole.rollouts):
         return DeliveryBias()
 
@@ -63,7 +64,7 @@ def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
 
 
 def why_waiting(batch: BatchRecord, request: BatchRequest, source_error: str | None = None) -> str | None:
-    """Return the reason why the batch makes no progress; None while it makes progress."""
+    """Return the reason why the batch makes no progress; None if it makes progress or has ended."""
     if batch.status.terminal:
         return None
     if batch.faulty_in_a_row >= MANY_FAULTY:

@@ -1,7 +1,7 @@
 """`draw(series, count, ...)`: the next tasks of a series, from the series' position and the tasks' history. Pure.
 
-Seed and epoch determine the order of the tasks. The index at a place of this order is computed without the other
-places, so a dataset of millions of tasks needs no memory. A task that was uninformative k times in a row is passed over
+Seed and epoch determine the order of the tasks. The task at one position is computed without the rest of the order, so
+the order needs no memory, also for millions of tasks. A task that was uninformative k times in a row is passed over
 with probability 1 - 0.5^k (GRESO, arXiv 2506.02177). k is at most MAX_STREAK, so every task is drawn again in some
 epoch.
 """
@@ -15,12 +15,14 @@ from dataclasses import dataclass, replace
 from rollyard.server.store.batch_records import GroupRecord, PutBack, SeriesRecord, TaskHistory
 
 MAX_STREAK = 6
-"""Longest streak that counts. A task with this streak is drawn in one of 64 epochs on average."""
+"""Longest streak (number of uninformative groups in a row) that counts. A task with this streak is drawn in one of 64
+epochs on average."""
 MAX_FAULTY = 3
 """Number of faulty groups of one task in an epoch after which the task waits for the next epoch."""
 PUT_BACK_GROUPS = 8
 """Number of other groups that are drawn after a task's first faulty group, before the task is drawn again; twice as
-many after its second faulty group. By then a broken node may be gone."""
+many after its second faulty group. By then a broken node may be gone. When all epochs are over, the task is drawn at
+once."""
 MAX_LOOKED = 4096
 """Greatest number of tasks that one draw looks at. The limit keeps the transaction short; the next draw continues."""
 ROUNDS = 4
@@ -46,7 +48,7 @@ class Drawing:
     tasks: tuple[DrawnTask, ...]
     passed_over: int
     drained: bool
-    """Whether the source has no more tasks within the epochs."""
+    """Whether all epochs are over, and no task of a faulty group waits to be drawn again."""
 
 
 def draw(
@@ -58,7 +60,8 @@ def draw(
     epochs: int | None,
     pass_over: bool,
 ) -> Drawing:
-    """Draw at most `count` tasks, beginning at the series' position. `stored`: number of tasks that are stored so far."""
+    """Draw at most `count` tasks, beginning at the series' position. `stored`: number of tasks that a plug-in has
+    returned so far; it counts while the plug-in's number of tasks is unknown."""
     drawn: list[DrawnTask] = []
     passed = looked = 0
     while len(drawn) < count and looked < MAX_LOOKED:
@@ -124,7 +127,8 @@ def engine_priority(task: TaskHistory | None, mean_seconds: float) -> int | None
 
 
 def place(position: int, tasks: int | None, seed: int | None, epoch: int) -> int:
-    """Return the index of the task at this position of an epoch: a bijection of 0..tasks-1.
+    """Return the index of the task at this position of an epoch: a bijection of 0..tasks-1. Without a seed it is the
+    position itself.
 
     A Feistel network of four rounds over the next power of four is repeated until the value is less than `tasks` (Black
     and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).

@@ -58,7 +58,8 @@ class BatchKeeper:
             await self._waker.pause(TICK_SECONDS)
 
     async def tick(self) -> None:
-        """Feed plug-in sources, cancel batches of deleted pools, and send a tick to every batch that needs one."""
+        """Store tasks of plug-ins before they are drawn, cancel batches of deleted pools, and send a tick to every
+        batch that needs one."""
         running = await self._store.running_batches()
         if not running:
             return

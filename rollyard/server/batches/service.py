@@ -36,8 +36,8 @@ READ_AHEAD = 256
 READ_AHEAD_GROUPS = 4
 """Number of tasks stored in advance, as a multiple of the groups in flight. If READ_AHEAD is greater, READ_AHEAD applies."""
 MAX_REQUEST_BYTES = 256 << 10
-"""Greatest size of a batch's request without its tasks. This text and one task must fit together into a rollout's
-request."""
+"""Greatest size of a batch's request without its tasks. The request without its tasks must fit, together with one task,
+into a rollout's request."""
 
 
 class BatchService:
@@ -69,7 +69,7 @@ class BatchService:
         """Accept a batch, or find the one with this id. Return the batch once it is on disk, and whether it is new.
 
         `tasks`: the request's own tasks as canonical JSON. `engine_priority`: whether the pool's engines take requests
-        in order of their priority. Raises Conflict, Invalid.
+        in order of their priority. Raises Conflict, Invalid, TooManyRequests, Unavailable.
         """
         id = request.id or f"b-{secrets.token_hex(6)}"
         record = replace(self._record(namespace, id, request, tasks), engine_priority=engine_priority)
@@ -106,7 +106,8 @@ class BatchService:
 
     def _record(self, namespace: str, id: str, request: BatchRequest, tasks: Sequence[str]) -> BatchRecord:
         bare = evolve(request, id=None, tasks=request.tasks and request.tasks[:1])
-        text = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)  # so that a new field keeps old digests
+        # Without default values, so that a field of a later release does not change the digest of an equal request.
+        text = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)
         if len(text) > MAX_REQUEST_BYTES:
             raise Invalid(
                 f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {len(text)}; "
@@ -210,8 +211,8 @@ class BatchService:
     # groups
 
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
-        """Return the groups whose delivery number is greater than `after`. Wait for at most `wait` seconds, until there
-        is such a group or the batch has no more.
+        """Return the groups whose delivery number is greater than `after`. Wait until there is such a group or the
+        batch will deliver no more, but at most for `wait` seconds.
 
         Raises NotFound, and Expired if the next delivery is deleted.
         """
@@ -238,7 +239,7 @@ class BatchService:
             await wait_or_timeout(changed, deadline - loop.time())
 
     async def rollouts_of(self, group: GroupRecord) -> list[RolloutRecord]:
-        """Return the terminal records of a group, sorted by sample index."""
+        """Return the records of a group's rollouts, sorted by sample index."""
         found = await self._store.list_rollouts(RolloutFilter(namespace=group.namespace, group=group.id, limit=group.n))
         return sorted(found, key=lambda record: record.sample_index)
 
@@ -252,9 +253,10 @@ class BatchService:
     async def put_dataset(
         self, namespace: str, name: str, tasks: Sequence[str], kinds: Collection[str]
     ) -> tuple[DatasetRecord, bool]:
-        """Store a dataset of canonical lines; return the dataset, and whether it is new.
+        """Store a dataset; return the dataset, and whether it is new.
 
-        `kinds`: kinds of the tasks. Raises Conflict if a dataset of this name has other tasks.
+        `tasks`: tasks as canonical JSON. `kinds`: kinds of the tasks. Raises Conflict if a dataset of this name has
+        other tasks. Raises Unavailable if equal tasks are being deleted.
         """
         record = DatasetRecord(namespace, name, digest_of(tasks), len(tasks), tuple(sorted(kinds)), self._clock.time())
         await self._store_tasks(record.digest, tasks)

@@ -1,7 +1,7 @@
 """Changes of batches in one transaction: passes events to `advance`, and carries out the effects.
 
 One transaction stores all of these or none: a rollout's end, the verdict on its group, the delivery, the draw of new
-tasks with the position of their source, and the insert of their rollouts.
+tasks, the new position of their series, and the insert of their rollouts.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def settle_ended(tx: Transaction, changes: RecordChanges, now: float) -> None:
 
 
 class Settlement:
-    """Records that one transaction changes. Each record is read once. `write` must be the last call."""
+    """Records that one transaction changes. `write` must be the last call."""
 
     def __init__(self, tx: Transaction, changes: RecordChanges, now: float) -> None:
         self._tx = tx
@@ -80,7 +80,7 @@ class Settlement:
         self._series: dict[SeriesKey, SeriesRecord] = {}
 
     def begin(self, batch: BatchRecord, series: SeriesRecord) -> BatchKey:
-        """Insert a batch, and let it take over the carried groups of its series."""
+        """Insert a batch, and let it take over the carried groups of its series that have the same pool and `n`."""
         batch = replace(batch, step=series.step, settled=series.settled, settled_informative=series.settled_informative)
         self._batches[batch.key] = self._tables.put_batch(batch)
         self._series[series.key] = series
@@ -243,8 +243,9 @@ class Settlement:
     def _prioritised(
         self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: DrawnTask
     ) -> BatchRequest:
-        """Return the request with the task's priority at the engine, if the engine takes requests in order of their
-        priority."""
+        """Return the request with the task's priority at the engine. The request stays unchanged if the engine does not
+        order requests by priority, if the batch does not set `longest_first`, if the user has set a priority, or if the
+        task has no history."""
         if not (batch.engine_priority and request.longest_first) or "priority" in request.sampling.extra:
             return request
         whole = series.whole_lengths
@@ -287,8 +288,8 @@ class Settlement:
             self._discard(key, group)
 
     def _discard(self, key: BatchKey, group: GroupRecord) -> None:
-        """Cancel a live group whose batch has ended. The group's expected lengths are added to the sums for the
-        bias."""
+        """Cancel a live group whose batch has ended. The group's expected lengths are added to `whole_lengths`, which
+        `batch_view.bias` uses."""
         batch, series = self._batches[key], self._series_of(group.namespace, group.series)
         request = parsed_request(batch.request)
         share = 1.0 if group.state is GroupState.INFORMATIVE else informative_rate(request, batch)

@@ -38,7 +38,7 @@ class ServerJobFolder:
         return f"rollyard-server:{self.name}"
 
     def desired_script(self) -> BatchScript | None:
-        """Script to submit if no server is queued; None if no server should run."""
+        """Script of the server's jobs; None if no server should run."""
         try:
             text = self.script_file.read_text()
         except FileNotFoundError:

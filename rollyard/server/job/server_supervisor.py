@@ -1,7 +1,7 @@
-"""Supervisor inside the server's job. It restarts the server after a crash, and stops it before Slurm would.
+"""Supervisor inside the server's job. It restarts the server after a crash, and stops it before Slurm ends the job.
 
-Exit status: 0 after a stop, 3 when a newer server has the folder. In both cases the job ends, and the next job in the
-queue starts.
+Exit status: 3 if a newer server has the folder, otherwise 0. Then the job ends, and Slurm starts the next queued job of
+the server.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class StandbyKeeper:
     async def submit_missing(self) -> None:
         """Submit the missing standby jobs. Raises SlurmUnreachable, SubmitRefused."""
         snapshot = self._latest()
-        # A snapshot that began before the last submit may lack the submitted job, also if the submit's answer was lost.
+        # A snapshot that began before the last submit may lack the submitted job. The time is noted before the submit
+        # too, because a job may exist although the submit's answer was lost.
         if snapshot is None or snapshot.taken_at <= self._asked_at:
             return
         waiting = sum(job.state is JobState.PENDING for job in self._folder.live_jobs(snapshot))

@@ -47,8 +47,8 @@ class ServerJobRequest:
 
 
 async def start(request: ServerJobRequest, report: Print) -> RunningServer:
-    """Start a server, or find the running one. Raises RollyardError if the job is refused or has ended, or if the server
-    does not serve in time."""
+    """Start a server, or find the running one. Raises RollyardError if another server has the folder, if the job is
+    refused or has ended, or if the server does not serve in time."""
     place, driver = await _open(request)
     try:
         live = await _live_jobs(place, driver)

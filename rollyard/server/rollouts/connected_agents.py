@@ -112,7 +112,8 @@ class ConnectedAgents:
         return sum(a.widths.get(stage, 0) for a in agents for stage in (Stage.INIT, Stage.RUN))
 
     def drain(self, uid: str) -> None:
-        """Grant this allocation no more leases, and order its node agent to drain, also when it connects later."""
+        """Grant this allocation no more leases, and order its node agent to drain, also if the node agent connects only
+        later."""
         if uid in self._draining:
             return
         self._draining.add(uid)
@@ -130,8 +131,8 @@ class ConnectedAgents:
                 agent.walltime_ends = at
 
     def expel(self, uid: str) -> None:
-        """Close the connection, and order the process to exit. Slurm reports that the job has ended, so a process that is
-        still connected runs on a lost node."""
+        """Close the allocation's connections, and order their processes to exit. The caller knows from Slurm that the
+        job has ended, so a process that is still connected runs on a node that Slurm has lost."""
         for agent in [a for a in self._by_holder.values() if a.identity.uid == uid]:
             agent.expel()
 

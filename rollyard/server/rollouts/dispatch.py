@@ -1,4 +1,5 @@
-"""Grants of queued rollouts to node agents, one pool at a time. The node agent with most free capacity comes first."""
+"""Grants of queued rollouts to node agents, one pool at a time. A rollout goes to the node agent with the greatest free
+capacity."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
 
 
 def served_versions(endpoints: EndpointRegistry, pool: RolloutPool) -> ServedVersions:
-    """Return the weights versions from which agents of this RolloutPool sample."""
+    """Return the weights versions of the endpoints that this RolloutPool uses for the policy role."""
     name = pool.spec.inference.get(POLICY_ROLE)
     return ServedVersions() if name is None else endpoints.served_versions(PoolKey(pool.metadata.namespace, name))
 
@@ -124,7 +125,7 @@ class Dispatcher:
         while True:
             await self._waker.pause(whole_round - loop.time())
             due, self._due = self._due, set()
-            if loop.time() >= whole_round:  # a safety net: a missed wake delays a pool at most this long
+            if loop.time() >= whole_round:  # a safety net: a missed wake delays a pool by RETRY_SECONDS at most
                 due |= {a.pool for a in self._agents.all()}
                 whole_round = loop.time() + RETRY_SECONDS
             for pool in due:
@@ -222,9 +223,9 @@ def _endpoints(
 ) -> dict[str, Endpoint] | None:
     """Return one allowed endpoint for each role; None if a role has none.
 
-    `mate`: endpoints of the last granted rollout of the group. These endpoints are preferred, because all rollouts of a
-    group begin with the same prompt.
-    `reasons` gets the reason of each choice.
+    `mate`: endpoints of the group's rollout that was granted last in this round. These endpoints are preferred, because
+    all rollouts of a group begin with the same prompt, which is then in the endpoint's prefix cache. `reasons` gets the
+    reason of each choice.
     """
     chosen: dict[str, Endpoint] = {}
     for role, name in pool.spec.inference.items():
@@ -260,8 +261,8 @@ def _match_queue(
     served: ServedVersions,
     stage: Stage,
 ) -> Iterator[tuple[RolloutRecord, _AgentCapacity, LeaseChoice]]:
-    """Yield a queued record, a node agent for it, and the reason for this node agent, in the order of the queue. Reads at
-    most MAX_QUEUE_PAGES."""
+    """Yield queued records in the order of the queue, each with a node agent for it and with the reason for the choice
+    of this node agent. Reads at most MAX_QUEUE_PAGES pages of the queue."""
     last: RolloutRecord | None = None
     for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]

@@ -1,8 +1,8 @@
 """History of a rollout: lines of JSON in its record, which `step` extends with each change. Pure.
 
-A line is `[time, event, attempt, stage, fields]`. The record is read and written as text, so its history costs no parsing
-until somebody asks for it. The first KEPT_FIRST and the last KEPT_LAST lines are kept. In a longer history a line with
-the number of dropped entries stands between these two parts.
+A line is `[time, event, attempt, stage, fields]`. The history is stored as one text, so reading and writing a record
+does not parse it. The first KEPT_FIRST and the last KEPT_LAST lines are kept. In a longer history a line with the
+number of dropped entries stands between these two parts.
 """
 
 from __future__ import annotations

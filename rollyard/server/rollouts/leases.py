@@ -1,7 +1,8 @@
 """Expiry times of leases, in memory. After a server's restart every lease in the store gets one full period.
 
-A holder whose leases are not renewed stops earlier, by its own clock. Fences make late messages of such a holder void.
-This table only decides when the rollouts of a silent holder are given to other node agents.
+A holder (the process of a node agent) whose leases are not renewed stops their work by its own clock, before the leases
+expire here. Fences make late messages of such a holder void. This table only decides when the rollouts of a silent
+holder are given to other node agents.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from rollyard.server.store.base import RolloutRecord, allocation_uid
 from rollyard.wire.node import LeaseKey, LeaseRef
 
 PARKED_REPORT_SECONDS = 10.0
-"""A holder counts as parked for this many seconds after each request for an endpoint. A parked holder asks every 2 s."""
+"""A lease counts as parked (without an endpoint) for this many seconds after a request that found no endpoint. The
+holder of a parked lease asks every 2 s."""
 
 
 @dataclass(slots=True)

@@ -12,15 +12,16 @@ from rollyard.server.store.base import Store
 
 RETRY_SECONDS = 5
 RECOUNT_SECONDS = 1.0
-"""Least seconds between two counts of a full queue."""
+"""Shortest time in seconds between the end of a count and the next count."""
 RECOUNT_SHARE = 10
-"""Least seconds between two counts, as a multiple of the seconds that the last count took."""
+"""Shortest time between two counts, as a multiple of the duration of the first. If RECOUNT_SECONDS is longer,
+RECOUNT_SECONDS applies."""
 
 
 class QueueLimit:
     """Refuses submits to a full queue. Rollouts of batches do not count: batches limit themselves.
 
-    A count reads the whole queue. So an upper bound is kept: the last count, and all rollouts submitted since then. The
+    A count reads the whole queue. So an upper bound is kept: the last count plus all rollouts submitted since then. The
     queue is counted again only if the upper bound reaches the limit.
     """
 
@@ -52,6 +53,6 @@ class QueueLimit:
         if began < self._recount_at.get(pool, began):
             return
         counted = await self._store.count_queued(pool)
-        self._bounds[pool] += counted - before  # with the rollouts that were submitted during the count
+        self._bounds[pool] += counted - before  # keeps the rollouts that were submitted during the count
         now = self._clock.time()
         self._recount_at[pool] = now + max(RECOUNT_SECONDS, RECOUNT_SHARE * (now - began))

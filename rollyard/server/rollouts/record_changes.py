@@ -12,7 +12,8 @@ from rollyard.server.rollouts.step import Effect, Event, RunBegun, step
 from rollyard.server.store.base import RolloutRecord, Transaction
 
 WhenRunBegun = Callable[[RolloutKey, int], float | None]
-"""Function of a rollout and its fence: Unix seconds at which the holder reported RUN; None before that."""
+"""Function that takes a rollout and its fence, and returns the Unix seconds at which the holder reported RUN; None
+before that."""
 
 
 def _never(key: RolloutKey, fence: int) -> None:

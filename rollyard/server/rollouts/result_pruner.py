@@ -20,8 +20,8 @@ ACKNOWLEDGED_SECONDS = 3600.0
 """Seconds for which an acknowledged group is kept. The trainer may restart from a checkpoint that is older than the
 acknowledgement."""
 UNUSED_PACK_SECONDS = 86_400.0
-"""Seconds for which a pack (a file with results) is kept after no record needs it. So a database that is restored from
-a backup of at most this age still finds all its results."""
+"""Seconds for which a pack (a file with results) is kept although no record names it any more. So a database that is
+restored from a backup of at most this age still finds all its results."""
 
 
 class ResultPruner:
@@ -44,7 +44,8 @@ class ResultPruner:
             await asyncio.sleep(PRUNE_SECONDS)
 
     async def prune(self) -> int:
-        """Delete rollouts that were acknowledged, or whose time to live has passed, and old batches.
+        """Delete rollouts that were acknowledged more than ACKNOWLEDGED_SECONDS ago, or whose time to live has passed,
+        and old batches.
 
         Return the number of deleted rollouts.
         """

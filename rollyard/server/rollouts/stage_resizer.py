@@ -42,8 +42,8 @@ class _AgentWidths:
 
 
 class StageResizer:
-    """Resizes stages. The widths in a pool are computed again when rollouts are queued or move to another stage, and
-    after IDLE_SECONDS without such an event."""
+    """Resizes stages. The widths in a pool are computed again after each call of `wake`, when a recent peak expires,
+    and after IDLE_SECONDS without an event."""
 
     def __init__(
         self,
