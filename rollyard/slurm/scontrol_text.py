@@ -1,4 +1,4 @@
-"""Parser of the output of `scontrol -o show` about partitions and nodes. Pure."""
+"""Parser of the output of `scontrol show` about the configuration, partitions and nodes. Pure."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ MOST_NAMES = 12
 
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:
-    """Return the errors, each with its field and a remedy. Nothing is checked if the site reports no partitions."""
+    """Return the errors, each with its field. Nothing is checked if the jobs are steps of a user's job (`within`), or
+    if the site reports no partitions."""
     if not site.partitions or template.within is not None:
         return []
     unknown = [name for name in _requested_partitions(template) if name not in site.partitions]
@@ -106,7 +107,8 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
     """Yield limits of a partition that the template exceeds.
 
-    A QOS may lift them by its flags PartitionTimeLimit and PartitionMaxNodes, but the site's description has no QOS.
+    A QOS with the flag PartitionTimeLimit or PartitionMaxNodes lifts such a limit, but `Site` does not have the flags
+    of a QOS.
     """
     name = partition.name
     if partition.max_seconds is not None and walltime_seconds(template.time_limit) > partition.max_seconds:
@@ -117,7 +119,7 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
-    """Return errors if too few nodes are large enough.
+    """Return errors if too few of the partition's nodes are large enough and permitted by `nodelist` and `exclude`.
 
     First each resource is checked separately. If every resource passes, all of them are checked together.
     """

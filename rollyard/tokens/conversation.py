@@ -1,11 +1,11 @@
-"""A conversation as token ids. Sampled ids stay as they are; only the text between sampled turns is tokenised.
+"""A conversation as token ids. Sampled ids stay as they are; only the text outside sampled turns is tokenised.
 
 For each prompt the model's template renders the whole conversation, with the turns as they were sampled. If the
 rendering begins with the text of all ids so far, only the remaining text is tokenised and appended.
 
-Else the prefix is broken. The break is counted, and a new segment is made from the whole rendering. Where the rendering
-has the exact text of a sampled turn, the segment gets the sampled ids. In both cases the prompt's ids decode to the
-rendering.
+Else the prefix is broken. The break is recorded in `breaks`, and a new segment (a sequence of ids that is trained on as
+one sample) begins with the whole rendering. Where the rendering has the exact text of a sampled turn, the segment gets
+the sampled ids. In both cases the prompt's ids decode to the rendering.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Break", "BreakCause", "Conversation"]
 
 
 class Conversation:
-    """One conversation. Messages are added as text and sampled turns as ids. Its results are prompts and segments."""
+    """One conversation. Messages are added as text, sampled turns as ids. The results are prompts and segments."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Conversation:
 
     @property
     def token_count(self) -> int:
-        """Number of tokens in all segments."""
+        """Number of tokens in all segments, including a new one in which no turn was sampled yet."""
         return sum(len(builder.ids) for builder in self._builders)
 
     def prompt_ids(self) -> list[int]:
@@ -166,7 +166,8 @@ class Conversation:
     def _open_segment(self, rendered: str) -> str:
         """Open a segment with the beginning of a rendering, up to its last sampled turn.
 
-        Sampled turns keep their ids. Return the text after the last sampled turn.
+        Sampled turns whose exact text is in the rendering keep their ids. Return the text after the last of these
+        turns.
         """
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]

@@ -3,8 +3,8 @@
 There are three:
 - `/v1/completions`: for Rollyard's own engines, whose reverse proxy adds the weights version, and for servers that have
   neither of the next two.
-- `/inference/v1/generate` (vLLM with --enable-scale-out): for other servers that have it. It does not decode the ids,
-  gives the id of each logprob, and reports the weights version of each token.
+- `/inference/v1/generate` (vLLM with --enable-scale-out): for other servers that have it. The server does not decode
+  the ids to text. It sends the token id of each logprob, and the weights version of each token.
 - `/generate` (SGLang): for endpoints whose `dialect` is `sglang`.
 """
 
@@ -54,7 +54,7 @@ class Dialect:
 
 
 def _parameters(sampling: Sampling, max_tokens: int, stop_ids: Sequence[int]) -> Body:
-    """Return the sampling parameters under vLLM's names. For a parameter that is left out the engine's default applies.
+    """Return the sampling parameters under vLLM's names. If a parameter is left out, the engine's default applies.
 
     `min_tokens` is limited to `max_tokens`, because engines refuse a minimum above the maximum.
     """

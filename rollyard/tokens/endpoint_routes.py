@@ -24,7 +24,7 @@ MAX_ROUTES = 4096
 class Route:
     dialect: Dialect
     context: int | None
-    """Length of the context in tokens, as the server reports it; None if it was not queried."""
+    """Length of the context in tokens, as the server reports it; None if it is unknown."""
     found_at: float
 
 
@@ -38,7 +38,8 @@ class Routes:
     async def of(self, endpoint: Endpoint) -> Route:
         """Return the route of an endpoint; never raises.
 
-        If the probe fails, return `/v1/completions`. If the server is down, the caller's request reports it.
+        If the probe fails, return a route with `/v1/completions`. If the server is down, the caller's request reports
+        it.
         """
         if endpoint.ca:  # our own engine: its reverse proxy adds the weights version only to completions
             return Route(COMPLETIONS, None, 0.0)

@@ -89,9 +89,8 @@ class FailoverPolicy:
                 self._leave_task.cancel()
 
     def leave(self) -> None:
-        """Get another endpoint immediately, and move the calls in flight to it, with the ids sampled so far.
-
-        A call moves only if it has received no tokens for QUIET_SECONDS.
+        """Get an endpoint from the checkout at once, and move the calls in flight to it, with the ids sampled so far. A
+        call moves only when it has received no tokens for QUIET_SECONDS. If no call is in flight, do nothing.
         """
         if self._sampling and (self._leave_task is None or self._leave_task.done()):
             self._leave_task = asyncio.create_task(self._leave())
@@ -176,9 +175,9 @@ class FailoverPolicy:
 def seed_after(seed: int, drawn: int) -> int:
     """Return the seed with which a request continues at another endpoint after `drawn` tokens.
 
-    The same seed would repeat the draws of the first tokens. The embedded engine's generator (splitmix64) adds SEED_STRIDE
-    with each draw. So the draws of the embedded engine continue as if there was no failure. Other engines only get a
-    different seed.
+    The same seed would repeat the draws of the first tokens. The embedded engine's generator (splitmix64) adds
+    SEED_STRIDE with each draw. So the draws of the embedded engine continue as if there had been no failure. Other
+    engines only get a different seed.
     """
     shifted = (seed + drawn * SEED_STRIDE) % 2**64
     return shifted - 2**64 if shifted >= 2**63 else shifted

@@ -36,7 +36,7 @@ class BreakCause(StrEnum):
 @dataclass(frozen=True)
 class Break:
     turn: int
-    """Number (from 0) of the turn that is sampled next, at the beginning of the new segment."""
+    """Number (from 0) of the first turn that is sampled in the new segment."""
     cause: BreakCause
     why: str = field(default="", compare=False)
     """Explanation for people. It names the turn and the place where the texts differ."""
@@ -49,7 +49,8 @@ class PlacedTurn:
     number: int
     first: int
     start: int
-    """Position of the turn's beginning in the segment's text. `end` is the position of its end."""
+    """Position of the turn's beginning in the segment's text. `end`: position after the turn and, if the segment has
+    it, the token that ended it."""
     end: int
     ended: bool
     """Whether the segment has the token that ended the turn."""

@@ -11,11 +11,11 @@ from pydantic_core import from_json
 
 
 async def events(content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> AsyncIterator[Any]:
-    """Yield the JSON of each `data:` line.
+    """Yield the JSON of each `data:` line except `[DONE]`.
 
     The body is read to its end, because a connection is reused only after that. Lines are split here, because the first
     chunk repeats the prompt's ids and can exceed the limit of aiohttp's `readline`, 128 KiB. Raises TimeoutError if no
-    data comes in time, and ValueError if a line is not JSON.
+    data comes for `first_seconds`, or for `next_seconds` after the first event, and ValueError if a line is not JSON.
     """
     rest, seconds = b"", first_seconds
     while True:

@@ -52,7 +52,8 @@ class SglangChunks:
         self._seen = 0
 
     def read(self, event: Any) -> Any:
-        """Convert an event to a chunk of `/v1/completions`. Raises ValueError if its numbers of tokens disagree."""
+        """Convert an event to a chunk of `/v1/completions`. Raises ValueError if the tokens do not add up to the number
+        that the event reports."""
         if not isinstance(event, dict) or "meta_info" not in event:
             return event  # an error has the same form in both APIs
         meta = event["meta_info"]

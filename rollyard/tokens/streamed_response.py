@@ -167,7 +167,7 @@ class StreamedResponse:
     def result(self) -> Sampled:
         """Return the answer.
 
-        Raises StreamLost if the end has not arrived, AnswerRefused if the answer cannot be trained on, and
+        Raises StreamLost if the answer is not complete, AnswerRefused if the answer cannot be trained on, and
         ContextExceeded if no token fits after the prompt.
         """
         if self._finish_reason is None:

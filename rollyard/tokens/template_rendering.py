@@ -173,7 +173,8 @@ class Renderer:
         return MarkedRendering(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
 
     def _turns(self, text: str) -> Iterator[tuple[int, int, SeenTurn]]:
-        """Yield begin, end and parts of each turn. Neighbouring placeholders of thoughts and text belong to one turn."""
+        """Yield (begin, end, turn) for each sampled turn. A placeholder of thoughts and a later one of the same turn
+        next to it are yielded as one."""
         marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
         joined = False
         for this, then in pairwise([*marks, (0, 0, -1, "")]):
@@ -184,7 +185,8 @@ class Renderer:
             yield this[0], (then if joined else this)[1], SeenTurn(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
-        """Return the position of the next stop token's text. The text of the calls up to this position belongs to the turn."""
+        """Return the position of the next stop token's text, or `position` if there is none. The calls before it belong
+        to the turn."""
         end = self._ends.search(text, position)
         return end.start() if end is not None else position
 

@@ -147,7 +147,7 @@ def _message(role: str, text: str) -> dict[str, Any]:
 
 
 def _conversation(role: str) -> list[list[dict[str, Any]]]:
-    """Return conversations with a message of the role. A template must render at least one of them."""
+    """Return conversations with a message of the role. It is enough if the template renders one of them correctly."""
     user, said = _message("user", WORDS["user"]), _message("assistant", WORDS["assistant"])
     match role:
         case "user":

@@ -35,7 +35,7 @@ async def request(
         writer.write("".join(f"{line}\r\n" for line in [*lines, ""]).encode() + (body or b""))
         await writer.drain()
         status, found = await _head(reader)
-        while status < 200:  # 1xx: an interim answer precedes the answer
+        while status < 200:  # 1xx: an interim answer, which precedes the final answer
             status, found = await _head(reader)
         return status, await _body(reader, found)
 

@@ -138,7 +138,7 @@ def gpus_per_task(value: str) -> Fields:
 
 
 def warning_signal(value: str) -> Fields:
-    """Parse `[LETTERS:]NAME[@SECONDS]`. LETTERS is R, B or both."""
+    """Parse `[B:]NAME[@SECONDS]`. Raises ValueError for another form, also for the letter R, which sbatch accepts."""
     found = re.fullmatch(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d+))?", value)
     if found is None:
         raise ValueError("write [B:]SIGNAL[@SECONDS], such as B:USR1@120")

@@ -16,7 +16,8 @@ from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.rest.codec import Codec, QueueAnswer, parse_json
 
 SMALL_BYTES = 256 << 10
-"""Greatest size of an answer that the server parses itself. This takes some milliseconds, like a call to the child."""
+"""Greatest size of an answer that the server parses itself. This takes some milliseconds, about as long as a call to
+the child."""
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8
 """Number of bytes of the length (big-endian) before each message."""
@@ -34,7 +35,8 @@ class QueueReader:
         self._child: asyncio.subprocess.Process | None = None
 
     async def queue(self, codec: Codec, raw: bytes, user: str) -> QueueAnswer:
-        """Parse a queue. Raises NotJson, one of FAULTS, and SlurmUnreachable if the child failed."""
+        """Parse an answer about the queue. Raises one of FAULTS if it is malformed, and SlurmUnreachable if the child
+        failed or took too long."""
         if len(raw) <= SMALL_BYTES:
             return codec.queue(parse_json(raw), user)
         async with self._turn:

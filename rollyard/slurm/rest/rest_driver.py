@@ -69,7 +69,7 @@ class RestDriver:
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
-        if last is None:  # only a query with `update_time` may get this answer
+        if last is None:  # only a query with `update_time` may get the time 0
             raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
         return Snapshot(taken_at, last[1])
 

@@ -64,8 +64,8 @@ class SlurmrestdClient:
         return {} if token is None else {"X-SLURM-USER-NAME": self._presented, "X-SLURM-USER-TOKEN": token}
 
     def token_hint(self) -> str:
-        """Return a hint for errors that our token may have caused. slurmrestd does not report a token that slurmctld
-        refused."""
+        """Return a hint for errors that our token may have caused. If slurmctld refused the token, slurmrestd does not
+        say so."""
         if not self._presented:
             return ""
         return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"

@@ -12,7 +12,8 @@ from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.codec_v40 import NewCodec
 
 OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
-"""Supported versions: v0.0.38 (from Slurm 22.05), and v0.0.40 to v0.0.45 (Slurm 26.05), the newest tested version.
+"""Supported versions: v0.0.38 (from Slurm 22.05 on), and v0.0.40 or later. The newest tested version is v0.0.45 (Slurm
+26.05).
 
 v0.0.39 has another form and is not supported. Each slurmrestd that serves v0.0.39 also serves a supported version.
 """

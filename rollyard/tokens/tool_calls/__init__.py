@@ -1,4 +1,4 @@
-"""Parsers of the tool calls in a turn's text. Each module parses the form of one or two model families.
+"""Parsers of the tool calls in a turn's text. A module such as `mistral` parses the form of one or two model families.
 
 A parser never runs a tool and never raises, whatever the text is. A malformed call is a mistake of the model. It becomes
 `ParsedTurn.error`, which the model gets as an answer together with the correct form.
