@@ -64,7 +64,7 @@ async def apply(
     for other clients such as kubectl.
 
     --dry-run=server changes nothing. The server checks the objects; the output shows the batch script of an allocation
-    and the jobs that would be submitted.
+    and a line about the jobs that would be submitted.
     """
     if form is not None and dry_run != "client":
         raise click.UsageError(
@@ -289,7 +289,10 @@ def _current_conditions(obj: KindObject | None) -> list[Condition]:
 
 
 def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
-    """Return the reason for a wait: awaited conditions that are false, or that the object does not have yet."""
+    """Return the reason for a wait: the present status of the awaited conditions, or that the object does not have them.
+
+    A wait for Ready or Updated awaits both; a condition of these two is shown only while it is False.
+    """
     current = _current_conditions(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
     if not current:

@@ -22,7 +22,7 @@ Run = Callable[..., Coroutine[Any, Any, None]]
 RETRY_SECONDS = 4.0
 """Time for which a command waits for an unreachable server. A restart of the server takes a second or two."""
 START_SECONDS = 20.0
-"""Time for which the first command of a script waits for a server that has just been started."""
+"""Time for which a command of `with_client_of_a_new_server` waits for a server that has just been started."""
 
 
 def with_client(command: Run) -> Callable[..., None]:
@@ -104,7 +104,8 @@ def kinds_of(word: str) -> list[type[KindObject]]:
 
 
 def named(words: tuple[str, ...], namespace: str) -> list[ObjectKey]:
-    """Parse `KIND NAME...` or `KIND/NAME...`. Raises UsageError without a name, because a command would do nothing."""
+    """Parse `KIND NAME...` or `KIND/NAME...`. Raises UsageError if there is no name, because a command on no object
+    would do nothing."""
     if keys := kind_and_names(words, namespace)[1]:
         return keys
     raise click.UsageError("name an object: KIND NAME or KIND/NAME")

@@ -56,7 +56,7 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
 def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRequest]:
     """Read one request from each line of a file, with the id `<prefix>-<line number>`.
 
-    Raises BadRequest, or Invalid with the number of each wrong line.
+    Raises BadRequest, or Invalid with the numbers of the first 10 wrong lines.
     """
     found: list[NumberedRequest] = []
     wrong: list[str] = []
@@ -88,7 +88,10 @@ def read_task(text_or_file: str, given: dict[str, Any]) -> RolloutRequest:
 async def submit_batches(
     client: AsyncClient, namespace: str, numbered: Sequence[NumberedRequest], source: str, sent: list[str]
 ) -> None:
-    """Submit the requests, and append the accepted ids to `sent`. Raises ApiError with the line of each wrong task."""
+    """Submit the requests, BATCH of them in one call. Append the ids of each accepted call to `sent`.
+
+    Raises ApiError of the first refused call, with the line numbers of the wrong tasks.
+    """
     for start in range(0, len(numbered), BATCH):
         batch = numbered[start : start + BATCH]
         try:

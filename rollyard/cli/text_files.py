@@ -10,7 +10,7 @@ from rollyard.core.errors import BadRequest
 
 
 def read_text(name: str) -> str:
-    """Read the text of a file; `-` is standard input. Raises BadRequest with file and line."""
+    """Read the text of a file; `-` is standard input. Raises BadRequest with the file's name."""
     shown = "<stdin>" if name == "-" else name
     try:
         data = _standard_input() if name == "-" else Path(name).read_bytes()
@@ -24,7 +24,10 @@ def read_text(name: str) -> str:
 
 
 def _standard_input() -> bytes:
-    """Read all of standard input. Ctrl-C ends the read. (asyncio's handler would only cancel the blocked task.)"""
+    """Read all of standard input. Ctrl-C ends the read.
+
+    The handler of `asyncio.run` would only cancel the task, and a task that blocks in a read does not notice this.
+    """
     before = signal.getsignal(signal.SIGINT)
     if callable(before):  # a shell's background process ignores the signal and has no handler
         signal.signal(signal.SIGINT, signal.default_int_handler)

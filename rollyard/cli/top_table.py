@@ -89,7 +89,8 @@ def _inference_lines(
 
 
 def _most_relevant(endpoints: Sequence[EndpointStatus], room: int | None) -> Sequence[EndpointStatus]:
-    """Return all endpoints if they fit. Otherwise return first those that are not ready, then the busiest endpoints."""
+    """Return all endpoints if they fit. Otherwise return `room - 1` of them: first those that are not ready, then those
+    with the greatest number of sessions."""
     if room is None or len(endpoints) <= room:
         return endpoints
     return sorted(endpoints, key=lambda e: (e.ready, -e.sessions, e.id))[: room - 1]

@@ -72,7 +72,7 @@ class AsyncBatch:
     async def __anext__(self) -> Group:
         """Wait for the next group without a time limit, even while the server is unreachable.
 
-        Raises NotFound, Conflict.
+        Raises the errors of `create_batch` and `groups` except Unavailable.
         """
         backoff, logged = Backoff(), ""
         while not self._ready:

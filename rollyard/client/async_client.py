@@ -43,7 +43,7 @@ MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
-"""Short, because requests of agents wait during a transfer."""
+"""Seconds between two looks for engines that wait for weights. Short, because agents' requests wait during a transfer."""
 WAITS_AT_ONCE = 256
 """Greatest number of requests that one `as_completed` keeps open at the same time."""
 SILENCE_SECONDS = 30.0
@@ -150,7 +150,11 @@ class AsyncClient(BatchClient):
     async def watch(
         self, kind: str, namespace: str | None = None, *, since: str = "0", fields: str = ""
     ) -> AsyncIterator[tuple[str, KindObject]]:
-        """Yield (ADDED | MODIFIED | DELETED, object) for each change. Never stop; reconnect after a broken connection."""
+        """Yield (ADDED | MODIFIED | DELETED, object) for each change. Never stop; reconnect after a broken connection.
+
+        With `since` "0" all present objects come first, as ADDED. They come again when the server no longer has the
+        changes that were missed.
+        """
         backoff = Backoff()
         while True:
             query = {"watch": "true", "resourceVersion": since}
@@ -173,7 +177,9 @@ class AsyncClient(BatchClient):
             await backoff.wait()
 
     async def submission(self, pool: Pool | ObjectKey) -> Submission:
-        """Return the batch script and the submits for `pool`, or for the stored pool of this key.
+        """Return the batch script of the pool's next allocation, and the number of jobs that the pool would submit now.
+
+        `pool`: a pool, which need not be stored, or the key of a stored pool.
 
         Raises Invalid, NotFound.
         """
@@ -334,13 +340,13 @@ class AsyncClient(BatchClient):
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         """Wait for the rollout's end without a time limit, even while the server is unreachable. Raises NotFound.
 
-        For a limit, use `asyncio.timeout`. A wait that does not end by itself, such as for weights that no model server
-        has, is told as a warning.
+        For a limit, use `asyncio.timeout`. If the rollout waits for anything but its turn in the queue, such as for
+        weights that no model server has, `warn` gets the reason.
         """
         return await self._wait(id, namespace, set())
 
     async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
-        """`warned`: words of the waits that were told; extended here."""
+        """`warned`: first words of the reasons that `warn` got already. This call adds its own, so each comes once."""
         backoff, logged = Backoff(), ""
         while True:
             try:
@@ -379,7 +385,10 @@ class AsyncClient(BatchClient):
     async def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Return the numbers of rollouts that are `queued`, in each stage and in each terminal status; `reward_mean`."""
+        """Return the number of rollouts that are queued, in each stage, and in each terminal status; and the mean reward.
+
+        The keys are `queued`, the stages, the statuses, and `reward_mean`.
+        """
         query = self._http.query(namespace, pool=pool, group=group)
         counts: dict[str, Any] = await self._http.json("GET", "/v1/rollouts/counts", query=query)
         return counts
@@ -425,7 +434,10 @@ class AsyncClient(BatchClient):
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Trajectory]]:
-        """Yield (cursor, trajectory) whenever a rollout ends. Never stop; reconnect after a broken connection."""
+        """Yield (cursor, trajectory) of each rollout that has ended since the cursor `after`, then whenever one ends.
+
+        Never stop; reconnect after a broken connection.
+        """
         async for cursor, columns in self.stream_columns(namespace, pool=pool, group=group, after=after):
             yield cursor, await _trajectory(columns)
 

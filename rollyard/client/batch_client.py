@@ -84,7 +84,8 @@ class BatchClient:
         """Return at most `limit` groups whose delivery number is greater than `after`. `wait`: seconds to wait if there
         is none.
 
-        Raises NotFound.
+        Raises NotFound. Raises Expired if rollouts of these groups are deleted, or if the batch has delivered fewer
+        groups than `after`.
         """
         from rollyard.client import rollout_answers
 
@@ -97,7 +98,7 @@ class BatchClient:
         """Do the same as `groups`, with the trajectories as arrays, group after group.
 
         In the returned columns, `about["groups"]` lists the fields of each group; the field `rollouts` is the number of
-        the group's trajectories. `about["next"]` is the value of `after` for the next page. Raises NotFound.
+        the group's trajectories. `about["next"]` is the value of `after` for the next page. Raises NotFound, Expired.
         """
         from rollyard.client import rollout_answers
 
@@ -125,8 +126,9 @@ class BatchClient:
     ) -> AsyncBatch:
         """Iterate over the groups of a batch: `async for group in client.batch(request)`.
 
-        `request`: the batch to create at the first step, or the id of an existing batch. `after`: delivery number
-        of the last group that the caller already has. `progress`: show the batch's state on the terminal.
+        `request`: the batch, which the first step of the iteration creates, or the id of an existing batch. `after`:
+        delivery number of the last group that the caller already has. `progress`: show the batch's state on the
+        terminal.
         """
         return AsyncBatch(self, request, namespace, after=after, progress=progress)
 

@@ -32,7 +32,7 @@ class Context:
             try:
                 return EndpointFile.model_validate_json(self.endpoint_file.read_bytes()).url
             except (OSError, ValueError):
-                pass  # no server has written `endpoint.json` in this folder: use only the kubeconfig
+                pass  # `endpoint.json` cannot be read or is not Rollyard's: use the kubeconfig's URL
         return self.url
 
     def tls(self) -> ssl.SSLContext:

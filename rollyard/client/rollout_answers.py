@@ -52,7 +52,7 @@ def group_page(columns: Columns) -> GroupPage:
 
 
 def read_stream(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[int, Columns | None]]:
-    """Yield (cursor, columns) of each rollout that ended. Columns are None for data that only keeps the stream alive."""
+    """Yield (cursor, columns) of each rollout that ended, and a pair with None for received data without a rollout."""
     return _files(answer) if answer.content_type == CONTENT_TYPE else _events(answer)
 
 

@@ -1,4 +1,5 @@
-"""Requests to the API. Errors become exceptions, safe calls are retried, and every call uses the server's current address."""
+"""Requests to the API. Errors become exceptions. Calls that may be made twice are retried. Each call reads the server's
+current address."""
 
 from __future__ import annotations
 
@@ -132,7 +133,7 @@ class ServerConnection:
         async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
             headers = {"Accept": accept}
             answer = await self._session.get(at + path, params=query, timeout=timeout, headers=headers)
-        # No `asyncio.timeout` here, because it would also cancel the work of the reader between two reads.
+        # No `asyncio.timeout` here, because it would also cancel what the caller does between two reads.
         async with answer, running(self._cut_when_moved(at, answer.close)):
             await self._check(answer)
             yield answer
@@ -170,7 +171,7 @@ class ServerConnection:
 
 
 async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield lines of any length. (aiohttp's own line reader refuses a line as long as a trajectory.)"""
+    """Yield the lines that are not empty, of any length. aiohttp's own line reader refuses a line as long as a trajectory."""
     rest = b""
     async for chunk in answer.content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

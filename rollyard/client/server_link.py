@@ -30,7 +30,8 @@ ADDRESS_POLL_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class ServerLink:
-    """Everything that a batch job needs to reach its server. Secrets come only from files of mode 0600."""
+    """Everything that a batch job needs to reach its server. The token is read from a file; the server gave this file
+    mode 0600."""
 
     allocation: AllocationFile
     folder: Path
@@ -59,7 +60,10 @@ class ServerLink:
         return {"Authorization": f"Bearer {self.token}"}
 
     def identity(self) -> Identity:
-        """Return the identity of this process. The job id is that of Slurm or of the local driver."""
+        """Make the identity of this process. Call this once, because each call chooses another `instance`.
+
+        The job id is that of Slurm or of the local driver.
+        """
         return Identity(
             allocation=self.allocation.allocation,
             namespace=self.allocation.namespace,
@@ -118,7 +122,8 @@ def error_from_status(code: int, status: Any, retry_after: int | None = None) ->
 async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
     """Wait until the server's address differs from `at`.
 
-    A server on a frozen or isolated node may keep its connections long after another server took over.
+    An open connection does not show that its server is the current one: a server on a frozen or isolated node may keep
+    its connections long after another server took over.
     """
     while True:
         await asyncio.sleep(ADDRESS_POLL_SECONDS)

@@ -77,8 +77,8 @@ class WeightsPush:
         self.namespace, self.pool = namespace or client.context.namespace, pool
         self.folder = Path(folder or Path.home() / ".rollyard" / "weights" / pool).absolute()
         self.step = 0
-        """Step number of the last push, which also names the version by default (`step<n>`). Before the first push: the
-        highest step number in the pool's status, or 0."""
+        """Number of the last successful push; by default a version is named after this number (`step<n>`). Before the
+        first push: the highest such number in the pool's status, or 0."""
         self.version: str | None = None
         """Last version that `push` returned."""
         self._written: list[Path] = []

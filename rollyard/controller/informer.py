@@ -29,7 +29,7 @@ class Informer(Generic[T]):
     """Copy of all objects of one kind. Read the copy only after `synced` is set."""
 
     def __init__(self, store: Store, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
-        """`owner`: returns the owner of an object, which must never change. `of` lists the objects of an owner."""
+        """`owner`: function that names the owner of an object. An object's owner must never change."""
         self.kind = kind
         self.synced = asyncio.Event()
         self._store = store

@@ -62,7 +62,7 @@ class Reconciler(Protocol):
         ...
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
-        """Write a condition for the user, because there will be no retry."""
+        """Write a condition for the user, because the key is not retried before the next change or resync."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Primitives for waiting and notifying on the event loop, shared by every process of Rollyard.
 
-These primitives avoid traps of asyncio. Most of these traps occur when a wait ends in two ways in the same iteration of
-the loop:
+These primitives avoid traps of asyncio. The first two occur when a wait ends in two ways in the same iteration of the
+loop:
 
 - `asyncio.wait_for` returns normally if its caller is cancelled in the iteration in which the awaited result arrives
   (github.com/python/cpython/issues/86296, fixed in Python 3.12). The cancellation is lost, so a loop that should end by
@@ -54,7 +54,7 @@ class Waker:
 async def running(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
     """Run a coroutine beside the block. Leaving the block cancels the coroutine, and waits until it has ended.
 
-    An exception of the coroutine is not raised here; the block gets the exception from the task's result.
+    An exception of the coroutine is not raised here. The block can read it from the task.
     """
     task = asyncio.create_task(work)
     try:

@@ -8,10 +8,10 @@ RollyardError
 │   ├── NotFound             404
 │   ├── MethodNotAllowed     405
 │   ├── RequestTimeout       408  the body stopped arriving
-│   ├── Conflict             409  the object has changed since it was read; read it again and repeat
+│   ├── Conflict             409  the request contradicts what is stored, such as an object changed since it was read
 │   │   ├── AlreadyExists    409
-│   │   └── Fenced           409  another process has the caller's lease or binding; the caller must stop
-│   ├── Expired              410  the resourceVersion or cursor is too old; list again
+│   │   └── Fenced           409  the caller's lease or binding is void, or another process has it; the caller must stop
+│   ├── Expired              410  changes or results that the request names are no longer stored
 │   ├── TooLarge             413
 │   ├── UnsupportedMediaType 415
 │   ├── Invalid              422  the message names each wrong field and a correct value
@@ -25,7 +25,7 @@ RollyardError
 │   └── SubmitRefused        Slurm refused the submit; the message quotes Slurm
 ├── NodeFault                this node failed: the rollout is retried, and ends InfraFailed after the last attempt
 │   └── StageTimeout         a stage's time ran out, and the agent is not the cause
-├── SandboxError             the sandbox failed, not the agent: a retry; InfraFailed after the last attempt
+├── SandboxError             the sandbox failed: the rollout is retried, and ends InfraFailed after the last attempt
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          the sandbox ended during a rollout
 │   └── ImageNotFound        a retry is useless
@@ -49,7 +49,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
-- node/agents/scoring: BadReference, UnreadableExpression; CheckerKilled, which task handlers turn into a metric
+- node/agents/scoring: BadReference, UnreadableExpression; CheckerKilled, which leaves it: task handlers make it a metric
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall
 - sandbox_agent, which imports no other part of Rollyard: EditError, KernelEnded, ShellEnded

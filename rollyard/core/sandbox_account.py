@@ -2,7 +2,7 @@
 
 A sandbox that root starts has root's uid on the host, even in a user namespace. The kernel does not limit the number of
 root's processes, and allows root to write to /proc/sys. So root starts sandboxes as `nobody`. `nobody` must be able to
-reach the sandboxes' files, so the place of the node's cache depends on this account (`node_cache`).
+reach the sandboxes' files, so the path of the node's cache depends on this account (`node_cache`).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ CLOSE_SECONDS = 1.0
 async def stop_tls_server(runner: web.AppRunner) -> None:
     """Clean up the runner, and return when the socket of each of its connections is closed.
 
-    A TLS connection stays open until its peer confirms the end (`close_notify`). A peer that is suspended, overloaded
-    or hostile never confirms it, and asyncio waits 30 s.
+    A TLS connection stays open until its peer confirms the end (`close_notify`). A suspended, overloaded or hostile peer
+    may not confirm it; asyncio alone would then wait 30 s.
     """
     handlers = runner.server.connections if runner.server else []
     transports = [handler.transport for handler in handlers if handler.transport is not None]

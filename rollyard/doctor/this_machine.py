@@ -80,7 +80,10 @@ def sandbox() -> Finding:
 
 
 def cgroups() -> Finding:
-    """Report the limit on the memory of all processes of a job together. Rollyard's own limit is for each process."""
+    """Report the cgroup's limit on the memory of this process and its children together.
+
+    Rollyard's own limit in a sandbox is for each process.
+    """
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         file = "memory/memory.limit_in_bytes" if controllers == "memory" else "memory.max"

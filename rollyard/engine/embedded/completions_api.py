@@ -34,7 +34,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (None,),
     "user": (),
 }
-"""Fields of vLLM without an effect here. Only these values are accepted; an empty tuple accepts every value."""
+"""vLLM's fields that have no effect here, each with the accepted values. An empty tuple accepts every value."""
 
 
 class StreamOptions(BaseModel):
@@ -44,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The supported fields. A request with another field is refused."""
+    """The supported fields. A request with another field is refused, unless the field is in NEUTRAL."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -129,7 +129,7 @@ class ServedModel:
     _texts: dict[int, str] = field(default_factory=dict)
 
     def generation(self, request: CompletionRequest, prompt: list[int]) -> GenerationRequest:
-        """Build the generation of a request. Raises NotFound or BadRequest if this model cannot serve the request."""
+        """Build the GenerationRequest. Raises NotFound or BadRequest if this model cannot serve the request."""
         self._check(request, prompt)
         eos = () if request.ignore_eos else self.eos_ids
         return GenerationRequest(
@@ -200,7 +200,7 @@ class CompletionBuilder:
         return self._envelope([choice])
 
     def whole(self, steps: Sequence[StepResult]) -> dict[str, Any]:
-        """Return all steps as one response. The response lists the weights versions if several were used."""
+        """Return all steps as one response. The response has the `version_spans` if there is more than one span."""
         spans = version_spans(steps)
         mixed = {"rollyard_weights": spans} if len(spans) > 1 else {}
         return {**self.body(steps), "usage": self._usage(), **mixed}
@@ -262,7 +262,10 @@ class CompletionBuilder:
 
 
 def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:
-    """Return [{version, start, end}]; `start` and `end` count sampled tokens. Weights without a name begin no span."""
+    """Return [{version, start, end}]. `start` and `end` are indices of sampled tokens; `end` is not included.
+
+    Tokens from weights without a version name are in no span.
+    """
     spans: list[dict[str, Any]] = []
     versions = [step.version for step in steps if step.draw]
     for at, version in enumerate(versions):
