@@ -89,8 +89,9 @@ class FailoverPolicy:
                 self._leave_task.cancel()
 
     def leave(self) -> None:
-        """Get an endpoint from the checkout at once, and move the calls in flight to it, with the ids sampled so far. A
-        call moves only when it has received no tokens for QUIET_SECONDS. If no call is in flight, do nothing.
+        """Get an endpoint from the checkout at once, and move the calls in flight to it, with the ids sampled so far.
+
+        A call moves only when it has received no tokens for QUIET_SECONDS. If no call is in flight, do nothing.
         """
         if self._sampling and (self._leave_task is None or self._leave_task.done()):
             self._leave_task = asyncio.create_task(self._leave())

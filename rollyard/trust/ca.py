@@ -35,7 +35,7 @@ class Authority:
     def open(cls, folder: Path) -> Authority:
         """Open the authority in `folder` (0700), or create it if it is missing. `ca.pem` has its key and certificate.
 
-        Raises Unavailable if `ca.pem` cannot be parsed.
+        Raises Unavailable if `ca.pem` does not contain an elliptic-curve key and its certificate.
         """
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / "ca.pem"
@@ -58,7 +58,8 @@ class Authority:
     def server_certificate(self, hosts: Sequence[str]) -> Path:
         """Return a PEM file (0600) with the server's key and certificate.
 
-        The file is made anew if the hosts have changed, or if the certificate expires soon.
+        The file is made again if the hosts have changed, if another authority signed the certificate, or if the
+        certificate expires within RENEW_BEFORE_DAYS.
         """
         path = self._folder / "server.pem"
         if not (path.exists() and self._still_good(path, hosts)):
@@ -68,7 +69,8 @@ class Authority:
         return path
 
     def sign_csr(self, pem: str, hosts: Sequence[str]) -> str:
-        """Issue a certificate for `hosts`; names in the request are ignored. Raises Invalid."""
+        """Return a new certificate for `hosts`, followed by the authority's own, in PEM. Names in the request are
+        ignored. Raises Invalid."""
         try:
             request = x509.load_pem_x509_csr(pem.encode())
             if not request.is_signature_valid:

@@ -1,11 +1,11 @@
 """Columns files: results in one safetensors file, with all data of tokens as arrays that need no parsing.
 
 The tokens of all segments follow each other in one array. An array of offsets has the index at which each segment
-begins, and as its last number the index at which the last segment ends. The segments and turns of all samples are stored
-in the same way. The lengths of segments and turns are arrays too. All other fields are JSON: one text for each sample,
-segment and turn, which is parsed on demand, and the text `about` for the whole file. The metadata has the name of the
-form and its version. A later release may add arrays under the same version: a reader ignores arrays that it does not
-know, and refuses a file of a higher version."""
+begins, and as its last number the index at which the last segment ends. The segments and turns of all samples are
+stored in the same way. The prompt lengths of segments, and the prompt and response lengths of turns, are arrays too.
+All other fields are JSON: one text for each sample, segment and turn, which is parsed on demand, and the text `about`
+for the whole file. The metadata has the name of the form and its version. A later release may add arrays under the same
+version: a reader ignores arrays that it does not know, and refuses a file of a higher version."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Columns:
         return [{**sample, **part} for sample, part in zip(self.samples, parts, strict=True)]
 
     def _tokens(self) -> Iterator[dict[str, list[Any]]]:
-        """Yield the lists of each segment's tokens."""
+        """Yield the fields of each segment that have one value for each token, as lists."""
         names = (*self.versions, None)  # the index -1 gives None
 
         for start, end in pairwise(self.segment_offsets.tolist()):
@@ -149,8 +149,8 @@ class Columns:
             yield {"segments": segments[slice(*segment_range)], "turns": turns[slice(*turn_range)]}
 
     def with_samples(self, samples: Sequence[Mapping[str, Any]]) -> Columns:
-        """Return a copy in which `samples` replace the fields of the samples, and `about` is empty. Segments and turns
-        stay the same."""
+        """Return a copy whose property `samples` has these values, and whose `about` is empty. Segments and turns stay
+        the same."""
         texts, offsets = _packed(json.dumps(sample).encode() for sample in samples)
         return replace(self, sample_json=texts, sample_json_offsets=offsets, about={})
 

@@ -86,7 +86,8 @@ class WeightsReport(WireMessage):
     error: str = ""
     """Reason of the failure, if `phase` is Failed."""
     attempt: int | None = None
-    """`attempt` of the failed target; null from an older engine, which does not send this field."""
+    """`attempt` of the target that failed; null if none failed, and from an older engine, which does not send this
+    field."""
     note: str | None = None
     """Reason why the engine loaded the folder although the target was a transfer; else empty. Null from an older engine that
     knows no transfers."""

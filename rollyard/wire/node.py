@@ -1,4 +1,5 @@
-"""Messages between the server and node agents. Small ones go over one WebSocket, results and others over HTTP."""
+"""Messages between the server and node agents. Short messages go over one WebSocket; results and requests for an
+endpoint go over HTTP."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Rollouts for TRL's `GRPOTrainer`: a `rollout_func`, and a reward function to use with it.
 
-TRL takes one token sequence for each sample. If a rollout has several segments, TRL gets the segment with the greatest
-number of sampled tokens. The metric `rollout/left_out_tokens` shows how many sampled tokens TRL does not get.
+TRL takes one token sequence for each sample. A rollout may have several (its segments). Then TRL gets the segment with
+the greatest number of sampled tokens. The metric `rollout/left_out_tokens` is the mean number of sampled tokens of a
+rollout that TRL does not get.
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ def rollout_func(
 ) -> RolloutFunc:
     """Make the `rollout_func` of a `GRPOTrainer`. It runs the trainer's prompts as rollouts of the RolloutPool `pool`.
 
-    `weights`: the trainer's `PushWeights`; rollouts wait for the version that was pushed last. `sampling`: default: the
-    values of the trainer's arguments, with `max_completion_length` as the limit of one turn. `task`: function that makes
-    a task from a prompt.
+    `weights`: the trainer's `PushWeights`; rollouts wait for the version that was pushed last. `sampling`: by default
+    the values of the trainer's arguments, with `max_completion_length` as the limit of one turn. `task`: function that
+    makes a task from a prompt.
     """
 
     def run(prompts: list[Any], trainer: Any) -> dict[str, list[Any]]:
@@ -75,9 +76,9 @@ def rollout_func(
 def group_requests(
     prompts: Sequence[Any], task: Callable[[Any], Task], same_for_all: RolloutRequest
 ) -> list[RolloutRequest]:
-    """Make one request for each prompt and its repetitions.
+    """Make one request for each run of equal prompts. Its `n` is the length of the run.
 
-    TRL repeats each prompt `num_generations` times, one after the other. A training process may get fewer repetitions.
+    TRL passes each prompt `num_generations` times in a row. A training process may get fewer copies of a prompt.
     """
     counts = [(prompt, len(list(same))) for prompt, same in groupby(prompts)]
     return [evolve(same_for_all, task=task(prompt), n=count) for prompt, count in counts]
@@ -116,7 +117,7 @@ def columns(trajectories: Sequence[Trajectory], eos_id: int) -> dict[str, list[A
 
 
 def sample_of(trajectory: Trajectory, eos_id: int) -> Sample:
-    """Return the segment with the greatest number of sampled tokens.
+    """Return the segment with the greatest number of sampled tokens, as a sample.
 
     For a rollout without a reward, or without a sampled token, return one token that is not trained on. An empty
     completion would end the training with an error, because TRL reads the last token of each completion.

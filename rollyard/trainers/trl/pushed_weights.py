@@ -74,7 +74,8 @@ class WeightTransfer:
         self._numbers: dict[str, int] = {}
 
     def number(self, version: str) -> int:
-        """Return which push of this training made a version: 1 for the first push; 0 for a version from before."""
+        """Return which push of this training made a version: 1 for the first push; 0 for a version that is older than
+        this training."""
         return self._numbers.get(version, 0)
 
     def init_weight_transfer(self) -> None:

@@ -1,8 +1,8 @@
 """Rollouts for TRL's `AsyncGRPOTrainer`: a `rollout_worker` that reads rollout groups from a stream.
 
 The server chooses the tasks, filters the groups and limits staleness. The trainer gets one sample for each segment of a
-rollout. A group is acknowledged after two events: the trainer has taken all samples of the group, and the trainer has
-new weights.
+rollout. A group is acknowledged when the trainer has taken all its samples and then has new weights; it is acknowledged
+earlier only if stream and trainer would wait for each other, or if the trainer stops.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class StreamWorker:
     # calls of the trainer
 
     def start(self) -> None:
-        """Create the stream. If a stream with this id exists, continue it after its last acknowledged group."""
+        """Create the stream. If a stream with this id exists, continue it after its last acknowledged group. Raises
+        NoProgress if it has ended."""
         view = self._client.create_batch(self._request, self._namespace)
         if view.status.terminal:
             raise NoProgress(f"batch {view.id!r} has ended {view.status}; choose another id, or leave it out")
