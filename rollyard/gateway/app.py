@@ -1,5 +1,5 @@
 """The gateway's HTTP application. It has a route for each API, and sends errors in the format of the called API. The
-status and the headers of a stream are sent together with its first text.
+status and the headers of a stream are sent together with its first events.
 
 The process that runs the application provides the transport, and must set aiohttp's `handler_cancellation`. Then
 aiohttp cancels the handler when a caller disconnects, and the call ends with the handler.
@@ -54,8 +54,8 @@ APIS: dict[str, MakeExchange] = {
 def build(find: FindSession) -> web.Application:
     """Build the application. Every path also exists below `/s/{session}`, for callers that can set only a base URL.
 
-    The caller must turn off aiohttp's `auto_decompress`: the handlers decompress bodies themselves, but only after
-    authentication.
+    The code that runs the application must turn off aiohttp's `auto_decompress`: the handlers decompress bodies
+    themselves, but only after authentication.
     """
     app = web.Application(middlewares=[_no_such_path])
     front = _GatewayRoutes(find)
@@ -186,7 +186,7 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
 
 
 def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:
-    """Build an error response. After a bug of the gateway (500), a retry would fail in the same way, so a header tells
+    """Build an error response. After an error with status 500, a retry would fail in the same way, so a header tells
     clients not to retry."""
     headers = {"X-Should-Retry": "false"} if refusal.status == 500 else {}
     return web.json_response(body, status=refusal.status, headers=headers)
@@ -214,8 +214,8 @@ def _errors_as_refusals() -> Iterator[None]:
 
 
 def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
-    """Return the greatest number of bytes that the body may have. Raises GatewayError if the Content-Length is too
-    large."""
+    """Return the number of bytes to reserve for the body: its Content-Length; the limit if the body is compressed or
+    its length is unknown. Raises GatewayError if the Content-Length is too large."""
     most, length = session.config.max_body, request.content_length
     if length is not None and length > most:
         raise session.too_large()

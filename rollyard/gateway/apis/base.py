@@ -1,4 +1,4 @@
-"""The interface of an API: parses requests, and formats responses, streams and errors."""
+"""The interface that each API implements. It parses requests, and formats responses, streams and errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rollyard.gateway.session.session import GatewaySession, SendText
 
 Body = Mapping[str, Any]
 MAX_MODEL = 512
-"""Longest name of a model in characters; the name is repeated in every piece of a stream."""
+"""Longest name of a model in characters. Some APIs repeat the name in every piece of a stream."""
 
 
 class Exchange(Protocol):

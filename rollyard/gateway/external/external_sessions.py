@@ -46,7 +46,7 @@ SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
 """Seconds for which a refused request counts as demand. The second value is for a request without an id: the server
-cannot recognise its retry, and would count both."""
+cannot recognise its retry, and would count the request and its retry."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"
@@ -123,8 +123,8 @@ class ExternalSessions:
     async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[ExternalSession, bool]:
         """Open a session; return it, and whether it is new. `now` in Unix seconds.
 
-        Raises Conflict if a different session has this id, TooManyRequests at a limit, Unavailable if no endpoint has
-        capacity, and TemplateUnusable if the model's chat template cannot be used.
+        Raises Conflict if a different or closed session has this id, TooManyRequests at a limit, Unavailable if no
+        endpoint has capacity, and TemplateUnusable if the model's chat template cannot be used.
         """
         id, pool = request.id or f"s-{secrets.token_hex(8)}", PoolKey(namespace, request.pool)
         if (there := self._existing(id, pool, request)) is not None:
@@ -225,7 +225,7 @@ class ExternalSessions:
         return busy is urgent
 
     def end_calls(self) -> None:
-        """End the calls of every session, because the server stops."""
+        """Close every session, which ends its calls. The server calls this when it stops."""
         for id in list(self._sessions):
             self.close(id)
 

@@ -1,5 +1,5 @@
-"""Samples turns for a session of an external agent. The session stays on one endpoint, and moves to another if that
-endpoint fails."""
+"""Samples turns for a session of an external agent. The session stays on one endpoint until this endpoint fails,
+or until the server moves the session."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Request fields that this gateway ignores. For each field, this module lists the accepted values, and the
-reason why ignoring these values is harmless.
+"""Request fields that this gateway ignores. For each field, this module lists the accepted values and the reason
+why ignoring these values is harmless, and the advice for all other values.
 
 A field is implemented (an API reads it, or it is part of `Sampling`), accepted by this list, or refused. Null is always
 accepted. docs/gateway.md has the same list as a table.

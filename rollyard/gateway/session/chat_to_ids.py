@@ -110,7 +110,7 @@ class ChatBranch:
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """A call that is ready to be sampled, with its branch."""
+    """A call whose prompt is ready, with its branch."""
 
     branch: ChatBranch
     messages: Sequence[Message]
@@ -143,8 +143,8 @@ class ChatHistory:
         return self._branches
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
-        """Find or open the branch, and hold it until `record` or `release`. Raises TaskError if the template refuses
-        the messages."""
+        """Find or open the branch. The branch is busy until `record` or `release`. Raises TaskError if the template
+        refuses the messages."""
         lead = self._continued_ids(request) if request.continued_text else []
         start = _digest("tools", json.dumps(request.tools, sort_keys=True))
         keys = self._keys(start, request.messages)
@@ -254,10 +254,12 @@ class ChatHistory:
         return self._aliases.get((before, own), own)
 
     def _sampled(self, message: Message, before: Key, recalled: bool) -> SampledMessage | None:
-        """Find the sampled turn of a message. In an edited history, search only by the message.
+        """Find the sampled turn of a message. If no turn was sampled after exactly this history, search for a turn with
+        the same text.
 
-        The short answer of another turn may be equal by chance. So in an edited history the found turn is used only if
-        the message shows the turn's thoughts, if the turn has no thoughts, or if an earlier turn was `recalled`.
+        The short answer of an unrelated turn may have the same text by chance. So a turn that was found by its text is
+        used only if the message shows the turn's thoughts, if the turn has no thoughts, or if `recalled`: the turn of
+        an earlier message of this history was found.
         """
         own = self._own_turn(message, before)
         if (before, own) not in self._by_digest:
@@ -274,7 +276,7 @@ def _trim_to_first_sampled(segment: Segment) -> Segment:
 
 
 def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> str:
-    """Describe the first difference between a history and the branch with the longest common beginning."""
+    """Describe the first difference between a history and `near`, the branch with the longest common beginning."""
     if common < 0:
         return "the offered tools differ"
     if common >= len(messages):
@@ -288,7 +290,7 @@ def _difference(near: ChatBranch, messages: Sequence[Message], common: int) -> s
 
 
 def _quote_difference(message: Message, other: Message) -> str:
-    """Quote a message from the first difference to the other message."""
+    """Quote the part of a message around the first character that differs from the other message."""
     text, others = (f"{m['content']}{m.get('tool_calls', '')}" for m in (message, other))
     same = common_length(text, others)
     return text[max(same - BEFORE, 0) : same + QUOTED]
@@ -300,8 +302,8 @@ def common_length(text: str, other: str) -> int:
 
 
 def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
-    """Return whether the message shows the turn's thoughts. Callers never see the thoughts of a model with the Harmony
-    format."""
+    """Return whether the message shows the turn's thoughts, or the turn has none. False for thoughts in the Harmony
+    format, which callers never see."""
     sampled, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
     return sampled[0].strip() == shown[0].strip() and (bool(sampled[1]) or not answer.turn.thinks)
 

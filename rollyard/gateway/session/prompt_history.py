@@ -62,7 +62,7 @@ class PromptHistory:
         return self._branches
 
     def prepare(self, prompt: str | Sequence[int]) -> PreparedPrompt:
-        """Find or open the branch and hold it until `record` or `release`."""
+        """Find or open the branch. The branch is busy until `record` or `release`."""
         free = [b for b in self._branches if not b.busy]
         if isinstance(prompt, str):
             text = prompt
@@ -81,7 +81,8 @@ class PromptHistory:
         return PreparedPrompt(found, ids, text)
 
     def _why_no_branch(self, text: str) -> Break | None:
-        """Return why no branch matches a prompt; None for a new prompt, which has no sampled turn."""
+        """Return why no branch matches a prompt; None for a prompt that does not begin with the first prompt of a
+        branch."""
         near = max(self._branches, key=lambda b: common_length(b.text, text), default=None)
         common = common_length(near.text, text) if near is not None else 0
         if near is None or not near.first <= common < len(text):

@@ -155,7 +155,7 @@ class GatewaySession:
     # calls
 
     def check_limits(self, *, counts: bool = True) -> None:
-        """Check the limits before a request is read. Raises GatewayError if the session cannot take a call now.
+        """Check the limits of calls and tokens. Raises GatewayError if the session cannot take a call now.
 
         `counts`: whether a limit of calls or tokens marks the session as truncated.
         """

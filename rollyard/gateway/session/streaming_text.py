@@ -1,5 +1,5 @@
-"""Decodes ids to text as they arrive. The text sent so far never ends in the middle of a character, or with the
-beginning of a tool call."""
+"""Decodes ids to text as they arrive. Text is held back while it may be the beginning of a tool call or of a stop
+string, and ids are held back while they may be a part of a character."""
 
 from __future__ import annotations
 
