@@ -60,8 +60,8 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class RunBegun:
-    """The holder reported RUN at `at`. Heartbeats are not stored, so this event is stored together with the next
-    one."""
+    """The holder reported RUN at `at`. The report comes in a heartbeat, and a heartbeat writes nothing to the store. So
+    this event is stored together with the rollout's next event."""
 
     at: float
     fence: int
@@ -94,7 +94,7 @@ class RunStored:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The holder's result. The status InfraFailed applies to this attempt only."""
+    """The holder's result. As long as retries are left, the status InfraFailed ends only this attempt."""
 
     at: float
     fence: int
@@ -104,7 +104,7 @@ class Finished:
     result: BlobRef | None
     max_attempts: int
     sampled: int
-    """Number of sampled tokens in the rollout's segments."""
+    """Number of sampled tokens that the result contains."""
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -257,7 +257,8 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Record the end of RUN. If the request demands one weights version, a run from several versions is sampled again."""
+    """Record the end of RUN. If the request demands one weights version, a run with tokens from another version than
+    the version at its grant is sampled again."""
     check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
@@ -329,7 +330,7 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
 def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | None:
     """Return why the result cannot be used for training; None if it can.
 
-    A result without sampled tokens, or with a reward that is not finite, would spoil a batch.
+    A result without sampled tokens, or with a reward that is not finite, would spoil a training batch.
     """
     ended = f"it ended {event.status}"
     if event.sampled == 0:

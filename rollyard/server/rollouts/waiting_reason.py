@@ -72,7 +72,8 @@ class QueueView:
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
     """Group id -> versions, for groups whose rollouts must all have the same version."""
     places: Mapping[int, int] = field(default_factory=dict)
-    """seq of a record -> number of records of the same stage before this record. Records far behind are left out."""
+    """seq of a record -> number of records of the same stage before this record. Only the first LOOK_AHEAD_RECORDS of
+    each stage are included."""
 
 
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
@@ -205,7 +206,7 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if not ends or len(ends) < len(able):
         return None
     if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
-        return None  # the request's budgets cannot be longer, so do not parse it: that is slow
+        return None  # the request's budgets cannot be longer, and parsing the request is slow
     need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:

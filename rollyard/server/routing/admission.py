@@ -21,8 +21,8 @@ SAMPLE = 0.25
 LINE, SHORT_LINE = 1.0, 0.25
 """Like FULL and EASY, for the number of waiting requests in the engine divided by the number of running requests."""
 GROWTH, SHRINKAGE = 0.1, 0.05
-"""GROWTH: share by which the limit grows at a heartbeat if there is room. SHRINKAGE: if the cache overflows, the new limit
-is the number of live sessions minus this share."""
+"""GROWTH: share by which the limit grows at a heartbeat if there is room. SHRINKAGE: if the cache is full and requests
+wait, the new limit is at most the number of live sessions minus this share of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""The choice of a session's endpoint. The endpoint with the least load is taken; equal loads are ordered by chance.
+"""The choice of a session's endpoint. The endpoint with the least load is taken, or a preferred endpoint with nearly
+the least load. Equal loads are ordered by chance.
 
 The load is the number of live sessions divided by the capacity. `EndpointChoice` chooses for new sessions and for
 sessions that move. For each pool, an `EndpointRanking` has the endpoints that take work, in order of load. The ranking
@@ -24,8 +25,8 @@ from rollyard.server.routing.surplus_sessions import EndpointShare, excess
 from rollyard.wire.endpoint import Endpoint
 
 FIRST_STEP = 2.0
-"""Extra weight, within a burst, of each session that the burst has added. The prompts of these sessions arrive at the
-same time."""
+"""A burst (see `Burst`) counts each session that it has added as this many sessions more. The prompts of these sessions
+arrive at the same time, so they load the endpoint more than running sessions."""
 NEAR_RATIO = 0.125
 """The load of a preferred endpoint (warm prefix, or same node) may exceed the least load by this share."""
 CLEARED_SECONDS = 10.0
@@ -216,8 +217,9 @@ class EndpointChoice:
         """Choose an endpoint for a running session on `current`. `failed`: endpoint that could not be used, or empty.
 
         If nothing failed, `current` is kept, unless it takes no work or has too many sessions. If there is no other
-        endpoint, a ready `current` is kept; after a failure only if a probe has just succeeded. A full endpoint is taken
-        only if all are full. `allow` is true for the result. Return None if there is no endpoint.
+        endpoint, a ready `current` is kept; after a failure only if a probe has just succeeded. A full endpoint is
+        taken only if all other allowed endpoints are full. `allow` is true for the result. Return None if there is no
+        endpoint.
         """
         here = self._endpoints.get(current)
         if here is not None and allow is not None and not allow(here.endpoint):

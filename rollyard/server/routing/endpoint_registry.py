@@ -77,7 +77,7 @@ class EndpointRegistry:
         """Register an engine. It gets work after a heartbeat reports that it is healthy and has the right weights.
 
         `model`: folder of the model for which the engine's allocation was made. `weights`: weights of the pool, used if
-        the pool is not known yet. `capacity`: relative to the other endpoints of the pool.
+        the registry does not know them yet. `capacity`: relative to the other endpoints of the pool.
         """
         if weights is not None:
             self._weights.setdefault(pool, weights)

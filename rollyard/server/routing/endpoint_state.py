@@ -39,8 +39,8 @@ class EndpointState:
     running: int = 0
     waiting: int | None = None
     kv_usage: float | None = None
-    """Filled share of the cache. `kv_usage` and `waiting` are None before the first report and while the endpoint is
-    silent."""
+    """Filled share of the cache. `kv_usage` and `waiting` are None before the first report, while the endpoint is
+    silent, and if the engine does not report the value."""
     history: History = ()
     """Recently reported totals; empty before the first report and while the endpoint is silent."""
     rates: EndpointRates = UNKNOWN
@@ -98,7 +98,8 @@ class EndpointState:
 def why_not_ready(state: EndpointState) -> Reason | None:
     """Return why the endpoint is not ready; None if it is ready.
 
-    The engine's own reason comes first, then the reason of an ejection, then the reason of the weights.
+    The reason of an unhealthy engine comes first (see `_main_reason`), then the reason of an ejection, then the reason
+    of the weights.
     """
     if not state.healthy and state.uid:
         return _main_reason(state) if state.has_reported or state.engine_reason else REGISTERING

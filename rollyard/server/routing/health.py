@@ -1,9 +1,9 @@
 """Trust in an endpoint. A complaint makes the endpoint suspected; then a probe by the server decides.
 
-Pure. Node agents and sessions of external agents complain. A single complaint ejects no endpoint, because the cause
-may be the network of the node agent. Complaints from several sources eject the endpoint immediately. The length of an
-ejection doubles with each ejection in a row. At its end one probe is sent (half-open). If the probe fails, the endpoint
-is ejected for a longer time.
+Pure. Node agents and sessions of external agents complain. A single complaint ejects no endpoint, because the cause may
+be the network of the node agent. Complaints from several sources eject the endpoint immediately. The length of an
+ejection doubles with each ejection in a row. At the end of an ejection one probe is sent (half-open). If the probe
+fails, the endpoint is ejected for a longer time.
 """
 
 from __future__ import annotations

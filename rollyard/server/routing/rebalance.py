@@ -1,8 +1,8 @@
 """Moves live sessions away from endpoints that are out (ejected, silent or unhealthy), that drain, or that have too
 many sessions.
 
-The rebalancer only requests a move. Then the session chooses its endpoint again, and the choice is recorded. So a
-session counts on its old endpoint until it has chosen a new one.
+The rebalancer only requests a move. The new endpoint is chosen and recorded later, when the session's node agent or
+gateway asks for it. Until then the session counts on its old endpoint.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Rebalancer:
         ask_rollout: Callable[[RolloutKey, str, bool], bool],
         ask_external: Callable[[str, str, bool], bool],
     ) -> None:
-        """`ask_…` requests a move. Its arguments are a session, the endpoint to leave, and whether the move is urgent,
-        because the endpoint is out. The result is whether the request was sent."""
+        """`ask_…` requests a move. Its arguments are a session, the endpoint to leave, and whether the endpoint is out,
+        which makes the move urgent. It returns whether the request was sent."""
         self._endpoints = endpoints
         self._choice = choice
         self._sessions = sessions

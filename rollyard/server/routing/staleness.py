@@ -43,7 +43,9 @@ class ServedVersions:
         return known[-1] if known else min(self.ready, default=None)
 
     def is_gone(self, version: str) -> bool:
-        """Whether this version is not current, not served now or a short time ago, and not the target of an update."""
+        """Whether new rollouts can no longer get this version: it is neither the current version nor the target of a
+        running update, and no endpoint that takes work serves it now or served it a short time ago. False while this is
+        unknown."""
         current, operation = self.weights.current, self.weights.operation
         if current is None or self.recently_served is None:
             return False  # the server or the pool has just started, and reports may still be missing

@@ -1,7 +1,7 @@
 """Protocol and records of a store.
 
-The effects of a call are on disk before the call returns. All waiting writes are committed together (group commit). Each
-write has its own savepoint, so a failed write does not undo the others.
+The data that a call writes is on disk before the call returns. All waiting writes are committed together (group
+commit). Each write has its own savepoint, so a failed write does not undo the others.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """A rollout's durable state. Only `server.rollouts.step` changes a record."""
+    """A rollout's durable state. After its insert only `server.rollouts.step` changes a record."""
 
     namespace: str
     id: str
@@ -76,11 +76,12 @@ class RolloutRecord:
     fence: int = 0
     """Sequence number of the last lease. A message with a lower number is void."""
     holder: str | None = None
-    """Instance id of the node agent that holds the lease."""
+    """Node agent that holds the lease, as `<allocation uid>/<instance>`; None if the rollout is not leased."""
     node: str | None = None
     endpoints: Mapping[str, str] = field(default_factory=dict)
-    """Role -> endpoint id. The endpoints are chosen when a lease is granted. Live sessions are counted from leased
-    records. A rollout that is queued again keeps its last endpoints, because their caches have the rollout's prefix.
+    """Role -> endpoint id. The endpoints are chosen when a lease is granted, and can change during the lease. A rollout
+    that is queued again keeps its last endpoints, because their caches have the rollout's prefix. After an
+    infrastructure failure it keeps none.
     """
     queued_at: float = 0.0
     not_before: float = 0.0
@@ -94,7 +95,7 @@ class RolloutRecord:
     reward: float | None = None
     error: RolloutError | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Small numbers for lists: turns, tokens, tool_calls, timings, metrics."""
+    """Small numbers for lists: turns, tokens, tool_calls, and the timings by name."""
     finished_at: float | None = None
     cursor: int | None = None
     """Position among terminal records; the store sets it when the status becomes terminal."""
@@ -190,7 +191,7 @@ class QueueRanks:
     """Ranks of a pool's queue, as in start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996).
 
     A rollout's rank is the rank of the rollout before it in the batch, plus 1 / weight of the batch. The first rollout
-    after a pause has a rank after `served`, so that a batch cannot save turns up.
+    after a pause has a rank after `served`, so that a batch gains no advantage by a pause.
     """
 
     served: float = 0.0
@@ -303,7 +304,7 @@ class Store(Protocol):
     # rollouts
 
     async def transact(self, change: Callable[[Transaction], T]) -> T:
-        """Run `change` in the writer; return its result after its effects are on disk.
+        """Run `change` in the writer; return its result after its writes are on disk.
 
         An exception of `change` undoes all writes of `change`, and only this caller gets the exception. Raises
         Unavailable if the disk is full or fails; then nothing is written.
@@ -390,7 +391,8 @@ class Store(Protocol):
         ...
 
     async def prune_batches(self, end_of_life: Callable[[PoolKey], float]) -> int:
-        """Delete the batches of a pool that ended before this time, with all their groups; return the number of rollouts.
+        """Delete the batches that ended before the end of life of their pool, with all their groups; return the number
+        of deleted rollouts.
 
         A series that only the deleted batch can use is deleted with its tasks. `end_of_life`: as in `prune_rollouts`.
         """

@@ -1,7 +1,7 @@
 """Deletion of batches that ended long ago, and of groups that a trainer has used. Each step is one transaction.
 
-The tasks of a dataset and their history stay as long as the dataset. Tasks of a request or a plug-in go with the series
-that draws from them. After a crash between two steps the next pass continues.
+The tasks of a dataset and their history stay as long as the dataset. Tasks of a request or a plug-in are deleted with
+the series that draws from them. After a crash between two steps the next pass continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DELETED_TASKS = 5000
 GroupName = tuple[str, str]
 """(namespace, id)."""
 GroupRows = Mapping[GroupName, Sequence[int]]
-"""Group -> rows of the group's rollouts. Rows that must stay are left out."""
+"""Group -> rows of the group's rollouts. Rows that must stay (see `pruning.NOT_NEWEST`) are left out."""
 
 
 def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> GroupRows:
@@ -64,7 +64,8 @@ def pools_with_batches(db: sqlite3.Connection) -> list[PoolKey]:
 
 
 def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
-    """Delete a batch after its delivered groups. Also delete its series if only this batch can use the series.
+    """Delete a batch whose delivered groups are already deleted. Also delete its series if only this batch can use the
+    series.
 
     Return whether the batch is deleted. A call deletes at most DELETED_TASKS tasks of the series. If there are more,
     the batch stays.

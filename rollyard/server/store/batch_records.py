@@ -55,13 +55,13 @@ class EndedRollout:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """A group: the n rollouts of one task. The group's id is the field `group` of these rollouts."""
+    """A group: the n rollouts of one task. These rollouts have the group's id in their field `group`."""
 
     namespace: str
     id: str
     series: str
     number: int
-    """Index of the draw within the series, from 0."""
+    """Number of the group within the series, from 0. A number is skipped if rollouts with its ids exist already."""
     pool: str
     n: int
     task_index: int
@@ -124,7 +124,7 @@ class LengthSums:
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch's request and counters. Only `server.batches.advance` changes the counters."""
+    """A batch's request and counters. Only `advance` and `settlement` in `server.batches` change the counters."""
 
     namespace: str
     id: str
@@ -146,7 +146,8 @@ class BatchRecord:
     step: int = 0
     """Number of training steps of the series before this batch."""
     settled: float = 0.0
-    """Number of groups of the series with a verdict. Older groups count less."""
+    """Number of informative and uninformative groups, of this batch and of earlier batches of the series. Older groups
+    count less."""
     settled_informative: float = 0.0
     queue_rank: float = 0.0
     """Rank of the batch's last rollout in the pool's queue."""
@@ -196,7 +197,7 @@ class PutBack:
     tries: int
     """Number of faulty groups of this task in this epoch."""
     due: int
-    """The task may be drawn again for the series' group with this number, and for later ones."""
+    """Number of the first group of the series for which the task may be drawn again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,11 +241,12 @@ class TaskHistory:
     streak: int = 0
     """Number of uninformative groups in a row, counted back from the last group."""
     rollouts: int = 0
-    """Number of rollouts with a reward, over which `seconds` and `tokens` are means."""
+    """Number of rollouts with a reward."""
     seconds: float = 0.0
-    """Mean seconds of a rollout."""
+    """Mean seconds of a rollout with a reward. In both means all earlier rollouts together count as at most
+    `task_history.MEAN_ROLLOUTS`."""
     tokens: float = 0.0
-    """Mean sampled tokens of a rollout."""
+    """Mean sampled tokens of a rollout with a reward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ CREATE TABLE objects (
     PRIMARY KEY (kind, namespace, name)
 ) WITHOUT ROWID;
 
--- One row a change, dense: version n + 1 follows n, so that a reader sees a gap. Old rows are pruned, never the last.
+-- One row for each change. Versions are numbered without gaps, so a reader notices a missing row. Old rows are pruned,
+-- but the last row stays, because the next version is computed from it.
 CREATE TABLE changes (version INTEGER PRIMARY KEY, type TEXT NOT NULL, kind TEXT NOT NULL, body TEXT NOT NULL);
 
 CREATE TABLE rollouts (
@@ -37,7 +38,7 @@ CREATE TABLE rollouts (
     run TEXT, result TEXT, reward REAL, error TEXT, summary TEXT NOT NULL, finished_at REAL, cursor INTEGER,
     min_weights_version TEXT, weights TEXT, weights_version TEXT, outdated INTEGER NOT NULL DEFAULT 0
 );
--- Apart from the row that changes with every step: a task may be large and never changes.
+-- The rollouts' requests. A request may be large and never changes, but the row in `rollouts` is written at each step.
 CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
 
 CREATE UNIQUE INDEX rollouts_by_id ON rollouts (namespace, id);
@@ -46,7 +47,7 @@ CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "grou
 CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, seq, not_before)
     WHERE status = 'Queued' AND holder IS NULL;
 CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
--- These two hold the columns of their own condition as well: only then does SQLite answer from the index alone.
+-- The next two indexes also have the columns of their WHERE conditions. Otherwise SQLite would read the table as well.
 CREATE INDEX rollouts_sessions ON rollouts (endpoints, stage, holder) WHERE holder IS NOT NULL AND stage <> 'EVAL';
 CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cursor) WHERE cursor IS NULL;
 CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
@@ -54,7 +55,7 @@ CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
     WHERE cursor IS NOT NULL AND "group" IS NOT NULL;
 CREATE INDEX rollouts_demanding ON rollouts (namespace, pool, seq) WHERE weights IS NOT NULL AND cursor IS NULL;
 
--- Terminal records counted as they end, so that counting does not read a million of them.
+-- Counts of terminal records. They are updated when a rollout ends, so that counting does not read them all.
 CREATE TABLE tallies (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, stage TEXT NOT NULL, status TEXT NOT NULL,
     records INTEGER NOT NULL, rewarded INTEGER NOT NULL, rewards REAL NOT NULL,
@@ -63,7 +64,7 @@ CREATE TABLE tallies (
 """
 
 _VERSION_16 = """
--- Sessions are counted in memory (routing/session_index.py).
+-- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
 
@@ -85,7 +86,7 @@ CREATE TABLE datasets (
     created_at REAL NOT NULL,
     PRIMARY KEY (namespace, name)
 ) WITHOUT ROWID;
--- Tasks never change. Those of a request and of a plug-in are here too, under digests of their own.
+-- Tasks of datasets, of batches' requests and of plug-ins. A stored task never changes.
 CREATE TABLE dataset_tasks (digest TEXT NOT NULL, idx INTEGER NOT NULL, body TEXT NOT NULL, UNIQUE (digest, idx));
 CREATE TABLE task_history (
     namespace TEXT NOT NULL, dataset TEXT NOT NULL, idx INTEGER NOT NULL, body TEXT NOT NULL,
@@ -124,8 +125,9 @@ CREATE TABLE acknowledged_groups (
 ) WITHOUT ROWID;
 CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 
--- Packs that have lost a record. Only these are ever compacted or deleted: a database from a backup does not know the
--- packs that are newer than itself. `unused_since`: time since which no record names the pack.
+-- Packs from which a record was deleted. Only these packs may be deleted or compacted. Packs that are newer than the
+-- database are not in this table, so they stay if the database is restored from a backup. `unused_since`: time since
+-- which no record names the pack.
 CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
 """
 
