@@ -48,19 +48,19 @@ from rollyard.wire.node import Lease, LeaseRef
 log = logging.getLogger(__name__)
 
 TERM_SECONDS = 0.2
-"""Seconds to wait for this process's own TERM after a sandbox is lost.
+"""Seconds to wait for this process's own TERM before an infrastructure fault, such as a lost sandbox, is reported.
 
 When a job ends, all its processes get TERM, and a sandbox may end before this process reads its own signal. If this
 process reads TERM during the wait, the rollout is handed back, and the lost sandbox does not count as a failed attempt.
 """
 HANDLER_TIME_SHARE = 0.8
-"""Share of EVAL's time budget that the agent's work may use. A solution that hangs exceeds this share before the budget
-ends, so it does not count as an infrastructure fault."""
+"""Share of EVAL's time budget that the agent's work may use. A solution that hangs exceeds this share first, so the
+handler can score it as a mistake of the agent. The end of the budget itself is an infrastructure fault."""
 
 
 @dataclass(frozen=True)
 class NodeContext:
-    """The parts that all rollouts of a node agent share."""
+    """The objects that all rollouts of a node agent share."""
 
     pools: StagePools
     sandboxes: SandboxFactory
@@ -193,8 +193,8 @@ class LeaseRun:
     async def _agent(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
     ) -> tuple[_AgentResult, Artifact]:
-        """Run the agent and collect the artifact. If the stage's budget runs out, the run is truncated, and the artifact
-        is still collected."""
+        """Run the agent and collect the artifact. If RUN's budget runs out, the run is truncated, and the artifact is
+        still collected. If no token was sampled, raises an error with the reason."""
         policy = self._node.policy(self._lease, template)
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
@@ -291,9 +291,11 @@ class LeaseRun:
 
     @contextlib.asynccontextmanager
     async def _stage_worker(self, stage: Stage) -> AsyncIterator[None]:
-        """Hold a stage worker of this stage. The stage's time begins when the worker is free."""
+        """Wait for a stage worker of this stage, and hold it inside the block. The stage's time begins when the wait
+        ends."""
         self.stage = stage
-        self._stage_changed()  # before a worker is free, because the server widens stages for which rollouts wait
+        # A heartbeat now tells the server that this rollout waits, so that the server can widen the stage.
+        self._stage_changed()
         async with self._node.pools[stage].worker():
             started = time.monotonic()
             try:

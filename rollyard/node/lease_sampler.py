@@ -81,8 +81,8 @@ class LeaseSampler:
         return await self.failover.sample(prompt_ids, sampling, limit, on_ids)
 
     async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
-        """Return the endpoint for the next request: the current one, unless it failed or the server announced a better
-        one. Raises Unavailable, Fenced."""
+        """Return the endpoint for the next request: the current one, unless it failed or the server asked for a new
+        choice. Raises Unavailable, Fenced."""
         if not failed and not self._rechoose_requested:
             return current
         if failed and not again:

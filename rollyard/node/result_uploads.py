@@ -29,7 +29,7 @@ REQUEST_SECONDS = 120.0
 SHORT_TURNS, SHORT_TOKENS = 8, 1024
 """Greatest numbers of turns and tokens of an outcome that is encoded on the event loop."""
 RUN, RESULT = "/v1/node/run", "/v1/node/result"
-"""Paths for one upload. With an `s` at the end they are the paths for several."""
+"""Paths for a request with one upload. With an `s` at the end they are the paths for a request with several uploads."""
 SMALL_BYTES = 64 << 10
 """Greatest size of an upload that shares a request with others. A larger upload gets a request of its own at once, even
 while another request is under way."""
@@ -75,7 +75,8 @@ class ResultUploads:
             await self._put(RESULT, ref, Outcome(status=Status.FAILED, node=outcome.node, error=refusal))
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
-        """Fetch the RUN result that another node agent uploaded; retry until the server can be reached. Raises Fenced."""
+        """Fetch the result of RUN that was uploaded under an earlier lease; retry until the server can be reached.
+        Raises Fenced."""
         query = {"namespace": ref.namespace, "id": ref.id, "fence": str(ref.fence)}
         backoff = Backoff()
         while True:
@@ -122,7 +123,7 @@ class ResultUploads:
             if len(errors) != len(uploads):
                 raise ValueError(f"{len(errors)} results for {len(uploads)} uploads")
             return errors
-        except (Invalid, TooLarge) as refusal:  # of the request. Each result goes alone then, and is judged by itself
+        except (Invalid, TooLarge) as refusal:  # the whole request was refused; `_put` then sends each result alone
             raise Unavailable(f"the server refused {len(uploads)} results in one request: {refusal}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise Unavailable(f"the server's answer to {path} cannot be read: {error}") from None
@@ -142,7 +143,8 @@ _STAGES = tuple(stage.lower() for stage in Stage)
 
 
 def _is_short(result: RunResult | Outcome) -> bool:
-    """Whether encoding takes less time than a hop to a thread and back, about 0.2 ms."""
+    """Whether the result is so short that encoding takes less time than a hop to a thread and back, about 0.2 ms. False
+    for a RunResult."""
     if isinstance(result, RunResult):
         return False
     return len(result.turns) <= SHORT_TURNS and sum(len(s.token_ids) for s in result.segments) <= SHORT_TOKENS

@@ -1,4 +1,5 @@
-"""Queue of uploads for one path. While a request is under way others wait, and the next request takes them together."""
+"""Queue of uploads for one path. While a request is under way, further uploads wait, and the next request takes them
+together."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class AllocationReconciler:
         self._submitter = submitter
         self._lose_allocation = lost
         """Callback for an allocation (its uid) whose job has ended. The callback takes back the allocation's leases,
-        so that the server refuses results from a process of the job that still runs."""
+        so that the server refuses results from processes that outlive the job."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, number of complete snapshots in a row without the allocation's job)."""
         self._awaiting_user_name: dict[str, float] = {}
@@ -107,7 +107,8 @@ class AllocationReconciler:
         return RequeueAfter(WAIT_SECONDS) if undecided else Done()
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
-        """End an allocation that cannot be submitted as it is written. The pool's condition then has the reason."""
+        """End an allocation that cannot be submitted as it is written. The pool's reconciler copies the reason into the
+        pool's condition."""
         try:
             allocation = await self._store.get(key, Allocation)
         except NotFound:
@@ -219,7 +220,7 @@ class AllocationReconciler:
         return allocation
 
     async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> JobEnd | None:
-        """Return the certain facts about the job's end; None while accounting may still name the user who cancelled it."""
+        """Return the facts about the job's end; None while accounting may still name the user who cancelled the job."""
         by_us = await self._why_ended(allocation)
         job = plan.adopt
         if job is not None and job.state is JobState.CANCELLED and not by_us and not _is_requeued(status):

@@ -42,11 +42,12 @@ class AllocationFolders:
         self._runtime = PythonArchive(data / "runtime")
 
     def comment(self, id: str) -> str:
-        """Comment that marks a job as ours. `id` is the uid of an allocation, or the id of a burst."""
+        """Comment that marks a job as ours. `id` is the uid of an allocation, or the id of a burst, which is one array
+        job for several allocations."""
         return f"rollyard:{self._server_id}:{id}"
 
     def owner(self, allocation: Allocation) -> str:
-        """Key of the allocation's job. Adoption and the search for orphans find the job by this key."""
+        """Key by which the allocation's job is recognised in Slurm's queue."""
         status = allocation.status
         if status.burst is None:
             return self.comment(allocation.metadata.uid)
@@ -134,7 +135,8 @@ class AllocationFolders:
         write_secret(Path(script.directory) / "batch.sh", script.text, durable=False)
 
     def last_output(self, allocation: Allocation, end: float) -> LastOutput | None:
-        """Return the last output shortly before `end` (Unix seconds); None if the output's time is uncertain. Blocks."""
+        """Return the last output in the job's log, if the job wrote it shortly before `end` (Unix seconds); otherwise
+        None. Blocks."""
         path = self.log_file(allocation.metadata.namespace, allocation.metadata.name)
         try:
             with path.open("rb") as file:
@@ -167,7 +169,8 @@ def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutp
         at, level, message = _parse_log_line(line)
         if at is not None and level == "critical" and end - at < RECENT_SECONDS:
             return LastOutput(message, end - at, is_exit_reason=True)
-    if not written or written[-1].startswith(SLURM_LOG_PREFIXES):  # Slurm's lines change the time of the file
+    # Slurm's lines change the time of the file, so the age of the lines before them is unknown.
+    if not written or written[-1].startswith(SLURM_LOG_PREFIXES):
         return None
     at, _, message = _parse_log_line(written[-1])
     before = end - (written_at if at is None else at)
@@ -184,8 +187,8 @@ def _parse_log_line(line: str) -> tuple[float | None, str, str]:
 
 
 def _launcher(template: AllocationTemplate) -> list[str]:
-    """Command that starts a gang: one process on each node. If a process fails, srun ends the others at once. If a
-    process ends without error, srun ends the others after GANG_WAIT_SECONDS."""
+    """Command that starts a gang: one process on each node. Empty for a single node. If a process fails, srun ends the
+    others at once. If a process ends without error, srun ends the others after GANG_WAIT_SECONDS."""
     if template.nodes == 1:
         return []
     # srun does not inherit --cpus-per-task from sbatch (Slurm 22.05, release notes).

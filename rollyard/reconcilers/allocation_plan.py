@@ -21,7 +21,8 @@ MIN_MISSES = 2
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
     adopt: Job | None = None
-    """The allocation's job as the snapshot shows it: the recorded job, or else a job that was found for the allocation."""
+    """The allocation's job as the snapshot shows it: the recorded job, or else the job with the allocation's
+    comment."""
     submit: bool = False
     """True: write the intent, then submit."""
     cancel: tuple[str, ...] = ()

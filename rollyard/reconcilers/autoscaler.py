@@ -59,7 +59,7 @@ class Metric:
         return self.total is None or not self.complete
 
     def needs(self, current: int) -> int | None:
-        """Return the number of replicas that this metric requests by itself."""
+        """Return the number of replicas that this metric requests by itself; None while the metric is unknown."""
         if self.total is None:
             return None
         if current > 0 and abs(self.total / (current * self.target) - 1) <= TOLERANCE + 1e-9:

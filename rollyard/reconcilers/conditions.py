@@ -104,7 +104,8 @@ def pool_conditions(view: PoolView) -> list[Condition]:
 
 
 def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
-    """Yield one event for each new reason. If Ready and Updated have the same new reason, there is one event."""
+    """Yield one event for each new reason of Ready and Updated, but only one if both have the same new reason. Yield
+    one event when RenewalBlocked becomes true."""
     recorded: set[str] = set()
     for type in ("Ready", "Updated"):
         old, new = (get_condition(s.conditions, type) for s in (before, after))
@@ -117,7 +118,7 @@ def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
 
 
 def ready(view: PoolView) -> ConditionUpdate:
-    """Whether the desired number serves now, with any template."""
+    """Whether the desired number of allocations serves now, with any template."""
     pool, observation, count = view.pool, view.observation, replicas(view)
     counted = f"{count.ready} of {count.desired} allocations ready"
     if pool.metadata.deletion_timestamp is not None:
@@ -303,7 +304,8 @@ def _submitted_at(allocation: Allocation) -> float | None:
 
 
 def _is_notable_wait(view: PoolView, reason: str) -> bool:
-    """Whether the message names a job's wait before an earlier failure, because the wait will not end soon."""
+    """Whether the wait for Slurm will probably not end soon. The message then names this wait before an earlier
+    failure."""
     if not is_transient(reason):
         return True
     pending = [

@@ -25,13 +25,15 @@ INTERRUPTIONS = {
     JobState.REVOKED,
     JobState.GONE,
 }
-"""Ends caused by a node, an administrator or a user. Ends by walltime and by preemption are normal and do not count."""
+"""Ends caused by a node, an administrator or a user, and ends of unknown cause (GONE). Ends by walltime and by
+preemption are normal and do not count."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
-"""Limit of the back-off while no allocation of the pool serves. It is lower, because the cause may have passed."""
+"""Limit of the back-off while no allocation of the pool serves. The limit is lower, so that the pool soon notices that
+the cause has passed."""
 LAUNCH_SECONDS = 15.0
-"""First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails. A pool that
-submitted again immediately would have all nodes drained."""
+"""First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails. If the prolog
+fails on every node, a pool without this back-off would soon have caused the drain of all nodes."""
 STEADY_SECONDS = 10.0
 """Seconds of being ready that count as a success. An allocation that fails sooner adds to the failures in a row."""
 FORGET_FAILURES_SECONDS = 60.0

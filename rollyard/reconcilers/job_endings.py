@@ -1,8 +1,9 @@
-"""Text about the end of a job: first the certain facts, then the job's last output, labelled as output. Pure.
+"""Text about the end of a job: first the known facts, then the job's last output, labelled as output. Pure.
 
-The text does not guess the cause. Certain facts are the signal or exit code, our own action with its reason, and Slurm's
+The text does not guess the cause. Known facts are the signal or exit code, our own action with its reason, and Slurm's
 state with the user that Slurm names. If Slurm names no user, the text says that the user is unknown. A line of a log is
-not shown as the cause, because the line may be hours old and about something else.
+shown as the cause only if our own process logged it as the reason for its exit. Any other line may be about something
+else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SHORT_CHARS = 120
 """Greatest length of a text in tables and in conditions of pools."""
 LONG_CHARS = 1_000
 RECENT_SECONDS = 5.0
-"""Age in seconds above which output is not shown."""
+"""Output that the job wrote more than this many seconds before its end is not shown."""
 _SHORT_STATES = {"", "None", "NonZeroExitCode"}
 """Slurm's reasons that add nothing to the exit code."""
 _STATES: dict[str, str] = {
@@ -48,7 +49,7 @@ class LastOutput:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """Certain facts about the end of a job."""
+    """Known facts about the end of a job."""
 
     state: str
     exit_code: int | None = None

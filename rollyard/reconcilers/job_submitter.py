@@ -45,7 +45,7 @@ _TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
 
 
 class Submitter:
-    """The background task that submits. It has only the keys of waiting allocations; other state is in the store."""
+    """The background task that submits. It keeps no intents and no jobs in memory; these are in the store."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Submitter:
         clock: Clock,
     ) -> None:
         """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered. This class writes the
-        times. A snapshot that began earlier may lack the job."""
+        times. A snapshot that began before this time may lack the job."""
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -107,7 +107,9 @@ class Submitter:
                     continue  # changed since the decision
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
-                step = meta.uid if allocation.spec.template.within is not None else None  # a step is never in an array
+                step = (
+                    meta.uid if allocation.spec.template.within is not None else None
+                )  # a job step cannot be an array
                 kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():
@@ -144,7 +146,7 @@ class Submitter:
                 if await self._submit(pool, ours[:half]):
                     await self._submit(pool, ours[half:])
                     return True
-                ours = ours[half:]  # the first half was refused, so the second has no room either
+                ours = ours[half:]  # the first half was refused, and so would be the second
             for allocation in ours:
                 await self._recorder.record_event(allocation, SUBMIT_REFUSED, str(error), "Warning")
                 await self.refuse(allocation, str(Reason(SUBMIT_REFUSED, str(error))))

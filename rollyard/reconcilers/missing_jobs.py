@@ -9,8 +9,8 @@ accounting.
 | yes or no | it has ended | gone |
 | yes | anything else | lives, for as long as heartbeats come |
 | no | it lives | lives, for at most DISPUTE_SECONDS: slurmctld may have failed to report the job's end to slurmdbd |
-| no | no answer | nothing is concluded for DISPUTE_SECONDS |
-| no | no record of it | nothing is concluded for ABSENT_SECONDS; a job that we are ending is gone |
+| no | no answer | nothing is concluded for DISPUTE_SECONDS; then the job is gone |
+| no | no record of it | nothing is concluded for ABSENT_SECONDS; then, or at once if we are ending the job, it is gone |
 
 The same rules judge a job that ran, if the table shows the job as pending without a restart. Either the table is old, or
 slurmctld has lost the job's state.

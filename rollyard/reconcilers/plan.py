@@ -53,7 +53,8 @@ class Member:
     allocation: Allocation
     ready: bool
     load: int = 0
-    """Number of leases of a node agent, or of live sessions of a model server."""
+    """Number of leases of a node agent. For a model server: number of live sessions or of running requests, whichever
+    is greater."""
     silent: bool = False
     """True: its process connected once, but no longer sends heartbeats."""
 
@@ -249,8 +250,8 @@ def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
 def _replaced(view: _PoolMembers) -> list[Member]:
     """Members that may end because of their successor.
 
-    There are two cases: the successor is ready and the retire time has come; or the member takes no more work, and its
-    successor is ready or waits for the member's end.
+    There are two cases: the successor is ready, and the retire time has come or one of the two is outdated; or the
+    member takes no more work, and its successor is ready or waits for the member's end.
     """
     found = _renewal_times(view)
 

@@ -1,10 +1,10 @@
 """Times at which allocations are replaced, so that a successor is ready before the walltime ends. Pure.
 
-An allocation ends at `end`. Its successor has to be submitted by `end - lead`. `lead` includes the time that recent
-allocations of this pool took from submit to ready. At most `maxSurge` successors may exist beside the allocations that
-they replace. So if several allocations end at about the same time, they are renewed one after the other, and the first
-renewal begins early enough for all. A successor that is ready early serves beside the old allocation until the old
-allocation's retire time, or until another successor needs the place.
+An allocation ends at `end`. Its successor has to be submitted by `end - lead`. `lead` is `before_expiry` plus the time
+that recent allocations of this pool took from submit to ready. At most `maxSurge` successors may exist beside the
+allocations that they replace. So if several allocations end at about the same time, they are renewed in groups of
+`maxSurge`, and the first group is renewed early enough for all. A successor that is ready early serves beside the old
+allocation until the old allocation's retire time, or until another successor needs the place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.kinds.values.quantity import walltime_seconds
 
 BEFORE_EXPIRY_SECONDS = 900
 MARGIN_SECONDS = 10
-"""Seconds added to a rollout's budgets. An allocation stops taking work a little before the budgets no longer fit."""
+"""Seconds that the default of `before_expiry` adds to a rollout's budgets."""
 STARTUP_GUESS_SECONDS = 30.0
 """Start-up time that is assumed until one has been measured."""
 STARTUP_SHARE = 0.25
@@ -38,7 +38,8 @@ def before_expiry(pool: Pool) -> float:
 
 
 def startup_seconds(pool: Pool) -> float:
-    """Expected seconds from submit to ready: the measured time, or else a guess."""
+    """Expected seconds from submit to ready: the measured time, or else a guess; at most STARTUP_SHARE of the
+    walltime."""
     known = pool.status.startup_seconds
     longest = STARTUP_SHARE * walltime_seconds(pool.spec.allocation.time_limit)
     return min(STARTUP_GUESS_SECONDS if known is None else known, longest)

@@ -74,7 +74,7 @@ class SnapshotFeed:
         self.is_doubted = False
         """True: the last query gave an answer that is not believed."""
         self.site: Site | None = None
-        """Partitions and nodes, at most about a minute old; None until they have been read."""
+        """Partitions and nodes, read about once a minute while Slurm answers; None until they have been read."""
         self.jobs_changed = Signal[set[str]]()
         """Signal with the owners of changed jobs. An empty set stands for all owners: Slurm became reachable or
         unreachable, or the reason for being unreachable changed."""

@@ -131,8 +131,8 @@ def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[Obje
 
 
 def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
-    """Key of the changed pool; no key if only those parts of the status changed that the pool's reconciler
-    writes."""
+    """Key of the changed pool; no key if the only change is one that the pool's reconciler itself wrote into the
+    status."""
     return (_seen(old, new).key,) if _declared_part(old) != _declared_part(new) else ()
 
 

@@ -7,7 +7,7 @@ How a command is passed to bash, how its end is detected, and which trap each ch
 - Standard input of the command is /dev/null. So a program that reads gets an end of file instead of the next line.
 - Before its next prompt bash prints a sentinel with the exit status. The sentinel goes to /dev/tty, so that `exec >file`
   cannot redirect it. The printing command's stderr goes to /dev/null, so that `set -x` does not show this command.
-- Job control stays on, so every command has a process group of its own. The group can be stopped without bash.
+- Job control stays on, so every command has a process group of its own. The group can be stopped while bash lives on.
 """
 
 from __future__ import annotations

@@ -82,11 +82,12 @@ class Root:
 
     folder: Path
     mount_points: Path
-    """A folder with nothing but the mount points, because an image may lack some of them."""
+    """A folder that contains only empty mount points. bubblewrap adds it below the image, because an image may lack
+    some of them."""
     binds: tuple[str, ...] = ()
     """Host paths that appear read-only at the same path. The default image consists of such paths."""
     empty: tuple[str, ...] = (WORKSPACE, HOME)
-    """Folders that are empty and writable at the start."""
+    """Folders in the sandbox that are writable, and empty at the start."""
     read_only: bool = False
     """True: a sandbox cannot change `folder`. False: each sandbox has its own changes, which are discarded at its end."""
 

@@ -1,4 +1,5 @@
-"""Sandboxes with bubblewrap. They start in milliseconds, need no installation, and take images that are folders."""
+"""Sandboxes with bubblewrap, a small container runtime that a Python package contains. They start in milliseconds. An
+image must be a folder."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Images:
         """Folder below which relative names are looked up."""
 
     def root(self, image: str | None) -> Root:
-        """Return the root of an image. The first call for an image blocks for seconds.
+        """Return the root of an image. The first call for a `.sif` file on a node blocks until the file is unpacked.
 
         Raises SandboxStartFailed, and ImageNotFound, for which no retry helps.
         """

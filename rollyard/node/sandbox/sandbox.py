@@ -2,7 +2,7 @@
 
 A sandbox leaves nothing in the host's file system: its changes are in memory, and its socket has no name. In whatever
 way this process dies, the sandbox agent sees the end of the socket and ends the sandbox. The sandbox agent is process 1
-in the sandbox, and the task cannot reach it. So no clean-up is ever needed.
+in the sandbox, and no other process in the sandbox can end it. So no clean-up is ever needed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ END_SECONDS = 5.0
 
 
 class Sandbox:
-    """One isolated environment. Calls raise SandboxLost if the sandbox is gone, which no action of the task can cause."""
+    """One isolated environment. Calls raise SandboxLost if the sandbox is gone. Nothing that runs inside the sandbox
+    can cause this."""
 
     def __init__(
         self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
@@ -248,7 +249,7 @@ class _Launcher:
         return cls(process, complaints), ours
 
     async def end(self) -> None:
-        """Wait until the process ends; its socket is already closed. Kill the process after END_SECONDS."""
+        """Wait until the process ends, because the caller has closed its socket. Kill the process after END_SECONDS."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()

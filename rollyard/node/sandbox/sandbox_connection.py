@@ -1,6 +1,6 @@
 """The client of the sandbox agent. It makes many concurrent calls on one Unix socket, and matches replies by id.
 
-`rollyard.sandbox_agent.frames` is the agent's side, and describes the frames.
+`rollyard.sandbox_agent.frames` is the sandbox agent's side, and describes the frames.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Frame = tuple[Header, bytes]
 
 class SandboxConnection(asyncio.Protocol):
     """The connection to one sandbox agent. Once the connection is lost, calls fail with SandboxLost. If a call is
-    cancelled, the agent gets a message to stop the call's work."""
+    cancelled, the sandbox agent gets a message to stop the call's work."""
 
     def __init__(self) -> None:
         self.hello: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
