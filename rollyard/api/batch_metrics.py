@@ -1,4 +1,4 @@
-"""Metrics of running batches, summed for each pool."""
+"""Metrics of running batches, with one value for each pool."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ async def _cancel(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _acknowledge(request: web.Request) -> web.Response:
-    """Acknowledge that the trainer has used all groups up to a delivery."""
+    """Acknowledge that the trainer has used all groups up to a delivery number."""
     try:
         body = Acknowledgement.model_validate(await request_bodies.read_message(request))
     except pydantic.ValidationError as error:
@@ -138,7 +138,7 @@ async def _acknowledge(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after", "wait", "limit")
 async def _groups(request: web.Request) -> web.Response:
-    """Read delivered groups with their trajectories. `wait`: seconds to wait for a further group."""
+    """Read delivered groups with their trajectories. `wait`: seconds to wait for a group if none follows `after`."""
     services, after = request.app[SERVICES], integer(request, "after", 0)
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     limit = min(integer(request, "limit", DEFAULT_GROUPS, least=1), MAX_GROUPS)

@@ -17,7 +17,7 @@ HANDSHAKE_SECONDS = 10.0
 HEADER_SECONDS = 30.0
 """Seconds within which the whole header of each request must arrive."""
 LINGER_SECONDS = 1.0
-"""Seconds for which the server reads on after a refusal, so that the caller can send its body and read the response."""
+"""Seconds for which the server still reads after a refusal, so that the caller can send its body and read the response."""
 MAX_UNTRUSTED = 512
 """Greatest number of connections that have not sent a valid token yet. Above it, each new connection closes the oldest
 of them."""

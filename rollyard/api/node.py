@@ -179,7 +179,7 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                if message.reason == NODE_AGENT_ERROR:  # the node agent knows which rollout caused the error
+                if message.reason == NODE_AGENT_ERROR:  # an attempt, because the work on this rollout raised the error
                     limit = await _max_attempts(services, message.lease)
                     await services.rollouts.fail(
                         message.lease, agent.identity.uid, message.reason, message.message, limit
@@ -274,7 +274,7 @@ async def _get_run(request: web.Request) -> web.Response:
 
 
 async def _new_endpoint(request: web.Request) -> web.Response:
-    """Choose an endpoint after a failure, or when a better endpoint may exist. Record the endpoint if it has changed.
+    """Choose an endpoint after a failure, or when a better endpoint may exist. Store the rollout's endpoint if it changes.
 
     Raises Unavailable if no endpoint can be chosen.
     """

@@ -45,7 +45,7 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
 
 
 async def engines_take_priority(services: Services, pool: RolloutPool) -> bool:
-    """Return whether the engines of the pool's policy role answer requests with a higher priority first."""
+    """Return whether the engines of the pool's policy role order waiting requests by priority."""
     with contextlib.suppress(NotFound):
         key = InferencePool.key_of(pool.metadata.namespace, pool.spec.inference[POLICY_ROLE])
         vllm = (await services.store.get(key, InferencePool)).spec.engine.vllm
@@ -59,7 +59,7 @@ def check_kinds(
     pools: Mapping[str, RolloutPool],
     place: str = "rollouts[{}].task",
 ) -> None:
-    """Raise Invalid for a kind of task that the server and all node agents do not know, or that no node agent of the
+    """Raise Invalid for a kind of task that neither the server nor any node agent knows, or that no node agent of the
     request's pool can run. The second is checked only while all node agents of the pool are connected.
 
     `place`: path of a task in the request, with `{}` for the request's index.

@@ -133,7 +133,7 @@ async def _record(request: web.Request, id: str) -> web.Response:
 
 
 def _id(request: web.Request) -> str:
-    """Return the id in the path. If the request names a namespace, raises NotFound for a session in another namespace."""
+    """Return the id in the path. Raises NotFound if the request names a namespace and the session is in another one."""
     id, namespace = request.match_info["id"], request.query.get("namespace")
     if namespace is not None:
         own = request.app[SERVICES].sessions.get(id).pool.namespace
@@ -145,7 +145,7 @@ def _id(request: web.Request) -> str:
 
 
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
-    """Return the session of a model call: the session of the key or, with an admin's token, the session `named`.
+    """Return the session of a model call: that of the key or, with an admin's token, the session with the id `named`.
 
     Raises GatewayError.
     """

@@ -49,7 +49,8 @@ def _exit_2_on_failure(command: Callable[..., None]) -> Callable[..., None]:
 async def diff(client: AsyncClient, namespace: str, files: tuple[str, ...]) -> None:
     """Show the changes that apply would make.
 
-    Both objects and batch scripts are compared. Exit code: 0 without changes, 1 with changes, above 1 after an error.
+    For a changed pool, the batch scripts are compared too. Exit code: 0 without changes, 1 with changes, above 1 after an
+    error.
     """
     changed = False
     for obj in read_manifests(files, namespace):

@@ -38,7 +38,8 @@ COMMANDS = {
     "wait": ("objects", "Wait until a condition holds, or an object is gone."),
     "weights": ("weights", "Show or change the weights that an InferencePool serves."),
 }
-"""The module of each command, and the command's line in the help. The module has a function with the command's name."""
+"""The module of each command, and the command's line in the help. The module has a function with the command's name, in
+which `_` stands for `-`. The function of `try` is `try_`."""
 
 
 class _Lazy(click.Group):

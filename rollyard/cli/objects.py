@@ -241,9 +241,9 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
     """Wait until a condition holds, or an object is gone.
 
-    A pool is Ready when the desired number of allocations serves. A pool is Updated when all its allocations are made
-    from the present spec. If the pool cannot meet the condition without a change, the command prints the reason and
-    exits with code 1.
+    A pool is Ready when the desired number of allocations serves. A pool is Updated when the desired number of
+    allocations was made from the present spec and became ready, and all older ones drain. If the pool cannot meet the
+    condition without a change, the command prints the reason and exits with code 1.
     """
     word, _, rest = what.partition("=")
     type, _, status = rest.partition("=")

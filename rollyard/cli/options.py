@@ -26,7 +26,8 @@ START_SECONDS = 20.0
 
 
 def with_client(command: Run) -> Callable[..., None]:
-    """Turn a function into a command with --kubeconfig and --namespace. The function gets a client as first argument."""
+    """Turn a function into a command with --kubeconfig and --namespace. The function's first arguments are a client and
+    the namespace."""
     return _with_client(command, starts=False)
 
 

@@ -15,7 +15,7 @@ ENDPOINT_REASONS = {
 
 
 def history_lines(history: RolloutHistory) -> list[str]:
-    """Return a header, a line for each entry, and, if some entries were dropped, a line with the number of these."""
+    """Return a header and a line for each stored entry. If entries were dropped, one more line has their number."""
     start = history.entries[0].at
     rows = [["TIME", "AFTER", "ATTEMPT", "STAGE", "EVENT", "DETAILS"]]
     for place, entry in enumerate(history.entries):

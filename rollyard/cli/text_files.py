@@ -29,7 +29,7 @@ def _standard_input() -> bytes:
     The handler of `asyncio.run` would only cancel the task, and a task that blocks in a read does not notice this.
     """
     before = signal.getsignal(signal.SIGINT)
-    if callable(before):  # a shell's background process ignores the signal and has no handler
+    if callable(before):  # false if a shell started this process in the background, which then ignores the signal
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return sys.stdin.buffer.read()

@@ -20,7 +20,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.top import TopView
 
 REFRESH_SECONDS = 2.0
-"""Seconds between two refreshes on a terminal; node agents and engines report at this interval."""
+"""Seconds between two refreshes on a terminal. Engines report their load at this interval."""
 LEAST_SECONDS = 0.2
 GROUPS = ("inference", "rollouts")
 

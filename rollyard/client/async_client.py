@@ -226,14 +226,15 @@ class AsyncClient(BatchClient):
     ) -> WeightsStatus:
         """Begin an update with `transfer`, and move the weights into every waiting engine until the update has ended.
 
-        `send` gets the engines that wait at the same time: in modes Pause and Abort all engines of the pool, in Drain a
-        quarter of them. If `send` raises an ApiError, the error is logged and `send` is called again. An engine that
-        gets no weights from `send` loads the folder `update.path`. Raises the errors of `update_weights`.
+        `send` gets the engines that wait at the same time: in modes Pause and Abort all engines of the pool, in Drain at
+        most a quarter of them, but at least one. If `send` raises an ApiError, the error is logged and `send` is called
+        again. An engine that gets no weights from `send` loads the folder `update.path`. Raises the errors of
+        `update_weights`.
         """
         found, sent, backoff = await self.update_weights(namespace, pool, update), set[str](), Backoff()
         while (last := found.operation) is not None and last.target.version == update.version and last.is_running:
             waiting = set(last.receivers)
-            sent &= waiting  # an engine that left the list and comes back has restarted
+            sent &= waiting  # an engine that leaves the list and comes back needs the weights again
             try:
                 if new := sorted(waiting - sent):
                     await send([WeightsReceiver(self._http, _weights_path(namespace, pool), id) for id in new])
@@ -385,7 +386,7 @@ class AsyncClient(BatchClient):
     async def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Return the number of rollouts that are queued, in each stage, and in each terminal status; and the mean reward.
+        """Count the rollouts that are queued, in each stage, and in each terminal status. Return also their mean reward.
 
         The keys are `queued`, the stages, the statuses, and `reward_mean`.
         """

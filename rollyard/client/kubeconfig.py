@@ -40,7 +40,10 @@ class Context:
 
 
 def load_context(path: Path | str | None = None) -> Context:
-    """Load this file, else $ROLLYARD_KUBECONFIG, else ~/.rollyard/config. Raises BadRequest with a remedy."""
+    """Load this file, else $ROLLYARD_KUBECONFIG, else ~/.rollyard/config.
+
+    Raises BadRequest if the file cannot be read or is not a kubeconfig with a token.
+    """
     given = Path(path or os.environ.get(VARIABLE) or Path.home() / ".rollyard" / "config")
     try:
         file = given.resolve(strict=True)

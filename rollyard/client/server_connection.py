@@ -49,7 +49,7 @@ class ServerConnection:
         await self._session.close()
 
     def query(self, namespace: str | None, **more: str | None) -> dict[str, str]:
-        """Return the query of a call: the namespace, by default that of the context, and all values that are set."""
+        """Return the query of a call: the namespace, by default that of the context, and the values that are not empty."""
         given = {"namespace": namespace or self.context.namespace, **more}
         return {k: v for k, v in given.items() if v}
 

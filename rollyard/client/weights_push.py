@@ -97,8 +97,9 @@ class WeightsPush:
         """Keep the folders, because engines that restart read the last folder."""
 
     async def push(self, weights: Weights, version: str | None = None) -> str:
-        """Write the weights, and return their version once every endpoint serves it. Default version: `step<n>`.
+        """Write the weights, and return their version when the update is complete. Default version: `step<n>`.
 
+        The update is complete when each endpoint serves the version or has failed, and at least one serves it.
         Raises NoProgress if the update failed or another update replaced it, and the errors of `update_weights`.
         """
         number = self.step + 1

@@ -49,7 +49,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
-- node/agents/scoring: BadReference, UnreadableExpression; CheckerKilled, which leaves it: task handlers make it a metric
+- node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, although task handlers catch it
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall
 - sandbox_agent, which imports no other part of Rollyard: EditError, KernelEnded, ShellEnded
