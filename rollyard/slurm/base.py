@@ -83,7 +83,7 @@ class Node:
     state: str
     """Slurm's state in lower case, such as idle, mixed, allocated, down or drained. Flags follow after `+`."""
     reason: str = ""
-    """Reason why the node is down or drained. An administrator's reason is never removed."""
+    """Reason why the node is down or drained. Rollyard never changes it."""
     cpus: int = 0
     memory_bytes: int = 0
     gpus: int = 0

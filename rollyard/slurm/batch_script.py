@@ -13,7 +13,7 @@ from rollyard.slurm.base import BatchScript
 
 JOB_PREFIX = "rollyard-"
 FOLDER = "$ROLLYARD_ALLOCATION"
-"""Word of the command that stands for the allocation's folder."""
+"""Word in a command that stands for the allocation's folder."""
 
 
 def batch_script(

@@ -80,7 +80,7 @@ class ChatTemplate:
 
     def encode(self, text: str) -> list[int]:
         """Tokenise exactly this text. No special token is added at its beginning or end."""
-        if self._fast is not None:  # the method `encode` for a single text would hold the interpreter lock
+        if self._fast is not None:  # the Rust tokenizer's `encode` would hold the interpreter lock
             ids: list[int] = self._fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         else:
             ids = self._tokenizer.encode(text, add_special_tokens=False)

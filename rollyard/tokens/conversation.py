@@ -78,7 +78,8 @@ class Conversation:
         weights_version: str | Sequence[str | None],
         finish_reason: str,
     ) -> str:
-        """Append the model's answer to `prompt_ids()`. Return the answer's text without the token that ended the turn.
+        """Append the answer that the model sampled after `prompt_ids()`. Return the answer's text without the token
+        that ended the turn.
 
         `logprobs` and versions are None for ids that the caller itself put at the beginning of the answer.
         `weights_version`: one version for all ids, or one for each id. Raises ValueError if the lengths differ.

@@ -135,7 +135,7 @@ class FailoverPolicy:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _next_endpoint(self, failed: str) -> Endpoint:
-        began = time.monotonic()  # before the lock, so that parallel calls wait no longer than one call
+        began = time.monotonic()  # before the lock, so that the wait for a parallel call counts too
         async with self._move_lock:
             if failed in ("", self.endpoint.id):  # else a parallel call has already replaced the failed endpoint
                 with self._paused_limit() if failed else contextlib.nullcontext():

@@ -173,8 +173,8 @@ class Renderer:
         return MarkedRendering(texts, turns, self._nonce[:MANGLED] in rest or f"{self._nonce[-MANGLED:]}" in rest)
 
     def _turns(self, text: str) -> Iterator[tuple[int, int, SeenTurn]]:
-        """Yield (begin, end, turn) for each sampled turn. A placeholder of thoughts and a later one of the same turn
-        next to it are yielded as one."""
+        """Yield (begin, end, turn) for each sampled turn. If a placeholder of thoughts and the next placeholder belong
+        to the same turn, they are yielded together."""
         marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
         joined = False
         for this, then in pairwise([*marks, (0, 0, -1, "")]):

@@ -39,7 +39,7 @@ class Role(StrEnum):
 class Claims:
     role: Role
     subject: str
-    """The allocation's uid, the name of an admin, or the id of a session with the id of its server process."""
+    """The allocation's uid, the name of an admin, or `ID/INSTANCE` of a session."""
 
 
 class TokenSigner:

@@ -33,7 +33,8 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Open the authority in `folder` (0700), or create it if it is missing. `ca.pem` has its key and certificate.
+        """Open the authority in `folder` (0700), or create it if it is missing. The file `ca.pem` in it has the
+        authority's key and certificate.
 
         Raises Unavailable if `ca.pem` does not contain an elliptic-curve key and its certificate.
         """

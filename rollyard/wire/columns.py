@@ -47,7 +47,8 @@ class Columns:
     loss_mask: Array
     """1 for a sampled token, else 0; uint8."""
     logprobs: Array
-    """Logprob of each token, 0 for a token that was not sampled; float32 if every value is exact in it, else float64."""
+    """Logprob of each token, 0 for a token that was not sampled; float32 if it represents every value exactly, else
+    float64."""
     weights_version: Array
     """Index into `versions`, -1 for a token that was not sampled; int16, or int32 for more than 32,767 versions."""
     segment_offsets: Array

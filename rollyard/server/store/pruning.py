@@ -2,7 +2,7 @@
 transaction or one unlink.
 
 A pack becomes loose when a record that names the pack is deleted. A pack that no record needs is kept for a while, then
-deleted. A loose pack with little needed data is compacted: its results are written again, and their records are
+deleted. A loose pack with little needed data is compacted: the needed results are written again, and their records are
 updated. The RUN stage's result is not needed after the rollout has ended. After a crash between two steps the next pass
 continues.
 """

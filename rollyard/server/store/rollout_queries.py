@@ -35,8 +35,8 @@ def list_rollouts(db: sqlite3.Connection, filter: RolloutFilter) -> list[Rollout
 
 
 def _list_index(filter: RolloutFilter, live: bool) -> str | None:
-    """Return the index with which the fewest rows are read; None for no index. In each case SQLite reads the rows in
-    order of seq, without sorting."""
+    """Return the name of the index to use; None for no index. In each case SQLite reads the rows in order of seq,
+    without sorting."""
     if filter.namespace is None:
         return None
     if filter.group is not None:

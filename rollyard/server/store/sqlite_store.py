@@ -62,9 +62,9 @@ class SqliteStore:
     ) -> SqliteStore:
         """Open the folder and create missing files.
 
-        `run`: the run of the Slurm job in which this process runs. The lock of an earlier run is taken over.
-        `told_epoch`: the newest epoch that other processes know. The new epoch is higher, even if a database from a
-        backup has a lower one.
+        `run`: the run of the Slurm job in which this process runs. The lock of an earlier run of the same job is taken
+        over. `told_epoch`: the newest epoch that other processes know. The new epoch is higher, even if a database from
+        a backup has a lower one.
 
         Raises Unavailable if another process uses the folder, if the folder cannot be written, or if this release
         cannot read its schema.

@@ -21,9 +21,9 @@ class EndpointWeights:
     is_heard: bool = False
     """Whether this server got a report recently."""
     known_for: float = math.inf
-    """Greatest number of seconds that may count against this endpoint for an update's time limit, so that the time
-    before the server's start does not count. If the endpoint has become silent: the seconds since its last report or
-    registration. Otherwise: the seconds since the server's start."""
+    """An update's time limit counts at most this number of seconds, so that the time before the server's start does not
+    count. If the endpoint has become silent: the seconds since its last report or registration. Otherwise: the seconds
+    since the server's start."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
     """Target that the endpoint had received before it sent the report."""

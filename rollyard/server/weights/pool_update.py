@@ -160,7 +160,7 @@ def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation |
 def _adopt_checksum(
     weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStatus:
-    """If there is no current version, take the version of the first suitable endpoint that serves.
+    """If there is no current version, make the version of a serving endpoint the current one.
 
     The version of the spec's own model is the checksum of the model folder, as reported by the endpoint. But if the
     endpoint serves the version of a failed first update, this version becomes current.

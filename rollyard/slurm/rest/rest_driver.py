@@ -25,7 +25,8 @@ from rollyard.slurm.rest.version_choice import RestVersions, negotiate
 
 T = TypeVar("T")
 OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
-"""Prefixes of variables that jobs do not get. Such a variable may override a job's own one, or contain a token."""
+"""Prefixes of variables that jobs do not get. Such a variable may override one that the job sets itself, or contain a
+token."""
 NOT_FOUND = {2017, 2021}
 """Slurm's error numbers: the job does not exist; the job has ended."""
 NOTHING_FOUND = 9003
@@ -69,7 +70,7 @@ class RestDriver:
         if found.changed_at != 0:
             self._last = None if found.changed_at is None else (found.changed_at, found.jobs)
             return Snapshot(taken_at, found.jobs)
-        if last is None:  # only a query with `update_time` may get the time 0
+        if last is None:  # only a query with `update_time` can be answered with the time 0
             raise SlurmUnreachable("slurmrestd: its jobs cannot be read: they have no time of last update")
         return Snapshot(taken_at, last[1])
 

@@ -1,4 +1,5 @@
-"""Pushes weights from TRL's trainers to a pool. Each push returns when all endpoints serve the new version."""
+"""Pushes weights from TRL's trainers to a pool. Each push returns when each endpoint serves the new version or has
+failed to load it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
         """`weights`: from `with client.weights(POOL) as weights`."""
         self._weights = weights
         self.version: str | None = None
-        """Version that was pushed last and that all endpoints serve; None before the first push."""
+        """Version of the last successful push; None before the first push."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
         """Push the weights before the first step, because the pool may still serve the weights of another run."""
