@@ -56,7 +56,7 @@ class AllocationTemplate(KindModel):
     qos: Name | None = None
     """Quality of service."""
     nodes: int = Field(default=1, ge=1)
-    """Nodes of one allocation. More than one is allowed only for a model server that spans nodes."""
+    """Number of nodes of one allocation. More than one is allowed only for a model server that spans nodes."""
     gpus_per_node: int = Field(default=0, ge=0)
     """GPUs on each node."""
     gpu_type: Name | None = None
@@ -68,7 +68,7 @@ class AllocationTemplate(KindModel):
     memory: Memory | None = None
     """Memory of each node, such as 128G; 0 for the node's whole memory. Default: the partition's default."""
     memory_per_cpu: Memory | None = None
-    """Memory for each CPU core, such as 4G. Use it instead of `memory`."""
+    """Memory for each CPU core, such as 4G. Set this or `memory`, not both."""
     time_limit: Walltime = "08:00:00"
     """Walltime in Slurm's format and in quotes: "HH:MM:SS" or "D-HH:MM:SS"."""
     constraint: Line | None = None
@@ -146,9 +146,10 @@ class PoolReference(KindModel):
 class AllocationSpec(KindModel):
     pool: PoolReference
     index: int
-    """Number of the allocation within its pool, and part of its name. A pool never uses a number twice."""
+    """Index of the allocation in its pool, and part of its name. A pool never uses an index twice."""
     template_hash: str
-    """Hash of the pool's spec when the allocation was made. The allocation is out of date if the spec's hash differs now."""
+    """Hash of the parts of the pool's spec from which the allocation was made. If their hash differs now, the
+    allocation is out of date."""
     template: AllocationTemplate
     drain: bool = False
     """True: the allocation accepts no new work, finishes its present work, then ends."""
@@ -208,7 +209,7 @@ class AllocationStatus(StatusModel):
 
     @property
     def is_ended(self) -> bool:
-        """Whether the job is over: Slurm says so, or the submit was refused."""
+        """Whether the job has ended, or its submit was refused."""
         return self.job_state is not None and self.job_state not in LIVE_STATES
 
 

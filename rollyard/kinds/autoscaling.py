@@ -89,7 +89,7 @@ class ScalingDecision(StatusModel):
     time: datetime
     desired: int
     message: str
-    """Numbers that led to the decision."""
+    """Sentence with the numbers that led to the decision."""
 
 
 class ScalingRecord(StatusModel):

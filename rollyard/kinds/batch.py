@@ -22,7 +22,7 @@ BatchName = Annotated[str, Field(pattern=ID_PATTERN, max_length=100)]
 
 
 class BatchKey(NamedTuple):
-    """Name of one batch."""
+    """Namespace and id of one batch."""
 
     namespace: str
     id: str
@@ -72,8 +72,8 @@ class BatchFilter(WireModel):
     """Least number of rollouts with a reward. A group with fewer is faulty: it counts neither as informative nor as
     uninformative, and the group's task is drawn again. Default: 2, or 1 if `n` is 1."""
     reward_range: tuple[float, float] | None = None
-    """Least and greatest possible reward. If it is given, a group ends as soon as no further rewards can bring the group's
-    mean between `min_mean` and `max_mean`."""
+    """Least and greatest possible reward. If this range is given, a group ends as soon as no further rewards can bring
+    the group's mean between `min_mean` and `max_mean`."""
 
     @property
     def lets_all_pass(self) -> bool:
@@ -114,7 +114,7 @@ class BatchRequest(WireModel):
     """Name of the series. Batches of one series share the position in the source, unfinished groups, and the observed
     share of informative groups. Default: the name of the dataset, else the batch's id."""
     epochs: int | None = Field(default=None, ge=1)
-    """Number of times that the series goes through its tasks. Default: 1 for tasks in the request, no limit for a dataset."""
+    """Number of times that the series goes through its tasks. Default: no limit for a dataset, 1 for other tasks."""
     filter: BatchFilter = BatchFilter()
     """Rule that decides whether a group is informative. Informative groups are delivered."""
     in_flight: int | None = Field(default=None, ge=1, le=100_000)
@@ -141,7 +141,7 @@ class BatchRequest(WireModel):
     """Priority of the rollouts in the queue; a higher number starts first."""
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
     """Share of the pool's workers, relative to the other running batches and to the rollouts without a batch, which count
-    as one batch of weight 1. It has an effect among rollouts of the same `priority`."""
+    as one batch of weight 1. The weight has an effect only among rollouts of the same `priority`."""
     mode: Literal["train", "eval"] = "train"
     """Label for the caller's own use, stored with each trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
@@ -211,7 +211,7 @@ class Acknowledgement(WireModel):
     """Body of POST /v1/batches/ID/acknowledge."""
 
     upto: int = Field(ge=0)
-    """Number of a delivery. The trainer has used this delivery and all earlier ones."""
+    """The `delivery` of the last group that the trainer has used. All earlier groups are acknowledged too."""
 
 
 class FilteredGroups(WireModel):
@@ -252,28 +252,28 @@ class BatchView(WireModel):
     target: int | None
     n: int
     informative: int
-    """Groups that are known to be informative, including delivered groups."""
+    """Number of groups that are known to be informative, including delivered groups."""
     delivered: int
     acknowledged: int
     drawn: int
-    """Groups that this batch has drawn."""
+    """Number of groups that this batch has drawn."""
     filtered: FilteredGroups
     faulty: int
-    """Groups with too few rewards, because rollouts ended Failed, InfraFailed or Cancelled."""
+    """Number of groups with too few rewards, because rollouts ended Failed, InfraFailed or Cancelled."""
     in_flight: int
-    """Groups with at least one rollout that has not ended."""
+    """Number of groups with at least one rollout that has not ended."""
     whole_waiting: int
-    """Delivered groups that are not acknowledged."""
+    """Number of delivered groups that are not acknowledged."""
     carried_in: int
-    """Groups taken over from earlier batches of the series."""
+    """Number of groups taken over from earlier batches of the series."""
     passed_over: int
-    """Tasks that were not drawn, because their groups were uninformative several times in a row."""
+    """Number of tasks that were not drawn, because their groups were uninformative several times in a row."""
     drained: bool
     """Whether the source has no more tasks for this batch."""
     delivered_tokens: int
-    """Sampled tokens in delivered groups."""
+    """Number of sampled tokens in delivered groups."""
     wasted_tokens: int
-    """Sampled tokens in groups that were filtered, faulty or cancelled."""
+    """Number of sampled tokens in groups that were filtered, faulty or cancelled."""
     informative_rate: float
     """Estimated share of informative groups. The number of groups drawn beyond the target depends on this share."""
     seconds_to_target: float | None
@@ -320,7 +320,7 @@ class DatasetView(WireModel):
     """Kinds of the dataset's tasks."""
     created_at: float
     history: DatasetHistory | None = None
-    """History of the dataset's tasks. It is null in lists."""
+    """History of the dataset's tasks; null in lists."""
 
 
 class Group(WireModel):
@@ -333,9 +333,9 @@ class Group(WireModel):
     """Index of the task in its source."""
     drawn_at: float
     staleness: int | None = None
-    """Number of training steps between the draw of the group and the step that uses it. It bounds the staleness of
-    each token of the group if the trainer updates the weights before it acknowledges a step. Null if an older release
-    delivered the group."""
+    """Number of training steps between the draw of the group and the step that uses the group. This number bounds
+    the staleness of each token of the group if the trainer updates the weights before it acknowledges a step. Null if
+    an older release delivered the group."""
     rollouts: list[Trajectory]
     """All n rollouts. A rollout that ended Failed, InfraFailed or Cancelled has `reward: null`."""
 

@@ -33,14 +33,14 @@ class VllmEngine(KindModel):
     """raw: logprobs of the model's own distribution. processed: logprobs of the distribution that tokens are drawn from,
     after temperature, penalties and truncation. `sampling.logprobs` of a rollout must have the same value."""
     image: AbsolutePath | None = None
-    """Container image with vLLM: a .sif file or a folder. Apptainer runs it. Default: no image; vLLM must then be
+    """Container image with vLLM: a .sif file or a folder, run by Apptainer. Default: no image; vLLM must then be
     installed on the node."""
     python: str = Field(default="python3", min_length=1)
     """Python interpreter that has vLLM. If `image` is set, this is a path in the image."""
     extra_args: list[str] = []
-    """Further arguments of vLLM's server. They override Rollyard's arguments."""
+    """Further arguments of vLLM's server. These arguments override Rollyard's own."""
     env: dict[str, str] = {}
-    """Environment variables of the engine. They override Rollyard's variables."""
+    """Environment variables of the engine. These variables override Rollyard's own."""
 
     @field_validator("extra_args")
     @classmethod
@@ -86,7 +86,7 @@ def base_url(url: str) -> str:
 
 
 class ExternalEngine(KindModel):
-    """Model servers that others run. They have no allocations. Rollyard probes and ejects them like its own servers."""
+    """Model servers that others run, without allocations. Rollyard probes and ejects these servers like its own."""
 
     endpoints: list[ExternalEndpoint] = []
     """Servers of the pool. You can add and remove servers while the pool is in use."""
@@ -128,7 +128,7 @@ class EngineSpec(KindModel):
 
 
 class Patience(KindModel):
-    """How many seconds a rollout waits for a model server before it continues at another server."""
+    """Seconds for which a rollout waits for a model server before the rollout continues at another server."""
 
     connect_seconds: float = Field(default=10, gt=0, le=3600)
     """Longest time until the connection is open."""

@@ -16,7 +16,7 @@ class InvolvedObject(KindModel):
 
 
 class Event(KindObject):
-    """Report that something happened. A repetition raises `count` and moves `lastTimestamp`."""
+    """Something that happened to an object. A repetition raises `count` and moves `lastTimestamp`."""
 
     PLURAL: ClassVar[str] = "events"
     SINGULAR: ClassVar[str] = "event"

@@ -21,14 +21,14 @@ class InferencePoolSpec(KindModel):
     engine: EngineSpec
     """Engine that serves the model."""
     patience: Patience = Patience()
-    """How long a rollout waits for an endpoint before it continues at another endpoint."""
+    """Time for which a rollout waits for an endpoint before the rollout continues at another endpoint."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: InferenceAutoscaling | None = None
     """Bounds within which the number of allocations follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. It gets new allocations only
-    after you raise the limit."""
+    """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. The pool gets new ones
+    only after you raise the limit."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
@@ -69,7 +69,7 @@ class EndpointStatus(EndpointMetrics):
     id: str
     url: str
     sessions: int = 0
-    """Live rollouts on the endpoint."""
+    """Number of live sessions on the endpoint: of rollouts and of external agents."""
     weights_version: str = ""
     ready: bool = False
     reason: str = ""
@@ -79,7 +79,7 @@ class EndpointStatus(EndpointMetrics):
     draining: bool = False
     """True: the endpoint gets no new rollouts, and its rollouts move to other endpoints with their next turn."""
     max_sessions: int | None = None
-    """Greatest number of rollouts that the endpoint takes at present; null for no limit."""
+    """Greatest number of sessions that the endpoint may have at present; null for no limit."""
     full: str = ""
     """Reason of the limit `maxSessions`."""
 

@@ -16,8 +16,8 @@ MAX_NAME = 48
 
 GPU_HOURS_SPENT = "GpuHoursSpent"
 STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", GPU_HOURS_SPENT, "ReconcileFailed"})
-"""Reasons that last until a person changes something. They occur in the conditions Ready and Updated, whose other reasons
-may pass by themselves."""
+"""Reasons in the conditions Ready and Updated that last until a person changes something. Other reasons may pass by
+themselves."""
 
 
 class PoolKey(NamedTuple):
@@ -83,7 +83,8 @@ class PoolStatus(StatusModel):
     next_index: int = 0
     """Index of the next allocation."""
     startup_seconds: float | None = None
-    """Recently measured seconds from submit to ready. A successor is submitted this long before it must be ready."""
+    """Recently measured seconds from submit to ready. A successor is submitted this long before it must be ready, but
+    at most a quarter of the walltime before."""
     startup_measured_at: datetime | None = None
     """Time at which the last measured allocation became ready."""
     template_hash: str = ""

@@ -17,4 +17,4 @@ class Submission(KindModel):
     jobs: int
     """Number of allocations that the present plan submits, including replacements."""
     summary: str
-    """One line for people: number of allocations, resources of each, walltime and place."""
+    """One line for people: number of allocations, resources of each, walltime, and partition or job."""

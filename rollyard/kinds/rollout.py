@@ -95,7 +95,7 @@ class Sampling(WireModel):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; 1 leaves the distribution as it is."""
     top_k: int | None = Field(default=None, ge=1)
-    """Number of most likely tokens to choose from; null for all tokens."""
+    """Each token is chosen from this many of the likeliest tokens; null: from all tokens."""
     seed: int | None = None
     """Seed from which the seed of each turn of each sample is derived. Null: no fixed seed."""
     max_tokens: int = Field(default=1024, ge=1)
@@ -117,7 +117,7 @@ class Sampling(WireModel):
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
     """Words that the model may not write."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Texts that end a turn. The turn keeps its tokens up to such a text."""
+    """Texts that end a turn. The recorded tokens of the turn include the text that ended the turn."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Ids of further tokens that end a turn, beside the model's own."""
     logprobs: Literal["raw", "processed"] = "raw"
@@ -151,7 +151,8 @@ class AgentSpec(WireModel):
     env: dict[EnvName, str] = {}
     """Further environment variables of the command."""
     sampling: Literal["rollout", "harness"] = "rollout"
-    """rollout: the rollout's sampling parameters apply to all calls. harness: parameters in a call override them."""
+    """rollout: the rollout's sampling parameters apply to all calls. harness: parameters in a call override the
+    rollout's."""
     max_turns: int = Field(default=20, ge=1, le=1000)
     """Greatest number of model calls. A rollout that needs more ends Truncated; further calls of a command are refused."""
     tool_timeout_seconds: float = Field(default=30.0, gt=0)
@@ -215,7 +216,8 @@ class RolloutRequest(WireModel):
     n: int = Field(default=1, ge=1, le=1024)
     """Number of rollouts of this task."""
     group: RolloutId | None = None
-    """Name of the group. Default with n > 1: a generated name."""
+    """Name of the group. Default with n > 1: `id`, or a generated name if `id` is null. Default with n = 1: no
+    group."""
     agent: AgentSpec = shared(AgentSpec())
     sampling: Sampling = shared(Sampling())
     budgets: Budgets = shared(Budgets())
@@ -381,7 +383,8 @@ class RolloutView(WireModel):
     weights_version: str | None = None
     """Version of the policy's weights at the start of the present or last attempt."""
     outdated: int = 0
-    """Restarts because the weights of an attempt had become too old. These restarts do not count as retries."""
+    """Number of restarts because the weights of an attempt had become too old. These restarts do not count as
+    retries."""
     waiting: str | None = None
     """Reason why a queued rollout waits, and since when, as `Word: sentence (since ...)`. The word is from a fixed set."""
 

@@ -77,6 +77,7 @@ class RolloutHistory(WireModel):
     namespace: str
     entries: list[HistoryEntry]
     dropped: int = 0
-    """Number of dropped entries. They were between the first `kept_first` entries and the other kept entries."""
+    """Number of entries that were dropped because the history was too long. The dropped entries came directly after the
+    first `kept_first` entries."""
     kept_first: int = 0
-    """Number of entries before the dropped ones."""
+    """Number of entries before the dropped entries."""

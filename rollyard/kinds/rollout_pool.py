@@ -1,4 +1,4 @@
-"""`RolloutPool`: node agents that run rollouts in sandboxes. It is one of the two kinds that a user writes."""
+"""`RolloutPool`, one of the two kinds that a user writes: node agents that run rollouts in sandboxes."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class SandboxTemplate(KindModel):
     """Memory limit of one process in the sandbox. If the allocation sets memory, this amount of the
     allocation's memory is counted for each sandbox."""
     disk: Size = "1G"
-    """Size limit of each file that a sandbox writes, and of its writable folders as far as the runtime can limit
-    them."""
+    """Size limit of each file that a sandbox writes, and of the sandbox's writable folders if the runtime can
+    limit folders."""
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
@@ -128,14 +128,15 @@ class RolloutPoolSpec(KindModel):
     stages: Stages = Stages()
     """Stage workers and budgets of one allocation."""
     max_attempts: int = Field(default=3, ge=1, le=20)
-    """Greatest number of attempts. If the infrastructure fails in each of them, the rollout ends InfraFailed."""
+    """Greatest number of attempts of a rollout. If the infrastructure fails in each attempt, the rollout ends
+    InfraFailed."""
     replicas: int | None = Field(default=None, ge=0, le=MAX_REPLICAS)
     """Fixed number of allocations. Set this or `autoscaling`."""
     autoscaling: Autoscaling | None = None
     """Bounds within which the number of allocations follows the demand. Set this or `replicas`."""
     max_gpu_hours: float | None = Field(default=None, gt=0)
-    """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. It gets new allocations only
-    after you raise the limit."""
+    """Limit of the pool's total GPU-hours. At the limit the pool gives back its allocations. The pool gets new ones
+    only after you raise the limit."""
     suspend: bool = False
     """True: the pool gives back all its allocations and remains as an object."""
     allocation: AllocationTemplate = AllocationTemplate()
@@ -167,7 +168,7 @@ class RolloutPoolSpec(KindModel):
 class StageStatus(StatusModel):
     queued: int = 0
     in_flight: int = 0
-    """Rollouts that node agents hold in this stage, including those that wait for a stage worker."""
+    """Number of rollouts that node agents hold in this stage, including rollouts that wait for a stage worker."""
     width: int = 0
     """Stage workers of all ready allocations together."""
 

@@ -1,4 +1,4 @@
-"""Fields of the built-in task kinds. The server checks them at the submit and refuses a bad task."""
+"""Fields of the built-in task kinds. At the submit, the server checks these fields and refuses a wrong task."""
 
 from __future__ import annotations
 

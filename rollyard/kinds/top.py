@@ -21,7 +21,7 @@ class PoolTop(StatusModel):
 
 class InferencePoolTop(PoolTop):
     sessions: int
-    """Live rollouts on the pool's endpoints."""
+    """Number of live sessions on the pool's endpoints: of rollouts and of external agents."""
     weights_versions: list[str]
     """Versions that the ready endpoints serve. During a weights update the list may have several."""
     load: EndpointMetrics

@@ -64,9 +64,10 @@ class WeightsRecord(StatusModel):
     origin: Literal["Spec", "Update"] = "Update"
     """Origin of the version. Spec: the model in the pool's spec; the version is the model's checksum."""
     number: int = 0
-    """Number in the order of arrival. A version that comes again gets a new number."""
+    """Position of the version in the order of arrival. A version that arrives again gets a new position."""
     attempt: int = 1
-    """Number of the attempt. An engine that failed in an attempt with a lower number tries again."""
+    """Sequence number of the update among the pool's updates; 0 for the spec's model. An engine that failed in an
+    earlier update tries again."""
     transfer: bool = False
     """True: a trainer moves the weights into the running engines."""
     since: datetime
@@ -87,7 +88,8 @@ class EndpointProgress(StatusModel):
     transferring: bool = False
     """True: the endpoint waits for the trainer's transfer, or receives it."""
     attempt: int | None = None
-    """Number of the endpoint's own attempt, if the endpoint tries again by itself."""
+    """Sequence number, among the pool's updates, of the last retry of this endpoint; null if the endpoint never failed
+    or was not retried."""
 
 
 class WeightsOperation(StatusModel):
@@ -105,8 +107,8 @@ class WeightsOperation(StatusModel):
     """Number of endpoints in this update."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
-    """Endpoints by id. After the end of the update, only the endpoints that failed and those with an own attempt
-    number."""
+    """Endpoints by id. After the end of the update, only the endpoints that failed, and those with an `attempt` of
+    their own."""
 
     @property
     def is_running(self) -> bool:
@@ -145,7 +147,8 @@ class WeightsStatus(StatusModel):
         return found is not None and least is not None and found.number >= least.number
 
     def behind(self, version: str) -> int:
-        """Number of versions by which `version` is older than the current version; 0 if it is unknown or newer."""
+        """Number of versions by which `version` is older than the current version; 0 if `version` is unknown or
+        newer."""
         found = self.record(version)
         if self.current is None or found is None:
             return 0
