@@ -58,7 +58,7 @@ def _cli(cluster: str) -> CliDriver:
 
 
 def _rest() -> RestDriver:
-    """Return the slurmrestd driver. Raises Invalid if the environment has no address."""
+    """Return the slurmrestd driver. Raises Invalid if the environment has no valid address."""
     return RestDriver(SlurmrestdAddress.of_environment(os.environ), SlurmCredentials.of_environment(os.environ))
 
 

@@ -31,7 +31,8 @@ class StreamTimeouts:
 
     connect: float = 10.0
     first_token: float = 300.0
-    """Time to the first token, including the wait in the engine's queue and the processing of the prompt."""
+    """Time to the header of the answer, and again from there to the first token. It includes the wait in the engine's
+    queue and the processing of the prompt."""
     next_token: float = 60.0
 
     @classmethod

@@ -41,7 +41,7 @@ class SlurmrestdAddress:
 
     @classmethod
     def of_environment(cls, env: Mapping[str, str]) -> SlurmrestdAddress:
-        """Read the address from the environment. Raises Invalid if there is none."""
+        """Read the address from the environment. Raises Invalid if there is none or it is malformed."""
         text = env.get(URL_VARIABLE, "")
         if not text:
             raise Invalid(

@@ -33,7 +33,8 @@ class SampleQueue(queue.Queue[Any]):
     def __init__(self) -> None:
         super().__init__()  # no limit: the server delivers only some steps ahead of the acknowledged groups
         self.taken = 0
-        """Delivery number up to which the trainer has taken the samples of all deliveries; 0 if it has taken none."""
+        """Delivery number up to which all samples were taken. It begins at the last acknowledged delivery; 0 if there
+        is none."""
         self._left: dict[int, int] = {}
 
     def put_group(self, delivery: int, samples: list[Any]) -> None:
