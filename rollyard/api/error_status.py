@@ -42,7 +42,10 @@ def error_response(error: ApiError) -> web.Response:
 
 
 def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
-    """Return an Invalid with one cause for each wrong field of a body, in the same words as for a manifest."""
+    """Return an Invalid with one cause for each of the first wrong fields of a body, in the same words as for a manifest.
+
+    If there are more wrong fields, the last cause has their number.
+    """
     return rejection(problems_of(model, error), what)
 
 

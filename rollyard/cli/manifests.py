@@ -19,7 +19,8 @@ ENDINGS = {".yaml", ".yml", ".json"}
 def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
     """Read all objects, in order. An object without a namespace gets `namespace`.
 
-    Raises Invalid with file:line:column of each mistake, and BadRequest for a file that is missing, not text, or empty.
+    Raises Invalid with file:line:column of the mistakes in the first wrong file, and BadRequest for a file that is
+    missing, not text, or empty.
     """
     found: list[KindObject] = []
     for name in names:

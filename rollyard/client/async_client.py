@@ -197,7 +197,7 @@ class AsyncClient(BatchClient):
         """Begin an update, and return when the server has stored it. If this update has begun before, return its state.
 
         Raises NotFound. Raises Invalid if the engines cannot be updated, and Conflict for a version that already names
-        other weights.
+        other weights, or that is being loaded in another mode.
         """
         body = update.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))

@@ -48,7 +48,8 @@ class BatchClient:
         )
 
     async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
-        """Delete a dataset, the history of its tasks, and the record of which task is drawn next.
+        """Delete a dataset, the history of its tasks, and the record of which task is drawn next. Groups that ended
+        batches left for a later batch are cancelled.
 
         Raises NotFound, and Conflict while a batch draws from the dataset.
         """

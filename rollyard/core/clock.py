@@ -53,7 +53,7 @@ def as_text(unix: float) -> str:
 
 
 def as_exact_datetime(unix: float) -> datetime:
-    """Return a UTC datetime with fractions of a second, for short durations."""
+    """Return a UTC datetime with fractions of a second, for times whose distance is short."""
     return datetime.fromtimestamp(unix, UTC)
 
 

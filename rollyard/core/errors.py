@@ -14,7 +14,7 @@ RollyardError
 │   ├── Expired              410  changes or results that the request names are no longer stored
 │   ├── TooLarge             413
 │   ├── UnsupportedMediaType 415
-│   ├── Invalid              422  the message names each wrong field and a correct value
+│   ├── Invalid              422  the message names the wrong fields and what they may contain
 │   │   └── TemplateUnusable 422  a model's tokenizer or chat template cannot be used for any conversation
 │   ├── Incompatible         426  the two releases do not work together; the message names the release to update
 │   ├── TooManyRequests      429

@@ -1,4 +1,4 @@
-"""Probes the Slurm cluster that `serve --cluster auto` would use: its driver, its site, and settings that affect pools."""
+"""Probes the Slurm cluster that `serve --cluster auto` would use: driver, partitions, nodes, settings that affect pools."""
 
 from __future__ import annotations
 
