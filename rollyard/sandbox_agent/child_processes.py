@@ -34,7 +34,8 @@ class ChildProcesses:
         threading.Thread(target=self._reap, name="reaper", daemon=True).start()
 
     def start(self, spawn: Callable[[], int]) -> ChildProcess:
-        """Start a process by calling `spawn`. The reaper finds the process also if it ends at once."""
+        """Start a process by calling `spawn`. The reaper does not miss the process, even if the process ends at
+        once."""
         with self._lock:
             child = ChildProcess(spawn())
             self._known[child.pid] = child

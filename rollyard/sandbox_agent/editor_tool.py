@@ -19,7 +19,7 @@ SNIPPET_LINES = 4
 
 
 class EditError(Exception):
-    """A mistake of the model, with a remedy."""
+    """A mistake of the model. The text of the exception contains a remedy."""
 
 
 def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:

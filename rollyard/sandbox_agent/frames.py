@@ -1,4 +1,5 @@
-"""Frames on a Unix socket: two lengths (4 bytes each, big-endian), a JSON header, then a body of raw bytes.
+"""Frames on a Unix socket. A frame has the lengths of its header and its body (4 bytes each, big-endian), then the
+header in JSON, then the body in raw bytes.
 
 Output of commands and contents of files are sent as bodies, so their bytes need no escaping.
 """

@@ -13,8 +13,8 @@ BACKLOG = 1024
 
 
 def receive_gate(stdin: socket.socket) -> socket.socket:
-    """Receive the gate: the Unix socket through which sockets are passed. The owner sends the gate together with the
-    first byte on standard input."""
+    """Receive the gate: the Unix socket through which listening sockets are passed to the owner. The owner sends the
+    gate together with the first byte on standard input."""
     _, fds, _, _ = socket.recv_fds(stdin, 1, 1)
     if not fds:
         raise EOFError("the owner was gone before it began")

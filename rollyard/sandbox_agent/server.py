@@ -1,4 +1,5 @@
-"""The sandbox agent's main thread. It sends hello, receives the settings, and passes each call to the tool's thread.
+"""The sandbox agent's main thread. It sends the hello message, receives the settings, and passes each call to the
+thread of the call's tool.
 
 Standard input is an unnamed Unix socket that the owner of the sandbox made. No other process can find the socket, and
 no file remains of it. End-of-file on the socket means that the owner is gone, for whatever reason; then the agent ends

@@ -1,4 +1,5 @@
-"""Settings that the owner sends once, before the first call: environment and limits of the tools' processes."""
+"""Settings that the sandbox's owner sends once, before the first call: environment and limits of the tools'
+processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Reads and writes whole files for the owner of the sandbox. A named pipe of the task cannot block a call."""
+"""Reads and writes whole files, for the editor tool and for the owner of the sandbox. A named pipe that the task made
+cannot block a call."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
                        |
                        +--> the batch ends first: carried to the next batch of the series (or Cancelled)
 
-    Running -----------------> Completed   the target is delivered; or a stream is drained, and its deliveries are acknowledged
+    Running -----------------> Completed   the target is delivered; or a stream is drained and, if required, acknowledged
       |  ^                     Exhausted   the source ended before the target
       |  +-- Ticked, Ack.      Expired     deadline_seconds have passed
       +----------------------> Cancelled   on request, or because the pool is gone
@@ -55,7 +55,7 @@ class GroupAdopted:
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnded:
-    """A rollout of the group has its terminal record."""
+    """A rollout of the group has ended."""
 
     at: float
     rollout: EndedRollout
@@ -88,7 +88,7 @@ class SourceDrained:
 class BatchCancelled:
     at: float
     keep: bool
-    """Whether the batch's live groups are carried over."""
+    """Whether the batch's live groups (open or informative) may be carried over. The request can exclude this."""
 
 
 BatchEvent = GroupDrawn | GroupAdopted | RolloutEnded | Ticked | Acknowledged | SourceDrained | BatchCancelled
@@ -253,7 +253,8 @@ def _deliver(
 
 
 def training_step(request: BatchRequest, batch: BatchRecord, delivery: int) -> int:
-    """Return the training step of the series that uses this delivery. Without `step_groups` a batch is one step."""
+    """Return the number, within the series, of the training step that uses this delivery. Without `step_groups` a batch
+    is one step."""
     return batch.step + ((delivery - 1) // request.step_groups if request.step_groups else 0)
 
 

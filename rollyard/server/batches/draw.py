@@ -91,7 +91,8 @@ def with_end(series: SeriesRecord, tasks: int) -> SeriesRecord:
 
 
 def put_back(series: SeriesRecord, group: GroupRecord) -> SeriesRecord:
-    """Return the series with the task of a faulty group put back, if `may_return` allows it."""
+    """Return the series after the task of a faulty group is put back: the task waits to be drawn again, if `may_return`
+    allows it."""
     if not may_return(group):
         return series
     due = series.next_number + PUT_BACK_GROUPS * (group.tries + 1)

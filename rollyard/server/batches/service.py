@@ -277,7 +277,8 @@ class BatchService:
         return await self._store.transact(change)
 
     async def delete_dataset(self, namespace: str, name: str) -> None:
-        """Delete a dataset with its history and its series. Carried groups are cancelled. Raises NotFound, Conflict."""
+        """Delete a dataset with its history and its series. Carried groups are cancelled. Raises NotFound, and Conflict
+        if a running batch draws from the dataset."""
         now = self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> None:

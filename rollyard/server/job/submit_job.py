@@ -22,7 +22,7 @@ from rollyard.wire.files import EndpointFile
 POLL_SECONDS = 0.5
 CONNECT_SECONDS = 5.0
 STOP_SECONDS = 120.0
-"""Seconds for cancelled jobs to end. Slurm kills them after its KillWait."""
+"""Seconds within which cancelled jobs must end. Slurm kills them after its KillWait."""
 Print = Callable[[str], None]
 """Function that prints progress for the waiting user."""
 
@@ -113,10 +113,10 @@ def _script(place: ServerJobFolder, request: ServerJobRequest) -> str:
 
 
 def _check_free(place: ServerJobFolder) -> None:
-    """Raise Unavailable if a server that is not one of our jobs has the folder.
+    """Raise Unavailable if a server that runs outside of the server's own jobs has the folder.
 
-    One of our jobs on a lost node may still have the folder. Slurm has just reported that none of our jobs lives, so the
-    next job takes the folder over.
+    One of these jobs may still have the folder on a lost node. That is no obstacle: Slurm has just reported that none
+    of these jobs lives, so the next job takes the folder over.
     """
     lock = FolderLock(place.data)
     try:

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import Status
 
 WINDOW_SECONDS = 60
 LEAST_SECONDS = 5.0
-"""No rate is given before ends have been counted for this many seconds."""
+"""Seconds after the start for which no rate is given."""
 
 
 @dataclass(slots=True)

@@ -107,7 +107,8 @@ class ConnectedAgents:
         return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
 
     def slots(self, pool: PoolKey) -> int:
-        """Number of rollouts that the node agents of a pool can have in INIT and RUN at once."""
+        """Number of rollouts that the node agents of a pool can have in INIT and RUN at once, without draining node
+        agents."""
         agents = [a for a in self.of_pool(pool) if not a.draining]
         return sum(a.widths.get(stage, 0) for a in agents for stage in (Stage.INIT, Stage.RUN))
 

@@ -52,7 +52,8 @@ def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Sta
 
 
 def history_of(record: RolloutRecord) -> RolloutHistory:
-    """Return a record's history. A record of an older release lacks entries from before the update."""
+    """Return a record's history. A record that an older release made lacks the entries from before the server's
+    update."""
     entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]
     dropped = 0
     for found in map(from_json, record.history.split("\n")[:-1]):

@@ -307,7 +307,7 @@ class RolloutService:
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
-    # changes of records; only `dispatch` also changes records, with its grants
+    # changes of records; only grants are stored elsewhere (`dispatch`)
 
     async def _apply_events(self, events: Sequence[tuple[RolloutKey, Event]]) -> None:
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:

@@ -54,7 +54,8 @@ class Candidate:
 
 
 class _Rank(NamedTuple):
-    """One endpoint's place in the order. Tuples differ at the latest in the id, so candidates are never compared."""
+    """One endpoint's place in the order. Ranks are compared as tuples. Two ranks differ in the id at the latest, so
+    candidates are never compared."""
 
     load: float
     chance: float

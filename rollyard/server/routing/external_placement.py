@@ -11,7 +11,8 @@ from rollyard.wire.endpoint import Endpoint
 
 
 class ExternalPlacement:
-    """Places sessions of external agents. `least`: oldest weights version from which a session may sample; None for any."""
+    """Places sessions of external agents. In all methods `least` is the oldest weights version from which a session may
+    sample; None for any."""
 
     def __init__(self, endpoints: EndpointRegistry, choice: EndpointChoice, sessions: SessionIndex) -> None:
         self._endpoints = endpoints

@@ -23,7 +23,8 @@ class SessionIndex:
         """Signal: the number of sessions on this endpoint changed."""
 
     def pin(self, session: Session, endpoints: frozenset[str]) -> None:
-        """Set the endpoints that the session uses, one for each role. Pass none for a session that has ended."""
+        """Set the endpoints that the session uses, one for each role. Pass an empty set for a session that has
+        ended."""
         before = self._endpoints.pop(session, frozenset())
         if endpoints:
             self._endpoints[session] = endpoints

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 SKEW, SKEW_SESSIONS = 0.25, 2
 """Tolerated excess of an endpoint over its fair share: a ratio of the share, plus a number of sessions."""
 MOVE_SHARE = 0.1
-"""Share of its sessions that an endpoint with too many sessions gives away in one round."""
+"""Greatest share of its sessions that an endpoint with too many sessions gives away in one round, but at least one
+session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def excess(places: Sequence[EndpointShare]) -> dict[str, int]:
 
 
 def to_move(places: Sequence[EndpointShare]) -> dict[str, int]:
-    """Endpoint id -> sessions to move in one round: all of a leaving endpoint, else at most a share of the sessions."""
+    """Endpoint id -> number of sessions to move in one round: all of a leaving endpoint, else at most MOVE_SHARE."""
     known, moves = {p.id: p for p in places}, excess(places)
     return {
         id: n if known[id].leaving else min(n, max(1, int(known[id].sessions * MOVE_SHARE))) for id, n in moves.items()

@@ -251,7 +251,8 @@ class Store(Protocol):
     # objects
 
     async def create(self, obj: K) -> K:
-        """Store a new object with uid, generation 1, resourceVersion, creationTimestamp. Raises AlreadyExists."""
+        """Store a new object. The store sets its uid, generation (1), resourceVersion and creationTimestamp. Raises
+        AlreadyExists."""
         ...
 
     @overload

@@ -25,7 +25,7 @@ GroupRows = Mapping[GroupName, Sequence[int]]
 
 
 def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> GroupRows:
-    """Return the first `limit` groups that were acknowledged before this time."""
+    """Return at most `limit` groups that were acknowledged before this time, the earliest first."""
     groups = (
         "SELECT namespace, id FROM acknowledged_groups INDEXED BY acknowledged_by_time WHERE acknowledged_at < ? "
         "ORDER BY acknowledged_at LIMIT ?"

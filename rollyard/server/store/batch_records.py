@@ -156,7 +156,7 @@ class BatchRecord:
     informative: int = 0
     """Number of live groups whose verdict is informative."""
     unfinished: int = 0
-    """Number of rollouts in live groups that have not ended."""
+    """Number of live groups' rollouts that have not ended."""
     delivered: int = 0
     acknowledged: int = 0
     drawn: int = 0
@@ -172,7 +172,8 @@ class BatchRecord:
     staleness: int = 0
     """Sum of the staleness of delivered groups: training steps between draw and use."""
     whole_lengths: LengthSums = LengthSums()
-    """Lengths of the rollouts in all informative groups, delivered or not."""
+    """Lengths of the rollouts in all informative groups, delivered or not, with the expected lengths of discarded
+    groups."""
     delivered_lengths: LengthSums = LengthSums()
 
     @property

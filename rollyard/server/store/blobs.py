@@ -46,7 +46,7 @@ class PackWriter:
         return ref
 
     def mark(self) -> int:
-        """Return the present position. To undo a change, pass the position from before the change to `cut`, which
+        """Return the present position. To undo a change, call `cut` with the position at which the change began. `cut`
         removes the later blobs."""
         return len(self._waiting)
 

@@ -41,7 +41,8 @@ class JobRun:
 
 
 class FolderLock:
-    """Lock of a data folder. A new object does not hold the lock: call `acquire`. Call `release` in any case."""
+    """Lock of a data folder. A new object does not hold the lock: call `acquire`. Call `release` in any case, because
+    it closes the lock file."""
 
     def __init__(self, folder: Path, run: JobRun | None = None) -> None:
         self._folder, self._run = folder, run
