@@ -1,7 +1,7 @@
 """Autoscaling of a pool: the user's bounds and rules, and the state that the autoscaler keeps over a restart of the
 server.
 
-Words and defaults are those of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with `Count` for `Pods`.
+Words and default windows are those of Kubernetes' HorizontalPodAutoscaler (autoscaling/v2), with `Count` for `Pods`.
 """
 
 from __future__ import annotations

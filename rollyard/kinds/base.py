@@ -1,4 +1,5 @@
-"""Base models, and the metadata that every kind has. Kinds are camelCase on the wire and snake_case in Python."""
+"""Base models, and the metadata that every kind has. Fields of kinds are camelCase in YAML and JSON, and
+snake_case in Python."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ class StatusModel(KindModel):
 
 
 class WireModel(BaseModel):
-    """Message or REST body in snake_case. Unknown fields are errors, so a misspelt field is refused."""
+    """REST body, or part of a message, in snake_case. Unknown fields are errors, so a misspelt field is refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, frozen=True)
 
@@ -128,7 +129,7 @@ class Condition(StatusModel):
 
 
 class KindObject(KindModel):
-    """Stored object. Subclasses add `spec` and `status` and name their REST path."""
+    """Stored object. Each kind is a subclass, which adds its fields and its names in REST paths and commands."""
 
     PLURAL: ClassVar[str]
     SINGULAR: ClassVar[str]

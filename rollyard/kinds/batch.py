@@ -133,7 +133,8 @@ class BatchRequest(WireModel):
     pass_over: bool = True
     """Whether tasks that were uninformative several times in a row are drawn less often."""
     longest_first: bool = True
-    """Whether tasks whose earlier rollouts took longest start first, among the tasks that are drawn together."""
+    """Whether tasks that are drawn together start in the order of the duration of their earlier rollouts, longest
+    first."""
     agent: AgentSpec = shared(AgentSpec())
     sampling: Sampling = shared(Sampling())
     budgets: Budgets = shared(Budgets())

@@ -81,8 +81,8 @@ RESERVED_SAMPLING_FIELDS = frozenset(
         *("detokenize", "output_kind", "output_mode", "sampling_params"),
     ]
 )
-"""Engine parameters that `Sampling.extra` cannot hold. Rollyard decides about them, because each turn's tokens must be
-recorded exactly as the engine used them."""
+"""Engine parameters that `Sampling.extra` cannot hold. Rollyard sets these parameters itself, so that the recorded
+tokens of each turn are exactly the tokens that the engine used."""
 
 
 class Sampling(WireModel):

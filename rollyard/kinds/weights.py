@@ -84,7 +84,7 @@ class EndpointProgress(StatusModel):
     since: datetime
     """Start of the phase."""
     reason: str = ""
-    """Reason of a failure, or the reason why the endpoint loaded the folder instead of receiving the transfer."""
+    """Reason of a failure, or reason why a requested transfer was not used."""
     transferring: bool = False
     """True: the endpoint waits for the trainer's transfer, or receives it."""
     attempt: int | None = None

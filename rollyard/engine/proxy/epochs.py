@@ -119,7 +119,7 @@ class EpochRelay:
         self._open.set()
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """Return whether all requests at the engine have ended within this time."""
+        """Wait until no request is at the engine, or the time is over. Return whether no request is at the engine."""
         return await wait_or_timeout(self._idle, seconds)
 
     def repeat_unanswered(self) -> None:

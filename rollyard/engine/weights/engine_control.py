@@ -37,7 +37,7 @@ class EngineControl(Protocol):
     """Whether the served weights stay unchanged until a transfer is finished."""
 
     async def detect(self) -> None:
-        """Find out what the present process can do. Call this first. Raises ControlFailed."""
+        """Find out what the present process can do. Call this first, for each new process. Raises ControlFailed."""
 
     def why_unsupported(self, source: WeightsSource) -> str:
         """Return why no process of this engine can serve these weights; empty if one can."""

@@ -103,7 +103,7 @@ class UpdateState:
     failed: WeightsTarget | None = None
     """The target to which `error` belongs."""
     note: str = ""
-    """Reason why the engine read the folder although a trainer was to move the weights."""
+    """Reason why a requested transfer by the trainer was not used; empty if there is none."""
     attempts: int = 0
     """Number of changes of the engine that have begun for the target."""
     retry_at: float = math.inf
