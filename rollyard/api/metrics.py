@@ -26,7 +26,7 @@ from rollyard.wire.engine import EngineLoad
 
 GAUGES: dict[str, tuple[str, Callable[[EndpointStatus], float | None]]] = {
     "ready": ("1 if the endpoint accepts work, else 0.", lambda e: int(e.ready)),
-    "sessions": ("Live rollouts on the endpoint.", lambda e: e.sessions),
+    "sessions": ("Live sessions on the endpoint, of rollouts and of external agents.", lambda e: e.sessions),
     "requests_running": ("Requests in the batch.", lambda e: e.running),
     "requests_waiting": ("Requests that wait for a place in the batch.", lambda e: e.waiting),
     "kv_usage": ("Filled share of the key-value cache, 0 to 1.", lambda e: e.kv_usage),

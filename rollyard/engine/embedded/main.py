@@ -50,7 +50,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--served-name", required=True, help="the model's name in requests")
     parser.add_argument("--uds", type=Path, required=True, help="Unix socket to listen on")
     parser.add_argument("--max-model-len", type=int, help="longest sequence in tokens (default: the model's limit)")
-    parser.add_argument("--max-sequences", type=int, default=32, help="most sequences in a batch (%(default)s)")
+    parser.add_argument(
+        "--max-sequences", type=int, default=32, help="greatest number of sequences in a batch (%(default)s)"
+    )
     return parser.parse_args()
 
 

@@ -61,7 +61,7 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         *_POOL,
         Column(
             "SESSIONS",
-            "Live rollouts on the pool's endpoints.",
+            "Live sessions on the pool's endpoints, of rollouts and of external agents.",
             lambda o, now: str(sum(e.sessions for e in o.status.endpoints)),
         ),
         Column("MODEL", "Name of the model in the engines' API.", lambda o, now: o.spec.model.served_name),
