@@ -38,7 +38,7 @@ class HistoryEntry(WireModel):
     """Unix seconds, by the server's clock. For the beginning of RUN or EVAL: time at which the node agent's message
     about this beginning reached the server."""
     event: str
-    """Word from a fixed set, such as `Leased`."""
+    """Word of `HistoryEvent`, such as `Leased`."""
     attempt: int
     stage: Stage
     """Stage in which the event happened. For `Leased` and `StageBegun`: stage that begins."""

@@ -70,7 +70,7 @@ class SandboxTemplate(KindModel):
     default_image: AbsolutePath | None = None
     """Image for tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
-    """Network of sandboxes: none."""
+    """Network access of sandboxes: they have none."""
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"

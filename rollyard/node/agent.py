@@ -169,7 +169,8 @@ class NodeAgent:
     async def _refuse_unreadable(self, unread: list[UnreadableLease]) -> None:
         for one in unread:
             log.warning("a lease has fields that this node agent does not know: %s", one.why)
-            if one.lease is not None:  # if not even the lease's name can be read, the lease expires on the server
+            # A lease whose id cannot be read cannot be handed back; it expires on the server.
+            if one.lease is not None:
                 await self._connection.send(HandBack(lease=one.lease, reason=UNREADABLE_LEASE_REASON))
         self._heartbeat_soon()  # only the next heartbeat tells the server that this capacity is free
 

@@ -41,7 +41,7 @@ MAX_CONNECTIONS = 128
 
 
 class _LimitedConnection(asyncio.Protocol):
-    """Passes a new connection to the server, or closes the connection if the server has too many."""
+    """Passes a new connection to the gateway's web server, or closes it if there are too many connections."""
 
     def __init__(self, server: web.Server) -> None:
         self._server = server

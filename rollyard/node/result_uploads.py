@@ -50,11 +50,11 @@ class ResultUploads:
         """Compressor of the event loop's thread. It is kept, because to make one takes ten times as long as to compress
         a short result."""
         self._encoding = ThreadPoolExecutor(1, "encode-results")
-        """One thread. Several threads compete with each other and with the event loop for the interpreter, so that fewer
-        results are uploaded per second."""
+        """One thread. Several threads would compete with each other and with the event loop for the interpreter, and
+        fewer results would be uploaded per second."""
 
     def welcome(self, welcome: Welcome) -> None:
-        """Upload in the form that this server reads."""
+        """Choose the form of uploads that this server can read."""
         self.as_columns, self.most_at_once = welcome.columns >= VERSION, welcome.results
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:

@@ -2,7 +2,7 @@
 of arrival.
 
 The server requests a width for each stage: the stage's number of workers. A stage grows as soon as there is free
-capacity. A stage shrinks as its rollouts end; until a rollout ends, no other stage can use its worker.
+capacity. A stage shrinks as its rollouts end; until a rollout ends, no other stage can use the rollout's worker.
 """
 
 from __future__ import annotations

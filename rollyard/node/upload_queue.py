@@ -11,7 +11,8 @@ from rollyard.core.errors import ApiError
 MAX_BYTES = 512 << 10
 """A request takes no further upload when it has this many bytes."""
 Send = Callable[[Sequence[bytes]], Awaitable[Sequence[ApiError | None]]]
-"""Function that sends uploads in one request. It returns the error of each, or raises the error of the request."""
+"""Function that sends uploads in one request. It returns an error or None for each upload, or raises the error of the
+request."""
 
 
 class UploadQueue:

@@ -28,7 +28,7 @@ from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3
-"""Least number of failures in a row for which the reason is CrashLoop."""
+"""From this number of failures in a row on, the reason is CrashLoop."""
 SUBMIT_ANSWER_SECONDS = 5.0
 """Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
@@ -47,7 +47,7 @@ NO_WARNING = {
     "WaitingForSlurm",
     "WeightsUpdating",
 }
-"""Reasons that need no warning."""
+"""Reasons whose events are of the type Normal. The events of all other reasons are warnings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,8 +59,8 @@ class JobEnd:
     by_us: str = ""
     """Our reason for ending the job; empty if we did not end it."""
     requeued: int = 0
-    """Slurm's restart count, if the job was requeued after its work had gone to other jobs; otherwise 0. We end such a
-    run."""
+    """Slurm's restart count, if Slurm requeued the job after its process had registered; otherwise 0. Rollyard ends the
+    new run, because the work has gone to other jobs."""
     cancelled_by: str = ""
     """User who cancelled the job according to Slurm, such as `uid 0 (root)`."""
     output: LastOutput | None = None
@@ -75,7 +75,7 @@ def short_text(end: JobEnd) -> str:
 
 
 def long_text(end: JobEnd) -> str:
-    """Return all known facts about the end."""
+    """Return one line with all known facts about the end, and the last output."""
     found = _certain_text(end)
     # Two reasons would mislead: a job that is cancelled while it waits keeps its reason for waiting, and a killed job
     # has the reason JobLaunchFailure.

@@ -1,5 +1,5 @@
-"""Submits allocations: first writes the intents, then submits all equal allocations in one call to Slurm, as a job
-array.
+"""Submits allocations: first writes the intents, then submits the allocations of the same pool and template in one call
+to Slurm, as a job array.
 
 An intent is written only if the allocation has not changed (optimistic concurrency), so two decisions cannot both
 submit. After a crash between intent, submit and record, the next complete snapshots show whether the submit made a job.
@@ -107,9 +107,8 @@ class Submitter:
                     continue  # changed since the decision
                 if owner.uid not in pools:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
-                step = (
-                    meta.uid if allocation.spec.template.within is not None else None
-                )  # a job step cannot be an array
+                # A step of a user's job cannot be submitted in an array.
+                step = meta.uid if allocation.spec.template.within is not None else None
                 kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():

@@ -53,7 +53,7 @@ class KnownJob:
     heard_at: float | None = None
     """Unix seconds of the last heartbeat of the process bound to the job."""
     since: float = 0.0
-    """Unix seconds. A query that began earlier may lack the job."""
+    """Unix seconds at which the job's submit was answered. A query that began earlier may lack the job."""
     leaving: bool = False
     """True: we are ending the job."""
 

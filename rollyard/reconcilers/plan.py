@@ -188,7 +188,8 @@ class _PoolMembers:
     counted: list[Member]
     """Members that make up the size of the pool."""
     missing: list[Member]
-    """Members that have been suspended or silent for long. A member counts again once it is ready again."""
+    """Members that have been suspended or silent for STAND_IN_SECONDS or longer. A member counts again once it is ready
+    again."""
     pairs: list[tuple[Member, Member]]
     """(old member, successor). The old member no longer counts, although it serves until the successor is ready."""
 
@@ -250,8 +251,8 @@ def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
 def _replaced(view: _PoolMembers) -> list[Member]:
     """Members that may end because of their successor.
 
-    There are two cases: the successor is ready, and the retire time has come or one of the two is outdated; or the
-    member takes no more work, and its successor is ready or waits for the member's end.
+    The first case: the successor is ready, and the member's retire time has come or one of the two is outdated. The
+    second case: the member takes no more work, and its successor is ready or waits for the member's end.
     """
     found = _renewal_times(view)
 
@@ -344,7 +345,8 @@ def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int
 
 
 def _drained(members: Sequence[Member], now: float) -> tuple[set[str], float]:
-    """Return (names of drained members that may end now, seconds until further ones may end, or 0.0 if there are none).
+    """Return the names of the drained members that may end now, and the seconds until the next one may end (0.0 if
+    there is none).
 
     A drained member without work may end EMPTY_GRACE_SECONDS after the order to drain. Before that, a lease may still be
     on its way to the member.

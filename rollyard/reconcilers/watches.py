@@ -1,4 +1,5 @@
-"""Builds all reconcilers. A table says which keys are queued for a reconcile after which change.
+"""Builds all reconcilers. A table in `build_reconcilers` shows which keys are queued for a reconcile after which
+change.
 
 The functions below the table map a change to keys, as in controller-runtime: the changed object itself (For), its owner
 (Owns), and other objects that depend on it (Watches).

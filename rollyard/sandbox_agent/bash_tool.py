@@ -4,7 +4,8 @@ How a command is passed to bash, how its end is detected, and which trap each ch
 
 - Bash sources the command from a file in memory. A typed command would be cut at 4,095 characters, and an open quote or
   heredoc would swallow the next typed line. A file in memory works on a full disk too.
-- Standard input of the command is /dev/null. So a program that reads gets an end of file instead of the next line.
+- Standard input of the command is /dev/null. So a program that reads standard input gets an end of file, and not
+  the next command.
 - Before its next prompt bash prints a sentinel with the exit status. The sentinel goes to /dev/tty, so that `exec >file`
   cannot redirect it. The printing command's stderr goes to /dev/null, so that `set -x` does not show this command.
 - Job control stays on, so every command has a process group of its own. The group can be stopped while bash lives on.

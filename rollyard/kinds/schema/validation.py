@@ -90,7 +90,7 @@ def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
     obj, found = _read(kind, data)
     problems += found
     unknown = [p for p in problems if p.at_key]
-    if unknown:  # contradictions between fields show only if all fields are known: parse again with the probable names
+    if unknown:  # pydantic compares fields with each other only if all are known: parse again with the probable names
         seen = {p.path for p in problems}
         problems += [p for p in _read(kind, _repair(kind, data, unknown))[1] if p.path not in seen]
     return (None if problems else obj), problems

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 MOST_NODES = 65_536
-"""Slurm's own limit (MAX_SLURM_NODES)."""
+"""Greatest number of nodes in a list. Slurm has the same limit (MAX_SLURM_NODES)."""
 _ITEM = re.compile(r"(?:[A-Za-z0-9_.-]|\[[0-9,-]+\])+")
 _PART = re.compile(r"\[([0-9,-]+)\]|([^\[\]]+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")

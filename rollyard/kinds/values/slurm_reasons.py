@@ -75,8 +75,7 @@ def is_limit(reason: str) -> bool:
 
 
 def is_transient(reason: str) -> bool:
-    """Whether the job waits as any job may, so that the reason usually passes by itself. Any other reason, such as a
-    limit, may last."""
+    """Whether the reason is one that usually passes by itself, such as Priority. False for a limit, which may last."""
     return reason_word(reason) in _TRANSIENT
 
 

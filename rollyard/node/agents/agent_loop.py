@@ -21,8 +21,8 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 class Policy(Protocol):
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
-        """Sample one turn. Raises ContextExceeded if no further token fits, and EndpointError if no server could be
-        used."""
+        """Sample one turn. Raises ContextExceeded if no further token fits, and EndpointError, NoEndpoint or Fenced if
+        no server can be used."""
         ...
 
 
@@ -43,8 +43,8 @@ async def run_agent(
 ) -> None:
     """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated.
 
-    Raises SandboxLost and EndpointError. Raises ContextExceeded if the first prompt leaves no room for a token, and
-    TaskError or TemplateUnusable if the chat template fails.
+    Raises SandboxLost, and the errors of `policy.sample`; ContextExceeded only if the first prompt leaves no room for a
+    token. Raises TaskError or TemplateUnusable if the chat template fails.
     """
     for number in range(agent.max_turns):
         started = time.monotonic()

@@ -93,7 +93,8 @@ class Root:
 
 
 class Runtime(Protocol):
-    """Builds the command lines of one container runtime. Callers run each command line as `sandbox_account()`."""
+    """Builds the command lines of one container runtime. Callers run each command line under the account that
+    `sandbox_account()` returns."""
 
     @property
     def name(self) -> str:

@@ -91,7 +91,8 @@ class Images:
 
 
 def default_root(cache: Path) -> Root:
-    """Return the root of the default image: this machine's /usr, read-only, in a small skeleton of our own."""
+    """Return the root of the default image: a small root folder of our own, in which this machine's /usr appears
+    read-only."""
     folder = build_once(cache / "skeleton-1", _make_skeleton)
     binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
     binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]

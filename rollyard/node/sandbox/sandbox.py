@@ -60,9 +60,8 @@ class Sandbox:
         """Start `tools` before their first calls. "bash" starts in 10 ms, "ipython" in half a second."""
         calls = (self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS) for tool in tools)
         for done in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(
-                done, BaseException
-            ):  # a task group is not used, because it would wrap SandboxLost in another exception
+            # A task group is not used, because it would wrap SandboxLost in another exception.
+            if isinstance(done, BaseException):
                 raise done
 
     async def bash(self, command: str, timeout: float) -> CommandResult:
@@ -249,7 +248,8 @@ class _Launcher:
         return cls(process, complaints), ours
 
     async def end(self) -> None:
-        """Wait until the process ends, because the caller has closed its socket. Kill the process after END_SECONDS."""
+        """Wait until the process ends, and kill it after END_SECONDS. Callers close the process's socket first, so that
+        it ends."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
@@ -274,7 +274,7 @@ class _Launcher:
 def _send_gate(ours: socket.socket) -> socket.socket:
     """Return our end of a new Unix socket. The first byte of the sandbox agent's standard input carries the other end."""
     gate, its = socket.socketpair()
-    # if the sandbox agent has died already, the wait for its hello fails
+    # an error is ignored here: if the sandbox agent has died already, the wait for its hello fails
     with its, suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(ours, [b"G"], [its.fileno()])
     gate.setblocking(False)

@@ -36,7 +36,8 @@ class CheckerPool:
     """Children that run one module. The pool starts them on demand: by default at most two for each core."""
 
     def __init__(self, module: str, harmless: Sequence[bytes], most: int | None = None) -> None:
-        """`module` is a program around `checker_process.serve`. `harmless` is a question that any working child can answer."""
+        """`module`: name of the program's module; the program calls `checker_process.serve`. `harmless`: a question
+        that any working child can answer."""
         self._module = module
         self._warm_up_question = harmless
         self._slots = asyncio.Semaphore(most or 2 * len(os.sched_getaffinity(0)))

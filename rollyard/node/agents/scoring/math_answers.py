@@ -1,8 +1,8 @@
 """Judges an answer to a `math` task by the rule in docs/math.md. Runs as a checker process.
 
 If the reference is a number, the answer must be a number with nothing left to compute. If the reference is a list,
-tuple, interval, set or matrix, the answer must have the same form, with right members. If the reference is a word, the
-answer must be this word. Any other reference is compared by algebra.
+tuple, interval, set or matrix, the answer must have the same form, with right members. If the reference is a word of
+more than three letters, the answer must be this word. Any other reference is compared by algebra.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ class TaskHandler(Protocol):
     """Handler of one task kind. Each node agent finds the handler's class in the entry point group `rollyard.tasks` and
     makes one instance, without arguments.
 
-    Exceptions report faults. SandboxError, NodeFault and EndpointError are infrastructure faults, after which a new
-    attempt may start; their subclasses ImageNotFound and EndpointRefused are not. TaskError and any other exception
-    mean that the task or the handler is wrong: the rollout ends Failed without a new attempt (see
+    Exceptions report faults. After an infrastructure fault a new attempt may start. Infrastructure faults are
+    NodeFault, SandboxError (except ImageNotFound) and EndpointError (except EndpointRefused). TaskError and any other
+    exception mean that the task or the handler is wrong: the rollout ends Failed without a new attempt (see
     `guarded_handler.py`). A mistake of the agent gets a Score, never an exception.
     """
 

@@ -1,8 +1,8 @@
 """Task kind `code`: the agent writes a file, and hidden cases score it in a fresh sandbox.
 
-The expected values never enter a sandbox. The sandbox only runs the calls. A process outside the sandbox, with limits of
-its own, compares the results. So a solution may print, exit, fork, or write into the results file. It gains nothing,
-because a call passes only if its line in the results file is the right value.
+The expected values never enter a sandbox. The sandbox only runs the calls. A process outside the sandbox, with limits
+of its own, compares the results. So a solution may print, exit, fork, or write into the results file. The solution
+gains nothing by this, because a call passes only if its line in the results file is the right value.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ class GuardedHandler:
         try:
             yield
         # Every BaseException is caught: a KeyboardInterrupt raised by a handler would end the node agent, and another
-        # one would end the rollout's task without handing back the lease.
+        # BaseException would end the rollout's task without handing back the lease.
         except BaseException as raised:
             error = first_cause(raised)
             if isinstance(error, OWN_ERRORS):
@@ -143,8 +143,8 @@ def first_cause(error: BaseException) -> BaseException:
 def with_source_line(error: BaseException, module: str) -> str:
     """Format an error as `KeyError: 'topic' (/path/quiz.py:14)`.
 
-    The line is the innermost one of the traceback in the module named `module`. If the traceback has no line in this
-    module, it is the innermost line of all. For a SyntaxError it is the line with the wrong syntax.
+    The line is the innermost line of the traceback that is in the module `module`, or else the innermost line of all.
+    For a SyntaxError it is the line with the wrong syntax.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
