@@ -181,7 +181,7 @@ class AllocationStatus(StatusModel):
     intents: int = 0
     """Number of times that a submit was decided."""
     burst: str | None = None
-    """Id of the job array of the last submit. Absent if the job was submitted alone."""
+    """Rollyard's id of the job array of the last submit. Absent if the job was submitted alone."""
     task: int | None = None
     """Index of this job in the job array of `burst`."""
     job_id: str | None = None

@@ -21,7 +21,7 @@ BY_PLURAL: dict[str, type[KindObject]] = {k.PLURAL: k for k in KINDS.values()}
 
 
 def find_kind(word: str) -> type[KindObject] | None:
-    """Return the kind for `RolloutPool`, `rolloutpools`, `rolloutpool` or `rp`; None if there is none."""
+    """Return the kind for words such as `RolloutPool`, `rolloutpools`, `rolloutpool` or `rp`; None for other words."""
     low = word.lower()
     return next((k for name, k in KINDS.items() if low in (name.lower(), k.PLURAL, k.SINGULAR, *k.SHORT)), None)
 

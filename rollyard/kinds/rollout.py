@@ -26,7 +26,7 @@ the rollout waits in RUN, for a model server."""
 
 
 class RolloutKey(NamedTuple):
-    """Name of one rollout. An id is unique within its namespace."""
+    """Namespace and id of one rollout. An id is unique within its namespace."""
 
     namespace: str
     id: str

@@ -55,7 +55,7 @@ class SessionView(WireModel):
     tokens: int
     """Tokens in all segments, including prompts."""
     truncated: bool
-    """True: the session reached its limit of calls, or the limit of the context."""
+    """True: the session reached its limit of calls or of tokens, or the limit of the context."""
     created_at: float
     """Unix seconds."""
     expires_in_idle: float

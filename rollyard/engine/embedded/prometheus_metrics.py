@@ -1,4 +1,5 @@
-"""The engine's counters under vLLM's metric names, so that one parser reads the load of both engines."""
+"""The engine's counters under vLLM's metric names, so that one parser reads the load of vLLM and of this
+engine."""
 
 from __future__ import annotations
 

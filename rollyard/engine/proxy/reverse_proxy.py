@@ -1,5 +1,5 @@
-"""The reverse proxy of an engine. All requests to the allocation come through its TCP socket. It requires TLS and a
-token, and serves a short list of paths.
+"""The reverse proxy of an engine. All requests to the allocation come to the proxy's TCP socket. The proxy requires TLS
+and a token, and serves a short list of paths.
 
 The engine listens on a Unix socket behind the proxy. Other paths of the engine (vLLM's /pause, /collective_rpc, …) are
 not exposed. The routes of a weights transfer are exposed only while a weights update waits for a transfer.

@@ -87,7 +87,7 @@ class UpdateState:
     """The target that is being checked or applied; `target` may be newer."""
     change: WeightsChange | None = None
     served: Checkpoint | None = None
-    """The last proven weights. If the engine starts without a `change`, they are set here before they are proven."""
+    """The last proven weights. During a start without a `change`: the weights on which the engine starts."""
     was: WeightsSource | None = None
     """Weights that were proven, but whose files have changed. Other content with the same version is refused."""
     life: int = 0
