@@ -9,13 +9,14 @@ from __future__ import annotations
 import ast
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollyard.node.agents import tool_schemas
 
-WRITE = re.compile(r"cat > (\S+) <<'EOF'\n(.*)\nEOF\n?", re.DOTALL)
+WRITE = re.compile(r"cat > (\S+) <<'EOF'\n((?:(?!^EOF$).)*)\nEOF\n?", re.DOTALL | re.MULTILINE)
 CHECK = re.compile(r"python3 -m py_compile (\S+) && echo OK")
 
 OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -108,7 +109,8 @@ class Toolbox:
         if path not in self.files:
             return tool_schemas.bash_result(f"[Errno 2] No such file or directory: {path!r}", 1)
         try:
-            ast.parse(self.files[path])
+            with warnings.catch_warnings(action="error", category=SyntaxWarning):  # py_compile prints them
+                compile(self.files[path], path, "exec", dont_inherit=True)
         except SyntaxError as error:
             return tool_schemas.bash_result(f'  File "{path}", line {_where(error)}\n', 1)
         return tool_schemas.bash_result("OK", 0)

@@ -131,7 +131,7 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
         if long_run:
             storm = Storm(yard, 11, pause=(2.0, 6.0), seconds=600)
             training = Training(
-                client, storm, yard.folder, seconds=600, updates=20, target=32, rollouts=5000, limit=900
+                client, storm, yard.folder, seconds=600, updates=20, target=32, rollouts=5000, limit=3600
             )
         else:
             storm = Storm(yard, 11, pause=(1.0, 4.0), most=2 * len(VICTIMS))

@@ -128,6 +128,17 @@ def test_python_errors_read_as_ipython_prints_them(tmp_path: Path) -> None:
 # Chat format
 
 
+def test_a_file_is_checked_as_its_compilation_checks_it() -> None:
+    box = Toolbox()
+    check = "python3 -m py_compile /workspace/app.py && echo OK"
+    written = tool_schemas.bash_result("", 0)
+    for source, good in [("def f(x):\n    return x", True), ("return 3", False), ("3(4)", False), ("def f(:", False)]:
+        assert box.bash(f"cat > /workspace/app.py <<'EOF'\n{source}\nEOF\n") == written
+        assert (box.bash(check) == tool_schemas.bash_result("OK", 0)) is good
+    ends_twice = "cat > /workspace/app.py <<'EOF'\npass\nEOF\nEOF"
+    assert box.bash(ends_twice) != written, "its last line is a command"
+
+
 def test_training_text_is_what_the_template_renders(tokenizer: Any) -> None:
     for setting, messages in conversations(60):
         rendered = render(tokenizer, setting, [m.chat() for m in messages], prompt=False)
