@@ -1,15 +1,17 @@
-"""Collects one streamed answer and checks it against the request. A wrong answer would spoil the training.
+"""Reads one streamed answer and checks it against the request. A wrong answer would spoil the training.
 
 Error messages contain neither the endpoint's access token nor a header.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import aiohttp
 from pydantic_core import from_json
 
 from rollyard.core.errors import AnswerRefused, ContextExceeded, EndpointRefused
@@ -77,7 +79,17 @@ class StreamedResponse:
         self._finish_reason: str | None = None
         self._stop_reason: int | str | None = None
 
-    def add_event(self, event: Any) -> None:
+    async def read(self, content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> None:
+        """Read the answer to its end.
+
+        Raises TimeoutError if no data comes for `first_seconds`, or for `next_seconds` after the first event. Raises
+        ValueError, KeyError or TypeError for an event of another form, and PromptTooLong, EndpointRefused, StreamLost or
+        AnswerRefused for a wrong answer or an error in it.
+        """
+        async for event in _events(content, first_seconds, next_seconds):
+            self._add_event(event)
+
+    def _add_event(self, event: Any) -> None:
         """Add one event: a chunk, a new weights version, an error, or usage, which is ignored."""
         event = self._read(event)
         if not isinstance(event, dict):
@@ -219,3 +231,24 @@ def _error_sentence(text: str) -> str:
             texts = (f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}" for fault in faults)
             return "; ".join(texts)
     return text
+
+
+async def _events(content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> AsyncIterator[Any]:
+    """Yield the JSON of each `data:` line of server-sent events, except `[DONE]`.
+
+    The body is read to its end, because a connection is reused only after that. Lines are split here, because the first
+    chunk repeats the prompt's ids and can exceed the limit of aiohttp's `readline`, 128 KiB.
+    """
+    rest, seconds = b"", first_seconds
+    while True:
+        async with asyncio.timeout(seconds):
+            data = await content.readany()
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                seconds = next_seconds
+                text = line[5:].strip()
+                if text != b"[DONE]":
+                    yield from_json(text)
+        if not data:
+            return

@@ -18,7 +18,6 @@ from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.endpoint_routes import Route, Routes
 from rollyard.tokens.requests_in_flight import InFlightRequest, InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled
-from rollyard.tokens.server_sent_events import events
 from rollyard.tokens.streamed_response import OnProgress, PromptTooLong, SentRequest, StreamedResponse
 from rollyard.wire.endpoint import Endpoint
 
@@ -130,5 +129,4 @@ class TokenClient:
                 async with asyncio.timeout(timeouts.next_token):
                     text = await response.content.read(MAX_ERROR_BYTES)
                 answer.fail(response.status, text.decode(errors="replace"))
-            async for event in events(response.content, timeouts.first_token, timeouts.next_token):
-                answer.add_event(event)
+            await answer.read(response.content, timeouts.first_token, timeouts.next_token)
