@@ -41,9 +41,8 @@ from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.embedded_control import EmbeddedControl
 from rollyard.engine.weights.engine_control import EngineControl
-from rollyard.engine.weights.quiesce import DRAIN_SECONDS
 from rollyard.engine.weights.source import WeightsSource, with_weights
-from rollyard.engine.weights.updater import WeightsUpdater
+from rollyard.engine.weights.updater import DRAIN_SECONDS, WeightsUpdater
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.csr import new_key_and_csr

@@ -14,7 +14,6 @@ from rollyard.core.errors import Invalid
 from rollyard.engine.process.child_process import EngineFailed
 from rollyard.engine.process.engine_supervisor import Prepare, Supervisor
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
-from rollyard.engine.weights import quiesce
 from rollyard.engine.weights.engine_control import ControlFailed, EngineControl
 from rollyard.engine.weights.source import WeightsSource, changed_on_disk, read_checkpoint_info, read_source
 from rollyard.engine.weights.update_step import (
@@ -39,6 +38,10 @@ from rollyard.wire.engine import WeightsReport, WeightsTarget
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
+DRAIN_SECONDS = 600.0
+"""Limit for running requests to end. Requests that still run after this time are aborted."""
+ABORT_SECONDS = 5.0
+READ_SECONDS = 60.0
 
 
 class WeightsUpdater:
@@ -180,15 +183,34 @@ class WeightsUpdater:
         )
 
     async def _stop_requests(self, state: UpdateState) -> None:
+        """Stop the running requests before the weights change. The mode of the update decides how."""
         if state.change is not None and state.change.keep_requests:
-            await quiesce.freeze_requests(self._epochs, self._control)
+            await self._freeze_requests()
         else:
-            drain = state.tried is not None and state.tried.mode == "Drain"
-            await quiesce.end_requests(self._epochs, self._control, drain=drain, ensure_alive=self._ensure_current)
+            await self._end_requests(drain=state.tried is not None and state.tried.mode == "Drain")
 
-    def _ensure_current(self) -> None:
-        if self._state.replaced:
-            raise ControlFailed(LOST.why, lost=True)
+    async def _freeze_requests(self) -> None:
+        """Pause the engine and keep its running requests. Return when all output has been read. Raises ControlFailed."""
+        await self._control.pause("keep")
+        if not self._control.labels_tokens:
+            self._epochs.repeat_unanswered()
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                await self._epochs.wait_until_read(self._control.round_trip)
+        except TimeoutError:
+            raise ControlFailed(f"the engine did not stop within {READ_SECONDS:g} s after a pause") from None
+
+    async def _end_requests(self, *, drain: bool) -> None:
+        """End all requests. `drain`: first wait for requests to end by themselves. Raises ControlFailed."""
+        if drain:
+            await self._epochs.wait_until_idle(DRAIN_SECONDS)
+            if self._state.replaced:
+                raise ControlFailed(LOST.why, lost=True)
+        if self._control.can_pause:
+            await self._control.pause("abort")
+            await self._epochs.wait_until_idle(ABORT_SECONDS)
+        self._epochs.truncate_all()
+        await self._epochs.wait_until_idle(ABORT_SECONDS)
 
     async def _receive_transfer(self) -> Fact:
         transfer = self._transfer
