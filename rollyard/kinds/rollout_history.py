@@ -35,8 +35,8 @@ class HistoryEntry(WireModel):
     """One change of a rollout. Fields without a meaning for the event are null."""
 
     at: float
-    """Unix seconds, by the server's clock. For the beginning of RUN or EVAL: time at which the node agent's message
-    about this beginning reached the server."""
+    """Unix seconds, by the server's clock. For the beginning of RUN: time at which the node agent's report reached the
+    server. For the beginning of EVAL: time at which the result of RUN reached the server."""
     event: str
     """Word of `HistoryEvent`, such as `Leased`."""
     attempt: int

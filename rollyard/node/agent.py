@@ -230,8 +230,8 @@ class NodeAgent:
         self._stage_changed.wake()
 
     async def _beat(self) -> None:
-        """Send a heartbeat at regular times, and soon after a change of the leases or the widths. After every
-        heartbeat, request leases for the free capacity."""
+        """Send a heartbeat at regular times, and soon after a change, such as a new lease, a new stage or new widths.
+        After every heartbeat, request leases for the free capacity."""
         loop = asyncio.get_running_loop()
         while True:
             await self._stage_changed.pause(self._lease_seconds / 3)

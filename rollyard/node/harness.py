@@ -67,8 +67,8 @@ class Harness:
         """Run the command; return the status and the exit code.
 
         The status is Completed if the command ends by itself with exit code 0 within all limits, else Truncated. Raises
-        SandboxLost, and the error that made the session unusable. If no model call was answered, raises ContextExceeded
-        or EndpointRefused if this was the reason, or else TaskError.
+        SandboxLost, and the error that made the session unusable. If no model call was answered, raises the
+        ContextExceeded or EndpointRefused that was the reason, or else TaskError.
         """
         async with self._gateway() as base:
             await self._write_prompt(prompt)

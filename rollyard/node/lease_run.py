@@ -105,7 +105,8 @@ class LeaseRun:
         return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
 
     async def run(self) -> None:
-        """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint if it must be handed back."""
+        """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint if the lease must be handed
+        back."""
         outcome = await self._outcome()
         if outcome.status is Status.INFRA_FAILED:
             await asyncio.sleep(TERM_SECONDS)
@@ -252,7 +253,7 @@ class LeaseRun:
                 status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
                 metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 overdue = False
-        # this waits until the thread of a cancelled call has ended
+        # `run_serialized` waits until the thread of a cancelled model call has ended
         return await session.run_serialized(
             lambda: _AgentResult(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
         )

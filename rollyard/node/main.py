@@ -27,8 +27,8 @@ from rollyard.node.agent import NodeAgent
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 4 * LEASE_SECONDS
-"""The process ends if its event loop is blocked for this many seconds. Its leases have expired earlier, after
-LEASE_SECONDS."""
+"""The process ends if its event loop is blocked for this many seconds. The leases of the process have expired before
+that, after LEASE_SECONDS."""
 
 
 def main(folder: Path) -> int:
@@ -53,7 +53,7 @@ async def _run(link: ServerLink) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, _signalled, number, stop)
     async with link.session() as http, _models(link.tls) as models:
-        # This imports plug-ins, which may block the loop for long. So the loop is watched only afterwards.
+        # The constructor imports plug-ins, which may block the loop for long. So the loop is watched only afterwards.
         agent = NodeAgent(link, http, models)
         try:
             async with running(end_when_stuck(STUCK_SECONDS)):

@@ -47,8 +47,8 @@ class ResultUploads:
         """Greatest number of results in one request. 0: one request for each result. `welcome` sets this."""
         self._queues = {path: UploadQueue(partial(self._send, path + "s")) for path in (RUN, RESULT)}
         self._compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
-        """Compressor of the event loop's thread. It is kept, because to make one takes ten times as long as to compress
-        a short result."""
+        """Compressor of the event loop's thread. The compressor is kept, because making one takes ten times as long as
+        compressing a short result."""
         self._encoding = ThreadPoolExecutor(1, "encode-results")
         """One thread. Several threads would compete with each other and with the event loop for the interpreter, and
         fewer results would be uploaded per second."""
@@ -58,8 +58,8 @@ class ResultUploads:
         self.as_columns, self.most_at_once = welcome.columns >= VERSION, welcome.results
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
-        """Upload RUN's result. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses the
-        result."""
+        """Upload RUN's result. Raises Fenced if the lease is void, and Invalid or TooLarge if the artifact is too large
+        or the server refuses the result."""
         if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
         await self._put(RUN, ref, result)

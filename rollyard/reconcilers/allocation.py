@@ -125,7 +125,7 @@ class AllocationReconciler:
 
     def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
         """Return the latest snapshot; None if that snapshot began before this allocation's submit was answered, because
-        it may lack the job."""
+        such a snapshot may lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None

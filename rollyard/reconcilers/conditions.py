@@ -47,7 +47,7 @@ NO_WARNING = {
     "WaitingForSlurm",
     "WeightsUpdating",
 }
-"""Reasons whose events are of the type Normal. The events of all other reasons are warnings."""
+"""Reasons of Ready and Updated whose events have the type Normal. The events of their other reasons are warnings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def updated(view: PoolView) -> ConditionUpdate:
 def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
     """Whether a successor cannot be ready in time, with the reason and the length of the gap.
 
-    None until this happens for the first time.
+    None until a successor is late for the first time.
     """
     if (found := _renewal_blocked_reason(view)) is not None:
         return ConditionUpdate("RenewalBlocked", True, *found)

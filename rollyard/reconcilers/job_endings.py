@@ -1,9 +1,9 @@
 """Text about the end of a job: first the known facts, then the job's last output, labelled as output. Pure.
 
 The text does not guess the cause. Known facts are the signal or exit code, our own action with its reason, and Slurm's
-state with the user that Slurm names. If Slurm names no user, the text says that the user is unknown. A line of a log is
-shown as the cause only if our own process logged it as the reason for its exit. Any other line may be about something
-else.
+state with the user that Slurm names. If a job was cancelled and Slurm names no user, the text calls the user unknown. A
+line of a log is shown as the cause only if our own process logged it as the reason for its exit. Any other line may be
+about something else.
 """
 
 from __future__ import annotations

@@ -57,8 +57,8 @@ class Submitter:
         answered: dict[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered. This class writes the
-        times. A snapshot that began before this time may lack the job."""
+        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed. This class
+        writes the times. A snapshot that began before an allocation's time may lack the allocation's job."""
         self._store = store
         self._driver = driver
         self._feed = feed
@@ -122,8 +122,9 @@ class Submitter:
         return await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name), POOL_KINDS)
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
-        """Submit allocations as one job or array; return False if they were refused. A burst that is too large for Slurm
-        is tried in halves. Raises SlurmUnreachable."""
+        """Submit allocations as one job or array. Return False if no job was made, because Slurm refused the submit, or
+        because a script cannot contain a value of the template. A burst that is too large for Slurm is tried in halves.
+        Raises SlurmUnreachable."""
         try:
             script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
         except Invalid as error:  # a value of the template that a script cannot contain

@@ -145,8 +145,9 @@ def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
 def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
     """Reason to conclude nothing at all from a table; empty if the table is good, or lacks only a few jobs.
 
-    A table is doubted in three cases: the table is an old one; all expected jobs are missing; or more than half of at
-    least MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we are ending, are not expected.
+    A table is doubted in three cases: the table is old; all expected jobs are missing; or more than half of at least
+    MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we are ending, are not
+    expected.
     """
     doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
     settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}

@@ -104,7 +104,7 @@ class Member:
 
     @property
     def ends(self) -> float | None:
-        """End of the walltime (Unix seconds); None if it is unknown, or the job does not run."""
+        """End of the walltime (Unix seconds); None if the end is unknown, or the job does not run."""
         status = self.allocation.status
         return status.end_time.timestamp() if status.end_time is not None and self.started and self.live else None
 
@@ -138,7 +138,7 @@ class PoolPlan:
     again_after: float | None = None
     """Seconds until the back-off is over, or until a drained member may end; the shorter of the two times."""
     removable: bool = False
-    """True: the pool is deleted and nothing of it is left, so its finalizer may be removed."""
+    """True: the pool is being deleted and has no allocation left, so the pool's finalizer may be removed."""
 
 
 def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *, slurm_known: bool) -> PoolPlan:

@@ -29,7 +29,7 @@ class PoolObservation:
     why_not_ready: Reason | None = None
     """Reason why running allocations of the pool are not ready."""
     why_full: str = ""
-    """Reason why the pool takes no more sessions although it is ready; empty while it takes more."""
+    """Reason why the pool, although ready, takes no more sessions; empty if the pool takes more."""
     conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
     events: list[PoolEvent] = field(default_factory=list)

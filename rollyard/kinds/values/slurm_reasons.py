@@ -75,7 +75,8 @@ def is_limit(reason: str) -> bool:
 
 
 def is_transient(reason: str) -> bool:
-    """Whether the reason is one that usually passes by itself, such as Priority. False for a limit, which may last."""
+    """Whether the reason is one that usually passes by itself, such as Priority. False for limits and holds, which may
+    last."""
     return reason_word(reason) in _TRANSIENT
 
 

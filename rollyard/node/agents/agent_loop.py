@@ -91,7 +91,7 @@ async def _prompt_ids(conversation: Conversation) -> list[int]:
     leases meanwhile.
 
     A thread cannot be stopped. A cancelled call waits for the end of the thread, because the thread changes the
-    conversation, and the caller reads it next.
+    conversation, and the caller reads the conversation next.
     """
     making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids))
     try:

@@ -2,9 +2,9 @@
 untested.
 
 A sandbox is always started by `apptainer exec` with a folder as image, in a user namespace. `apptainer instance` is not
-used, because an instance would outlive its launcher. A sandbox from a mounted `.sif` leaks a FUSE process when it is
-killed. Only a folder needs neither setuid nor /dev/fuse. Killing the launcher (the process `apptainer exec`) ends the
-sandbox. If the node agent dies, the launcher lives on, because making a user namespace clears the launcher's
+used, because an instance would outlive its launcher. A sandbox from a mounted `.sif` leaks a FUSE process when the
+sandbox is killed. Only a folder needs neither setuid nor /dev/fuse. Killing the launcher (the process `apptainer exec`)
+ends the sandbox. If the node agent dies, the launcher lives on, because making a user namespace clears the launcher's
 parent-death signal. In this case the sandbox agent sees the end of its socket and ends the sandbox.
 """
 
@@ -43,8 +43,8 @@ class Apptainer:
         return [self.program, "build", "--sandbox", str(folder), str(image)]
 
     def _config(self, limits: Limits) -> Path:
-        """Write our configuration file. It limits the sum of all data that a sandbox writes, and allows no binds except
-        ours."""
+        """Write our configuration file. The file limits the sum of all data that a sandbox writes, and allows no binds
+        except ours."""
         megabytes = max(1, limits.disk_bytes >> 20)
         path = self.cache / f"apptainer-{megabytes}.conf"
         if not path.exists():

@@ -248,8 +248,8 @@ class _Launcher:
         return cls(process, complaints), ours
 
     async def end(self) -> None:
-        """Wait until the process ends, and kill it after END_SECONDS. Callers close the process's socket first, so that
-        it ends."""
+        """Wait until the process ends, and kill it after END_SECONDS. The process ends by itself once its socket is
+        closed."""
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()

@@ -75,7 +75,7 @@ class CheckerPool:
         return verdict
 
     async def close(self) -> None:
-        """End the idle children. If they still run when the loop closes, asyncio warns about them."""
+        """End the idle children. asyncio warns about children that still run when the loop closes."""
         while self._idle:
             child = self._idle.pop()
             _kill(child)
@@ -114,7 +114,7 @@ async def _exchange(child: asyncio.subprocess.Process, parts: Sequence[bytes]) -
 
 
 async def _line(child: asyncio.subprocess.Process) -> Any:
-    """Return the next message of a child. Raises _CheckerEnded at the end of its output."""
+    """Return the next message of a child. Raises _CheckerEnded at the end of the child's output."""
     assert child.stdout is not None
     line = await child.stdout.readline()
     if not line.endswith(b"\n"):
@@ -126,5 +126,6 @@ def _kill(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         if child.returncode is None:
             os.killpg(child.pid, signal.SIGKILL)
-    # Close the child's pipes too. If the garbage collector closes them after the end of the loop, it warns.
+    # Close the child's pipes too. Pipes that are closed by the garbage collector after the end of the loop cause a
+    # warning.
     child._transport.close()  # type: ignore[attr-defined]

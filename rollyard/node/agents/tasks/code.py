@@ -95,7 +95,8 @@ class CodeHandler:
 
 
 async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
-    """Run the calls; return the results file, unparsed, with one line for each call. None if it is missing or too large.
+    """Run the calls; return the results file, unparsed, with one line for each call. Return None if this file is
+    missing or too large.
 
     Raises TaskError if the image cannot run the driver or the solution cannot be written, and SandboxStartFailed if
     python3 does not start in time.
