@@ -1,4 +1,5 @@
-"""Preview of a pool before it is written: the check against the site, and the jobs that would be submitted.
+"""Preview of a pool before the pool is written: the check against the site's Slurm, and the jobs that would be
+submitted.
 
 A preview changes nothing and sends Slurm no query.
 """

@@ -59,7 +59,8 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _in_canonical_order(tag: str, *values: Any) -> list[Any]:
     """Sort the members of sets and dicts by their JSON text, because the order of the members has no meaning. Python
-    sets are not used: values that an agent wrote are never hashed."""
+    sets are not used: they cannot hold lists, and an agent could choose values with equal hashes, which make a set
+    slow."""
     if tag not in FREE_ORDER:
         return list(values)
     return [sorted(value, key=json.dumps) if isinstance(value, list) else value for value in values]
