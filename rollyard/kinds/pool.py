@@ -35,7 +35,7 @@ class Renewal(KindModel):
     allocation has ended."""
     before_expiry_seconds: int | None = Field(default=None, ge=0)
     """Planned seconds from the successor's readiness to the end of the old allocation's walltime, at most half of the
-    walltime. Default: 900; for a RolloutPool the sum of the stages' budgets plus 10."""
+    walltime. Default: 900; for a RolloutPool the sum of the stages' budgets plus 30."""
     max_surge: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Greatest number of successors at the same time, beside the allocations that are being replaced."""
     drain_timeout_seconds: int = Field(default=600, ge=0)

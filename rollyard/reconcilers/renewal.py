@@ -17,16 +17,17 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.quantity import walltime_seconds
 
 BEFORE_EXPIRY_SECONDS = 900
-MARGIN_SECONDS = 10
-"""Seconds that the default of `before_expiry` adds to a rollout's budgets."""
 STARTUP_GUESS_SECONDS = 30.0
 """Start-up time that is assumed until one has been measured."""
 STARTUP_SHARE = 0.25
 MAX_EARLY_SHARE = 0.5
 """Limits of the start-up time and of `before_expiry`, as shares of the walltime. After one long wait in the queue the
 measured start-up time is long. Without these limits an allocation would be renewed as soon as the allocation runs."""
-MIN_LEFT_SECONDS = 20.0
+MIN_LEFT_SECONDS = 20
 """Last seconds of a job, which are kept free for handing back work. New work must be able to end before them."""
+MARGIN_SECONDS = MIN_LEFT_SECONDS + 10
+"""Seconds that the default of `before_expiry` adds to a rollout's budgets: the successor is ready 10 s before its
+predecessor gets no more new work."""
 
 
 def before_expiry(pool: Pool) -> float:

@@ -14,7 +14,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.plan import STUCK_SECONDS, Member, PoolPlan, Successor, blocked, plan_pool, template_hash
-from rollyard.reconcilers.renewal import before_expiry, due_times, learn_startup, startup_seconds
+from rollyard.reconcilers.renewal import before_expiry, can_take_work, due_times, learn_startup, startup_seconds
 from tests.support import make
 
 NOW = 1_700_000_000.0
@@ -51,6 +51,13 @@ def member(
 
 def plan(of: InferencePool, members: list[Member], desired: int = 1) -> PoolPlan:
     return plan_pool(of, members, desired, NOW, slurm_known=True)
+
+
+def test_a_successor_is_due_before_its_predecessor_gets_no_more_new_work() -> None:
+    for of in (make.rollout_pool(allocation={"timeLimit": "04:00:00"}), make.inference_pool()):
+        ends = NOW + before_expiry(of)
+        assert can_take_work(of, ends, NOW + 5)
+        assert not can_take_work(of, ends, ends - 20)
 
 
 def test_a_successor_is_submitted_as_much_earlier_as_starting_took() -> None:
@@ -194,7 +201,7 @@ def test_a_rollout_pool_is_renewed_before_its_budgets_no_longer_fit() -> None:
         old = member(0, ends_in, hash=template_hash(of))
         return bool(plan_pool(of, [old], 1, NOW, slurm_known=True).successors)
 
-    assert (renewed(361), renewed(359)) == (False, True)
+    assert (renewed(381), renewed(379)) == (False, True)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 5e3), st.floats(0, 1e3), st.integers(1, 5))
