@@ -97,10 +97,10 @@ class Columns:
         samples = [model.model_validate({**found, "segments": [], "turns": []}, extra=extra) for found in self.samples]
         whole = [evolve(sample, **parts) for sample, parts in zip(samples, self._parts(segments, turns), strict=True)]
         # Tokens are filled in after all objects exist. While objects are created, Python's garbage collector runs, and each
-        # run would read every element of the lists.
+        # run would read every element of the lists. The lists go into the frozen segments as they are: a copy of each
+        # would take a quarter of the time.
         for segment, tokens in zip(segments, self._tokens(), strict=True):
-            for name, values in tokens.items():
-                getattr(segment, name).extend(values)
+            vars(segment).update(tokens)
         return whole
 
     def documents(self) -> list[dict[str, Any]]:
@@ -115,8 +115,9 @@ class Columns:
 
         for start, end in pairwise(self.segment_offsets.tolist()):
             mask, logprobs = self.loss_mask[start:end], self.logprobs[start:end].tolist()
-            for absent in np.flatnonzero(mask == 0).tolist():
-                logprobs[absent] = None
+            for first, last in _runs(mask):
+                if not mask[first]:
+                    logprobs[first:last] = [None] * (last - first)
             yield {
                 "token_ids": self.token_ids[start:end].tolist(),
                 "loss_mask": _spread(mask, int),
@@ -326,15 +327,17 @@ def _logprobs(values: Sequence[float | None], mask: Array) -> Array:
 def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | None, int]) -> Array:
     """Return the index of each token's version, and add new versions to `versions`.
 
-    Most segments have only one version. In this case the indices are computed without a look-up for each token.
+    Most runs of sampled tokens have only one version. To count it takes a tenth of the time of a look-up for each token.
     """
-    own = set(values)
-    for version in sorted(v for v in own if v is not None):
-        versions.setdefault(version, len(versions) - 1)
-    dtype: DTypeLike = np.int16 if len(versions) <= 1 << 15 else np.int32
-    if len(own - {None}) == 1:
-        return np.where(mask != 0, max(versions[v] for v in own), -1).astype(dtype)
-    return np.fromiter(map(versions.__getitem__, values), dtype, len(values))
+    indices = np.full(len(values), -1, np.int32)
+    for start, end in _runs(mask != 0):
+        if mask[start]:
+            own = values[start:end]
+            same = own.count(own[0]) == len(own)
+            for version in own[:1] if same else own:
+                versions.setdefault(version, len(versions) - 1)
+            indices[start:end] = versions[own[0]] if same else [versions[version] for version in own]
+    return indices.astype(np.int16 if len(versions) <= 1 << 15 else np.int32)
 
 
 def _spread(numbers: Array, value: Callable[[int], T]) -> list[T]:
