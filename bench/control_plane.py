@@ -35,6 +35,7 @@ from rollyard.client import AsyncClient
 from rollyard.client.node_connection import NodeConnection
 from rollyard.client.server_connection import lines
 from rollyard.client.server_link import ServerLink
+from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.inference_pool import InferencePool
@@ -74,6 +75,7 @@ def main() -> None:
     if given.baseline_server:
         asyncio.run(_serve_baseline(given.baseline_server))
         return
+    keep_freed_memory()  # as node agents do
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as folder:
         with started(["-m", "rollyard.cli.main", "serve", "--data", f"{folder}/data"], folder) as (pid, line):
             ours, arrays, texts = asyncio.run(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 from aiohttp.payload import BytesIOPayload
@@ -14,6 +13,8 @@ from rollyard.api.services import Services
 from rollyard.server.rollouts.results import decompress, trajectory, trajectory_columns
 from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.columns import CONTENT_TYPE, join
+
+T = TypeVar("T")
 
 
 def wants_columns(request: web.Request) -> bool:
@@ -24,21 +25,18 @@ def wants_columns(request: web.Request) -> bool:
 
 async def read_trajectory(services: Services, record: RolloutRecord) -> dict[str, Any]:
     """Return the trajectory of an ended rollout as JSON. Raises Unavailable if the stored result cannot be read."""
-    outcome = await _stored(services, record)
-    return await asyncio.to_thread(lambda: trajectory(record, _unpacked(outcome)))
+    return await _use_outcomes(services, [record], lambda outcomes: trajectory(record, outcomes[0]))
 
 
 async def trajectories_file(
     services: Services, records: Sequence[RolloutRecord], about: Mapping[str, Any] | None = None
 ) -> bytes:
     """Return a file with the trajectories of ended rollouts, in order. `about`: the other fields of the response."""
-    outcomes = await asyncio.gather(*(_stored(services, record) for record in records))
 
-    def made() -> bytes:
-        found = (trajectory_columns(r, _unpacked(o)) for r, o in zip(records, outcomes, strict=True))
-        return join(list(found), about).to_bytes()
+    def made(outcomes: list[bytes | None]) -> bytes:
+        return join(list(map(trajectory_columns, records, outcomes)), about).to_bytes()
 
-    return await asyncio.to_thread(made)
+    return await _use_outcomes(services, records, made)
 
 
 async def columns_response(
@@ -52,9 +50,14 @@ async def columns_response(
     return web.Response(body=BytesIOPayload(BytesIO(data), content_type=CONTENT_TYPE))
 
 
-async def _stored(services: Services, record: RolloutRecord) -> bytes | None:
-    return await services.store.read_blob(record.result) if record.result is not None else None
+async def _use_outcomes(
+    services: Services, records: Sequence[RolloutRecord], use: Callable[[list[bytes | None]], T]
+) -> T:
+    """Return `use(outcomes)`, called in a thread. `outcomes`: for each record its stored outcome, unpacked; None if there
+    is none."""
 
+    def unpacked(frames: list[bytes]) -> T:
+        rest = iter(frames)
+        return use([decompress(next(rest)) if record.result is not None else None for record in records])
 
-def _unpacked(frame: bytes | None) -> bytes | None:
-    return decompress(frame) if frame is not None else None
+    return await services.store.use_blobs([r.result for r in records if r.result is not None], unpacked)

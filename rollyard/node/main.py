@@ -20,6 +20,7 @@ from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.core.errors import Fenced, RollyardError
 from rollyard.core.exit_codes import REPLACED_EXIT
+from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.node.agent import NodeAgent
@@ -33,6 +34,7 @@ that, after LEASE_SECONDS."""
 
 def main(folder: Path) -> int:
     """Run the node agent of the allocation in `folder`; return the exit status."""
+    keep_freed_memory()
     set_up_logging()
     os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: more threads would only add costs

@@ -21,6 +21,7 @@ from rollyard.api.listener import listen
 from rollyard.core.clock import SystemClock
 from rollyard.core.errors import BadRequest, RollyardError, Superseded, Unavailable
 from rollyard.core.exit_codes import REPLACED_EXIT
+from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.server.advertise import advertised
@@ -76,6 +77,7 @@ class ServeOptions:
 def run(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Return the exit status: 0 after a signal, 3
     if superseded, 1 after another error."""
+    keep_freed_memory()
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one at a time, so threads only add costs
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # no warning about missing PyTorch

@@ -39,7 +39,9 @@ def write_arrays(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> by
         raise ValueError(
             f"the header of a safetensors file has at most {MAX_HEADER_BYTES} bytes; this one has {len(text)}"
         )
-    return b"".join([len(text).to_bytes(8, "little"), text, *(array.tobytes() for _, array in ordered)])
+    return b"".join(
+        [len(text).to_bytes(8, "little"), text, *(np.ascontiguousarray(array).data for _, array in ordered)]
+    )
 
 
 def read_arrays(

@@ -205,6 +205,8 @@ def columns_of(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any]
 
 def join(parts: Sequence[Columns], about: Mapping[str, Any] | None = None) -> Columns:
     """Return one file with the samples of all parts, in order. The `about` of each part is dropped."""
+    if len(parts) == 1:
+        return replace(parts[0], about=about or {})
     versions = {version: i for i, version in enumerate(dict.fromkeys(chain.from_iterable(p.versions for p in parts)))}
     found: dict[str, Array] = {}
     for name in _ARRAYS:

@@ -410,4 +410,9 @@ class Store(Protocol):
         """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged."""
         ...
 
+    async def use_blobs(self, refs: Sequence[BlobRef], use: Callable[[list[bytes]], T]) -> T:
+        """Read blobs as `read_blob` does; return `use(blobs)`. Both run in one thread, because each further hop from
+        thread to thread would take as long as the reading of a small blob."""
+        ...
+
     async def close(self) -> None: ...

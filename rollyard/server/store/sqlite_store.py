@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -221,4 +221,8 @@ class SqliteStore:
         return await self._readers.call(lambda db: batch_queries.histories(db, namespace, dataset))
 
     async def read_blob(self, ref: BlobRef) -> bytes:
-        return await self._readers.call(lambda _: read_blob(self._blobs, ref))
+        return await self.use_blobs([ref], lambda blobs: blobs[0])
+
+    async def use_blobs(self, refs: Sequence[BlobRef], use: Callable[[list[bytes]], T]) -> T:
+        # Not in a thread of `_readers`: a large answer would keep a connection from other queries.
+        return await asyncio.to_thread(lambda: use([read_blob(self._blobs, ref) for ref in refs]))
