@@ -14,6 +14,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import GROUP, VERSION, KindObject
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.schema.fields import docstrings, walk
 
 FOLDER = Path(__file__).parent
 KINDS: tuple[type[KindObject], ...] = (InferencePool, RolloutPool, Allocation)
@@ -38,6 +39,11 @@ def crd(kind: type[KindObject]) -> dict[str, Any]:
     """Return the CustomResourceDefinition (apiextensions.k8s.io/v1) of a kind."""
     schema = kind.model_json_schema(by_alias=True)
     definitions = schema.get("$defs", {})
+    for model in {shape.model for _, shape in walk(kind) if shape.model}:
+        texts, properties = docstrings(model), definitions[model.__name__]["properties"]
+        for name, field in model.model_fields.items():
+            if name in texts and not field.description:
+                properties[field.alias or name]["description"] = texts[name]
     parts = {name: structural(schema["properties"][name], definitions) for name in ("spec", "status")}
     whole = {"type": "object", "description": kind.__doc__, "properties": parts, "required": ["spec"]}
     version = {

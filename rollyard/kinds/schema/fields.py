@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import functools
+import inspect
+import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -31,7 +36,7 @@ class FieldShape:
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldShape]:
     """Fields of a model, by their names on the wire."""
-    return {shape.name: shape for shape in (_shape(name, field) for name, field in model.model_fields.items())}
+    return {shape.name: shape for shape in (_shape(model, name, field) for name, field in model.model_fields.items())}
 
 
 def model_at(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel] | None:
@@ -71,16 +76,42 @@ def dotted(path: Sequence[str | int]) -> str:
     return text
 
 
-def _shape(name: str, field: FieldInfo) -> FieldShape:
+def docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """Docstrings below the fields of a model and of its bases, by the fields' names in Python."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        found |= _docstrings_in(base.__module__).get(base.__name__, {}) if issubclass(base, BaseModel) else {}
+    return found
+
+
+@functools.cache
+def _docstrings_in(module: str) -> Mapping[str, Mapping[str, str]]:
+    """Docstrings below fields, by class and field; empty if the module's source is missing."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):
+        return {}
+    return {c.name: dict(_below_fields(c)) for c in tree.body if isinstance(c, ast.ClassDef)}
+
+
+def _below_fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for field, text in pairwise(node.body):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(docstring))):
+                yield name, inspect.cleandoc(docstring)
+
+
+def _shape(model: type[BaseModel], name: str, field: FieldInfo) -> FieldShape:
     bare = _unwrapped(field.annotation)
     leaf = _leaf_type(bare)
+    text = field.description or docstrings(model).get(name) or (leaf.__doc__ if _is_model(leaf) else "")
     default = None if field.is_required() else field.get_default(call_default_factory=True, validated_data={})
     if isinstance(default, BaseModel):
         default = default.model_dump(mode="json", by_alias=True, exclude_none=True)
     return FieldShape(
         name=field.alias or name,
         type_name=_type_name(bare),
-        description=(field.description or (leaf.__doc__ if _is_model(leaf) else "") or "").strip(),
+        description=(text or "").strip(),
         required=field.is_required(),
         default=default,
         choices=tuple(str(c) for c in get_args(leaf)) if get_origin(leaf) is Literal else (),
