@@ -17,9 +17,9 @@ RETRIES = 10
 
 
 async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
-    """Bind the allocation to this process; return the allocation.
+    """Bind the allocation to the process that `identity` names; return the allocation.
 
-    Raises Fenced if this process must exit, and Conflict if other writes came first in all RETRIES tries.
+    Raises Fenced if that process must exit, and Conflict if other writes came first in all RETRIES tries.
     """
     for _ in range(RETRIES):
         allocation = await _allocation(store, identity)
@@ -51,7 +51,7 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
         try:
             return await store.update(bound, "status")
         except Conflict:
-            continue  # the reconciler has written the object meanwhile
+            continue  # a reconciler, or the registration of another process, has written the object meanwhile
     raise Conflict(f"allocation {identity.allocation} changes too often to be written; register again")
 
 

@@ -31,7 +31,7 @@ def routes() -> list[web.RouteDef]:
 async def _log(request: web.Request) -> web.StreamResponse:
     """Send the output from byte `offset`, or its last `tail` lines.
 
-    With `follow=1` the response begins when the job has output, and ends with the job.
+    With `follow=1` the response begins when the job's output file exists, and ends with the job.
     """
     namespace, name = request.match_info["namespace"], request.match_info["name"]
     follow, offset, tail = (
@@ -60,8 +60,10 @@ async def _log(request: web.Request) -> web.StreamResponse:
 
 
 async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> None:
-    """Wait until there is output. Raises NotFound with the reason if there is none, and either the job has ended or
-    `follow` is false.
+    """Wait until the job's output file exists.
+
+    Raises NotFound with the reason if the file does not exist and is not awaited: the job has ended, or `follow` is
+    false. Raises NotFound if the allocation is gone.
     """
     while not await asyncio.to_thread(path.is_file):
         allocation = await _allocation(request)

@@ -48,8 +48,8 @@ class BatchClient:
         )
 
     async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
-        """Delete a dataset, the history of its tasks, and the record of which task is drawn next. Groups that ended
-        batches left for a later batch are cancelled.
+        """Delete a dataset, the history of its tasks, and the record of which task is drawn next. If an ended
+        batch has left groups to a later batch, these groups are cancelled.
 
         Raises NotFound, and Conflict while a batch draws from the dataset.
         """

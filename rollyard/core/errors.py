@@ -28,7 +28,7 @@ RollyardError
 ├── SandboxError             the sandbox failed: the rollout is retried, and ends InfraFailed after the last attempt
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          the sandbox ended during a rollout
-│   └── ImageNotFound        a retry is useless
+│   └── ImageNotFound        the sandbox image is missing or unusable: the rollout ends Failed, without a retry
 ├── EndpointError            a model server failed; the rollout continues at another model server
 │   ├── EndpointLost         connection, 5xx or time-out
 │   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
@@ -42,14 +42,15 @@ RollyardError
 │   └── PromptTooLong        the endpoint reported that the prompt does not fit (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
     ├── NothingSampled       RUN ended without a sampled token, so there is nothing to score
-    └── HandlerFailed        the task handler's code raised another exception, or returned a wrong value
+    └── HandlerFailed        the task handler raised an exception of its own, or returned a wrong value
 
 Outside the tree are exceptions that do not leave their folder. The folder's own code turns each of them into a result,
 a reason or an error of the tree. The names of these exceptions, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
-- node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, although task handlers catch it
+- node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
+  folder: task handlers catch it
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall
 - sandbox_agent, which imports no other part of Rollyard: EditError, KernelEnded, ShellEnded

@@ -1,4 +1,4 @@
-"""Findings: the results of probes. An error of a probe becomes a finding too."""
+"""Findings: the results of probes. An expected error of a probe becomes a finding too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ Probe = Callable[[], Finding | Iterable[Finding]]
 
 
 def findings(probes: Iterable[tuple[str, Probe]]) -> Iterator[Finding]:
-    """Run the probes one by one and yield their findings. An error of a probe becomes a finding of level FAIL."""
+    """Run the probes one by one and yield their findings.
+
+    A RollyardError, an OSError and a time-out of a command become findings of level FAIL. Raises every other exception
+    of a probe.
+    """
     for what, probe in probes:
         try:
             found = probe()

@@ -126,7 +126,7 @@ class RolloutPoolSpec(KindModel):
     sandbox: SandboxTemplate = SandboxTemplate()
     """Resources and image of each sandbox."""
     stages: Stages = Stages()
-    """Stage workers and budgets of one allocation."""
+    """Stage workers of one allocation, and the time that a rollout may spend in each stage."""
     max_attempts: int = Field(default=3, ge=1, le=20)
     """Greatest number of attempts of a rollout. If the infrastructure fails in each attempt, the rollout ends
     InfraFailed."""

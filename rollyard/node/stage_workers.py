@@ -58,7 +58,7 @@ class StagePool:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                with contextlib.suppress(ValueError):  # `_admit` has removed the cancelled turn
+                with contextlib.suppress(ValueError):  # if `_admit` has already removed the turn
                     self._waiting.remove(turn)
             else:  # `_admit` gave this turn a worker just before the cancellation
                 self._leave()

@@ -13,16 +13,16 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 SUBMIT_MARGIN_SECONDS = 2.0
-"""A snapshot that begins more than this many seconds after the recorded intent shows the job, if the submit has made
-one."""
+"""Seconds from the recorded intent until every new snapshot shows the submitted job. An earlier snapshot may lack the
+job."""
 MIN_MISSES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationPlan:
     adopt: Job | None = None
-    """The allocation's job as the snapshot shows it: the recorded job, or else the job with the allocation's
-    comment."""
+    """The allocation's job as the snapshot shows it: the recorded job or, if no job is recorded, the job of the
+    same owner (`Job.owner`)."""
     submit: bool = False
     """True: write the intent, then submit."""
     cancel: tuple[str, ...] = ()

@@ -1,8 +1,9 @@
 """Numbers of a pool's failures and interruptions in a row, and the back-off that follows. Pure.
 
-A failure is an end that the template has caused. A failure counts only if the allocation was made after the last counted
-failure. So if allocations that run side by side fail, they count once. The count restarts after an allocation has
-been ready for STEADY_SECONDS, and with a new template.
+A failure is an end caused by the template, or by a submit that Slurm refused. A failure counts only if its allocation
+was made after the last counted failure. So if allocations that run side by side fail, they count once. The count
+restarts after an allocation has been ready for STEADY_SECONDS, and with a new template. The first failure of a new
+count may be of an older allocation.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ preemption are normal and do not count."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
 """Limit of the back-off while no allocation of the pool serves. The limit is lower, so that the pool soon notices that
-the cause has passed."""
+the cause has passed. The back-off that begins with LAUNCH_SECONDS keeps the limit BACKOFF_CAP_SECONDS."""
 LAUNCH_SECONDS = 15.0
 """First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails. If the prolog
 fails on every node, a pool without this back-off would soon have caused the drain of all nodes."""
@@ -45,7 +46,7 @@ class EndCounts:
     """Numbers of allocations that ended too early."""
 
     template: str = ""
-    """Hash of the template whose failures `failures` counts."""
+    """Hash of the template to which `failures` belongs."""
     failures: int = 0
     """Number of failures of this template in a row."""
     last_failure: float | None = None
@@ -113,7 +114,11 @@ def last_ended(
 
 
 def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
-    """Count each end whose allocation was made after the last counted end. Return (count, Unix seconds of the last)."""
+    """Count ends in order of time. Return (count, Unix seconds of the last counted end).
+
+    An end counts if it is later than the last counted end. Unless the count is 0, its allocation must also have been
+    made after the last counted end.
+    """
     ends = sorted(
         (a.status.end_time.timestamp(), _made_at(a)) for a in ended if a.status.end_time and not _was_expected(a)
     )

@@ -77,8 +77,8 @@ def short_text(end: JobEnd) -> str:
 def long_text(end: JobEnd) -> str:
     """Return one line with all known facts about the end, and the last output."""
     found = _certain_text(end)
-    # Two reasons would mislead: a job that is cancelled while it waits keeps its reason for waiting, and a killed job
-    # has the reason JobLaunchFailure.
+    # In two cases Slurm's reason would mislead, so it is left out. A job that was cancelled while it waited keeps its
+    # reason for waiting. A job that a signal killed (exit code above 128) has the reason JobLaunchFailure.
     if end.slurm_reason not in _SHORT_STATES and end.state != JobState.CANCELLED and (end.exit_code or 0) <= 128:
         found = f"{found}; Slurm's reason: {end.slurm_reason}"
     tail = (

@@ -137,7 +137,7 @@ def directive(option: str, value: str | None) -> str:
     character."""
     if not value:
         return f"#SBATCH --{option}"
-    if CONTROL.search(value):  # a template has no line breaks, but the path of the data folder may have one
+    if CONTROL.search(value):  # the options of a template are checked before, but not the path of the data folder
         raise Invalid(f"--{option}: {value!r} cannot stand on one line of a batch script; choose another path")
     return f"#SBATCH --{option}={_quoted(value)}"
 

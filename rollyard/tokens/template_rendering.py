@@ -1,7 +1,8 @@
 """Renderings of a conversation by a chat template.
 
-The real rendering has all texts, and the model gets it. The marked rendering has a placeholder for each sampled turn. It
-shows where the sampled turns are in the real rendering, and how the template changed them. It is never tokenised.
+The real rendering has all texts, and the model gets it. For the marked rendering, one or two placeholders replace each
+sampled turn: one for the turn's text or calls, and sometimes one for its thoughts. The marked rendering shows where the
+sampled turns are in the real rendering, and how the template changed them. It is never tokenised.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from rollyard.tokens.sampled_turn import CHANNEL, MESSAGE, MESSAGE_ENDS, THINK_E
 from rollyard.tokens.tool_calls import ToolCall
 
 THOUGHTS, BODY, CALL = "t", "b", "c"
-"""Parts of a turn in a placeholder: thoughts, text, calls."""
+"""Letters that tell for which part of a turn a placeholder stands: thoughts, text, calls."""
 MANGLED = 9
-"""Number of characters at either end of a placeholder's random text by which a changed placeholder is recognised."""
+"""The template has changed a placeholder if the first or the last MANGLED characters of the nonce appear outside whole
+placeholders."""
 
 CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -106,7 +108,8 @@ class Renderer:
     def ids(self, text: str, behind: int | None) -> list[int]:
         """Tokenise a piece of the real rendering. No other code turns rendered text into ids.
 
-        `behind`: id before the piece; None if there is none. Raises ValueError if the text has a placeholder.
+        `behind`: the id after which the piece stands; None at the start of the prompt. Raises ValueError if the text
+        has a placeholder.
         """
         if self._nonce in text:
             raise ValueError("a placeholder is no text for a model")

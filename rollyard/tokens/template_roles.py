@@ -1,8 +1,8 @@
 """Checks how a chat template treats the messages of each role. This is done once for each template, with test messages.
 
 A template expects a message's content as text or as a list of parts, and silently drops the other form. So the test
-message of each role has a word that must appear in the rendering with one of the two forms. A template may also refuse a
-role.
+message of each role has a word. With one of the two forms, this word must appear in the rendering, or change it. A
+template may also refuse a role.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def in_parts(message: dict[str, Any]) -> dict[str, Any]:
 def roles_in_parts(render: Render) -> frozenset[str]:
     """Return the roles for which the template needs the content as a list of parts.
 
-    Raises TemplateUnusable if the template fails or drops the text of a role, with or without tools.
+    Raises TemplateUnusable if the template drops the text of a role, with or without tools, or fails on a role. Two
+    errors are allowed: `raise_exception` for a role other than user, and any error beside tools for a role that the
+    template shows without tools.
     """
     parts: set[str] = set()
     for role in WORDS:
@@ -133,8 +135,9 @@ def _shows(
                 continue
             if WORDS[role] in shown.lower():
                 return True
-            # A template may change the text (reverse it, for example). Then a rendering with another word must differ
-            # from the first rendering, and a second rendering with the same word must not.
+            # A template may change the text (reverse it, for example). Then the word counts as shown if another word
+            # changes the rendering. A second rendering with the same word excludes a template whose renderings differ
+            # for another reason, such as the time of day.
             if text(messages, SECOND_USER_WORD) != shown == text(messages, WORDS[role]):
                 return True
         except (TaskError, TemplateUnusable) as error:

@@ -123,7 +123,8 @@ def load_manifests(text: str, source: str, base: str | None = None) -> list[Kind
     """Load the objects of a YAML (or JSON) text with one or more documents. A v1 `List` is replaced by its items.
 
     `base`: folder from which relative paths are resolved. `source`: file name for reports of mistakes. Raises Invalid
-    with one line of text for each mistake. Each mistake in an object also has a cause; text that is not YAML has none.
+    with one line of text for each mistake. Each mistake in an object also gives a `Cause` of the error. Text that
+    is not YAML gives no `Cause`.
     """
     objects: list[KindObject] = []
     lines: list[str] = []

@@ -22,7 +22,7 @@ OWN_OPTIONS = {
     "no-requeue", "ntasks", "ntasks-per-node", "open-mode", "output", "parsable", "requeue", "tasks-per-node", "test-only",
     "uid", "usage", "version", "wait", "wrap",
 }  # fmt: skip
-"""Options that decide what a job is, where it runs and how Rollyard finds it again. Only Rollyard may set these options.
+"""Options that a spec may not have. Rollyard sets them, or needs sbatch's default for them.
 
 The set is for the job of an allocation. For the server's job Rollyard sets two more options.
 """
@@ -47,7 +47,7 @@ FIELDS = {
     "exclusive": "exclusive",
     "nice": "nice",
 }
-"""Option of sbatch -> field of the allocation template that sets this option."""
+"""Option of sbatch -> field of the allocation template to write instead."""
 IDENTITY = {
     "ROLLYARD_ALLOCATION", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID",
     "SLURM_RESTART_COUNT", "SLURMD_NODENAME",

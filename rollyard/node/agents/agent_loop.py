@@ -105,7 +105,8 @@ def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) 
     """Append the results of the turn's calls, and a message about an unreadable call; return the appended texts."""
     wrong = tool_schemas.malformed_call_result(parsed.error, run.parser.form) if parsed.error is not None else None
     if wrong is not None and results and run.parser.error_role == "user":
-        # Mistral's template refuses a user message directly after tool results; only the model's message may follow
+        # Mistral's template refuses a user message directly after tool results. So with every parser whose error role
+        # is `user`, the message is appended to the last result.
         results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
     run.conversation.add_results(parsed.calls, results, parsed.content)
     if wrong is None:

@@ -49,7 +49,7 @@ def view(
 
 def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
     """Return the mean lengths of rollouts in delivered groups, divided by the mean lengths in all informative groups.
-    The latter include discarded groups with their estimated lengths."""
+    Discarded groups count as informative groups, with estimated lengths."""
     if not (delivered.rollouts and whole.rollouts):
         return DeliveryBias()
 

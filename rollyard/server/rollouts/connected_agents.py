@@ -46,7 +46,8 @@ class ConnectedAgent:
 
     @property
     def holder(self) -> str:
-        """Name of the node agent in records: the allocation's uid and the process. A token is checked against the uid."""
+        """Name of the node agent in records: the allocation's uid and the process. The node agent's access token is
+        valid only for this uid, so no other allocation can use the name."""
         return f"{self.identity.uid}/{self.identity.instance}"
 
 
@@ -84,7 +85,8 @@ class ConnectedAgents:
             self.agent_changed.emit(agent)
 
     def heartbeat(self, agent: ConnectedAgent, held: Iterable[LeaseRef], widths: Mapping[str, int]) -> None:
-        """Store the leases and the widths that the node agent reports."""
+        """Store the time, the reported widths, and the number of reported leases in each stage. Emit `work_moved` and
+        `widths_changed` for what changed."""
         agent.heard_at = self._clock.monotonic()
         in_hand = Counter(ref.stage for ref in held)
         known = {stage: widths[stage] for stage in Stage if stage in widths}
@@ -107,8 +109,8 @@ class ConnectedAgents:
         return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
 
     def slots(self, pool: PoolKey) -> int:
-        """Number of rollouts that the node agents of a pool can have in INIT and RUN at once, without draining node
-        agents."""
+        """Number of rollouts that a pool's node agents can have in INIT and RUN at once. Draining node agents are not
+        counted."""
         agents = [a for a in self.of_pool(pool) if not a.draining]
         return sum(a.widths.get(stage, 0) for a in agents for stage in (Stage.INIT, Stage.RUN))
 
@@ -138,7 +140,7 @@ class ConnectedAgents:
             agent.expel()
 
     def forget(self, uid: str) -> None:
-        """Drop all state of an ended allocation."""
+        """Drop the drain order and the walltime's end of an ended allocation. A live connection is kept."""
         self._draining.discard(uid)
         self._walltime_ends.pop(uid, None)
 

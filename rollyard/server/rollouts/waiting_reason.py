@@ -38,7 +38,7 @@ from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allow
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 LOOK_AHEAD_RECORDS = 10_000
-"""Number of records at the head of a queue that are counted. For later records the position is unknown."""
+"""Number of records of each stage, at the head of a pool's queue, whose positions are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class ModelSupply:
     pool: InferencePool | None
     allocations: Sequence[Allocation] = ()
     ready: int = 0
-    """Number of endpoints that take new work, including full endpoints."""
+    """Number of endpoints that are ready and not draining, full or not."""
     count_with_room: int = 0
     """Number of endpoints in `ready` that are not full."""
 
@@ -206,7 +206,7 @@ def _walltime(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if not ends or len(ends) < len(able):
         return None
     if max(ends) - view.now >= view.pool.spec.budget_seconds + SPARE_SECONDS:
-        return None  # the request's budgets cannot be longer, and parsing the request is slow
+        return None  # a request can only lower the pool's budgets, so the slow parse in `needed_seconds` is not needed
     need = needed_seconds(record, view.pool.spec.stages) + SPARE_SECONDS
     last_start = max(ends) - need
     if last_start >= view.now:
@@ -303,7 +303,7 @@ OF_MODEL_SERVERS = frozenset(
 
 
 def _needed_supplies(record: RolloutRecord, view: QueueView) -> Sequence[ModelSupply]:
-    """Return the InferencePools from which the rollout still has to sample. At EVAL all tokens are sampled."""
+    """Return the InferencePools from which the rollout still has to sample: none at EVAL."""
     return () if record.stage is Stage.EVAL else view.supplies
 
 

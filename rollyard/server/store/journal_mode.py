@@ -82,7 +82,10 @@ def _probe_write(folder: Path) -> None:
 
 
 def _probe_database(folder: Path, mode: Journal) -> bool:
-    """Return whether two connections can write one after the other, and read each other's rows."""
+    """Return whether two connections can write one after the other, and the first then reads both rows.
+
+    Return False also if SQLite does not set the mode. Raises sqlite3.Error.
+    """
     with tempfile.TemporaryDirectory(dir=folder, prefix=".probe-") as probe, contextlib.ExitStack() as stack:
         path = Path(probe, "probe.db")
         one, two = (stack.enter_context(contextlib.closing(sqlite3.connect(path, timeout=2))) for _ in range(2))

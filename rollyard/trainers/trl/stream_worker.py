@@ -1,8 +1,9 @@
 """Rollouts for TRL's `AsyncGRPOTrainer`: a `rollout_worker` that reads rollout groups from a stream.
 
-The server chooses the tasks, filters the groups and limits staleness. The trainer gets one sample for each segment of a
-rollout. A group is acknowledged when the trainer has taken all its samples and then has new weights; it is acknowledged
-earlier only if stream and trainer would wait for each other, or if the trainer stops.
+The server chooses the tasks, filters the groups and limits staleness. The trainer gets one sample for each segment
+that has tokens to train on. A group is acknowledged at the first new weights after the trainer has taken all of the
+group's samples. In two cases it is acknowledged without new weights: the stream and the trainer would wait for each
+other, or the trainer stops.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ class StreamWorker:
                 self._error = error
 
     def _samples(self, group: Group) -> Iterator[Any]:
-        """Yield one sample for each segment of the rollouts with a reward. The other rollouts do not change the advantages."""
+        """Yield one sample for each segment that has tokens to train on and whose rollout has a reward. A rollout
+        without a reward does not change the advantages of the others."""
         gains = group_advantages(group.rewards, self._advantages)
         spread = float(np.nanstd([np.nan if r is None else r for r in group.rewards], ddof=0))
         for trajectory, gain in zip(group.rollouts, gains, strict=True):

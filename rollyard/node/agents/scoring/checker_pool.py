@@ -1,8 +1,9 @@
-"""A pool of child processes. The children judge text written by agents, in parallel, and each child has its own limits.
+"""A pool of child processes. The children judge text written by agents, in parallel.
 
 Such text can keep any parser or algebra system busy for ever, or fill the memory. So the node agent passes the text on
-without parsing it. A child parses the text under limits of CPU time and memory that the kernel enforces. Time is limited
-as CPU time and not as wall time, so that the check of a right answer does not run out of time on a busy machine.
+without parsing it. A child forks itself for each question, and the fork parses the text under limits of CPU time and
+memory that the kernel enforces. Time is limited as CPU time and not as wall time, so that the check of a right answer
+does not run out of time on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ START_SECONDS = 120.0
 
 
 class CheckerKilled(Exception):
-    """A question (see `CheckerPool.ask`) used up the CPU limit of one child, or killed two children in another way.
-    `str()` is the name of a metric."""
+    """A question (see `CheckerPool.ask`) used up the CPU limit, or could not be judged in two tries. `str()` is the
+    name of a metric."""
 
 
 class _CheckerEnded(Exception):
@@ -46,9 +47,11 @@ class CheckerPool:
     async def ask(self, *parts: bytes) -> dict[str, Any]:
         """Send one question, which consists of `parts`, to a child. Return the child's answer.
 
-        A child may also be killed from outside. So the question is asked a second time, unless the CPU limit has killed
-        the child. A cancelled call kills its child. Raises CheckerKilled if the question kills the children. Raises
-        NodeFault if a child does not start, or cannot answer even the harmless question.
+        The child judges the question in a fork. The question is asked a second time if the child ends, or if the fork
+        dies for another reason than the CPU limit: somebody else may have killed it. A cancelled call kills its child.
+
+        Raises CheckerKilled if a fork uses up the CPU limit, or if both tries fail. Raises NodeFault if a child does
+        not start, or if, after two failed tries, the harmless question fails too.
         """
         async with self._slots:
             for _ in range(2):
