@@ -24,7 +24,7 @@ def serve(check: Check, cpu_seconds: int, memory_bytes: int) -> None:
     """Answer questions with the return value of `check(*parts)`.
 
     The answer is `{"too_large": 1.0}` if a question needs too much memory, and `{"died": signal}` if its fork dies.
-    The signal is 0 if `check` raises an exception.
+    The signal is 0 if `check` raises an exception other than MemoryError.
     """
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output printed by a library must not be read as a verdict
