@@ -13,14 +13,14 @@ from rollyard.trust.bearer_tokens import Claims, Role, TokenSigner
 
 CLAIMS: web.RequestKey[Claims] = web.RequestKey("claims", Claims)
 GATEWAY = "/gateway/"
-"""Prefix of the gateway's paths. A request to the gateway has the key of a session instead of a role's token."""
+"""Prefix of the gateway's paths. The gateway accepts the key of a session, or an admin's token."""
 _ROLE_OF_PREFIX = (("/v1/node/", Role.NODE), ("/v1/engine/", Role.ENGINE))
 
 
 def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
-    """Return middleware that refuses a request without a valid token (401) or without the needed role (403).
+    """Return middleware that refuses a request without a valid token (401), or with a token of the wrong role (403).
 
-    Requests to the gateway pass unchecked here, because the gateway checks their keys itself.
+    It does not check requests to the gateway, because the gateway checks their tokens itself.
     """
 
     @web.middleware
@@ -44,7 +44,7 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
 
 
 def token_allocation(request: web.Request, uid: str) -> str:
-    """Return the uid of the token's allocation. Raises Forbidden if this is not `uid`, which the request names."""
+    """Return the uid of the token's allocation. Raises Forbidden if the request's `uid` is another one."""
     own = request[CLAIMS].subject
     if own != uid:
         raise Forbidden("this token belongs to another allocation")

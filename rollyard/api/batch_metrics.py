@@ -1,4 +1,4 @@
-"""Metrics of running batches, with one value for each pool."""
+"""Metrics of running batches. All batches of a pool are added up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GAUGES: dict[str, tuple[str, Callable[[BatchRecord], int]]] = {
 
 
 def batch_metrics(running: Sequence[BatchRecord]) -> str:
-    """Return metrics in Prometheus's text format, labelled with the pool."""
+    """Return metrics in Prometheus's text format, labelled with the namespace and the pool."""
     pools: dict[str, list[BatchRecord]] = {}
     for batch in running:
         pools.setdefault(f"{label('namespace', batch.namespace)},{label('pool', batch.pool)}", []).append(batch)

@@ -118,8 +118,8 @@ async def _get(request: web.Request) -> web.Response:
 
 @accepts("namespace", "rollouts")
 async def _cancel(request: web.Request) -> web.Response:
-    """End a batch. By default its unfinished groups are carried over to a later batch; `rollouts=cancel` cancels these
-    groups."""
+    """End a batch. `rollouts=cancel` cancels its unfinished groups. By default the next batch of the series takes these
+    groups over, if the request of the ended batch permits it."""
     word = request.query.get("rollouts", "keep")
     if word not in ("keep", "cancel"):
         raise BadRequest(f"rollouts must be keep or cancel, not {word[:40]!r}")

@@ -1,6 +1,7 @@
 """`…/inferencepools/NAME/endpoints`: routes that list, add and remove external model servers while the pool runs.
 
-The pool's spec contains the list of servers, so these routes and an `apply` have the same effect.
+The pool's spec contains the list of servers. So the addition or removal of a server has the
+same effect as an `apply`.
 """
 
 from __future__ import annotations

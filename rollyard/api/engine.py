@@ -74,9 +74,9 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Return the weights that an engine must load; None if it needs no others than those of its model folder.
+    """Return the weights that an engine must serve; None for the weights of its own model folder.
 
-    An engine whose model folder is no longer the pool's gets None, because a successor will replace it.
+    If the pool now has another model folder, the engine gets None, because a successor will replace the engine.
     """
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 

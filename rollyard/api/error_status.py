@@ -44,7 +44,8 @@ def error_response(error: ApiError) -> web.Response:
 def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
     """Return an Invalid with one cause for each of the first wrong fields of a body, in the same words as for a manifest.
 
-    If there are more wrong fields, the last cause has their number.
+    If there are more wrong fields, the last cause has the number of these. If there are very many, the only cause has
+    the number of all.
     """
     return rejection(problems_of(model, error), what)
 
@@ -74,9 +75,9 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _close_after_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection of a refused request instead of reading the rest of its body.
+    """Close the connection of a refused request after the response, even if the rest of the body arrives.
 
-    The connection stays open after a small body of known size, except after 401 and 408.
+    If the body is small and its size is known, the connection stays open, except after 401 and 408.
     """
     size = request.content_length
     if response.status in (401, 408) or size is None or size > SMALL_BYTES:

@@ -19,8 +19,8 @@ HEADER_SECONDS = 30.0
 LINGER_SECONDS = 1.0
 """Seconds for which the server still reads after a refusal, so that the caller can send its body and read the response."""
 MAX_UNTRUSTED = 512
-"""Greatest number of connections that have not sent a valid token yet. Above it, each new connection closes the oldest
-of them."""
+"""If this many connections have sent no valid token, each new connection closes the oldest of them. A connection counts
+from the end of its TLS handshake."""
 BACKLOG = 1024
 
 
@@ -55,7 +55,7 @@ def mark_trusted(request: web.Request) -> None:
 async def listen(
     app: web.Application, host: str, port: int, tls: ssl.SSLContext, stack: AsyncExitStack, *, stop_seconds: float
 ) -> int:
-    """Serve until the stack is closed; return the port. Raises OSError."""
+    """Begin to serve, and return the port. The server stops when the stack is closed. Raises OSError."""
     runner = web.AppRunner(
         app,
         shutdown_timeout=stop_seconds,

@@ -1,9 +1,9 @@
 """`GET /metrics`: metrics of the server, of model servers, and of batches.
 
-Each scrape reads the metrics of model servers from the registry of endpoints, so removed endpoints disappear. The values
-are the same as in `rollyard top`. Totals start at zero with each start of an engine; Prometheus allows this for counters.
-`metrics_text` writes the text for model servers and batches. For model servers prometheus_client would take seven times
-as long.
+Each scrape reads the metrics of model servers from the registry of endpoints, so removed endpoints disappear. The
+gauges have the same values as `rollyard top`. Totals start at zero with each start of an engine; Prometheus allows this
+for counters. `metrics_text` writes the text for model servers and batches. For model servers prometheus_client would
+take seven times as long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The server's side of the node protocol. Each node agent has one WebSocket for orders, and sends results by HTTP."""
+"""The server's side of the node protocol. Short messages go over one WebSocket of each node agent. Results, and
+requests for an endpoint, are separate HTTP requests.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ log = logging.getLogger(__name__)
 HELLO_SECONDS = 10.0
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 1 << 20
-"""Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits."""
+"""Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits if ids have at most
+40 characters."""
 Upload = tuple[ResultHeader, bytes]
 """Header and zstd frame of one uploaded run or result."""
 
@@ -179,7 +182,7 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                if message.reason == NODE_AGENT_ERROR:  # an attempt, because the work on this rollout raised the error
+                if message.reason == NODE_AGENT_ERROR:  # counts as an attempt: the rollout may have caused the error
                     limit = await _max_attempts(services, message.lease)
                     await services.rollouts.fail(
                         message.lease, agent.identity.uid, message.reason, message.message, limit

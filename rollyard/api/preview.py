@@ -27,14 +27,14 @@ def routes() -> list[web.RouteDef]:
 
 
 async def _script_of_stored(request: web.Request) -> web.Response:
-    """Preview a stored pool: the batch script of its next allocation, and the number of jobs that it would submit now."""
+    """Preview a stored pool: the batch script of its next allocation, and the number of jobs to submit now."""
     writable(request)
     pool = await request.app[SERVICES].store.get(object_key(request), POOL_KINDS)
     return await _submission(request, pool)
 
 
 async def _script_of_body(request: web.Request) -> web.Response:
-    """Preview the pool in the body, stored or not: its batch script, and the number of jobs that it would submit."""
+    """Preview the pool in the body, stored or not: its batch script, and the number of jobs to submit."""
     wanted = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
     key = object_key(request)
     if wanted.metadata.name != key.name:

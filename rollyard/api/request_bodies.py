@@ -18,11 +18,11 @@ T = TypeVar("T")
 IDLE_SECONDS = 30.0
 """Seconds without a byte after which reading ends with an error. A slow body is accepted while bytes keep arriving."""
 MAX_MESSAGE_BYTES = 256 << 10
-"""Greatest size of a message from a node agent or an engine, and of a request with few fields."""
+"""Greatest size of a body that `read_message` reads."""
 SHORT_BYTES = 8 << 10
 MAX_VALUES = 20_000
-"""Greatest number of values in a JSON text that the server's own process parses. The number is estimated: commas and
-opening brackets are counted, also those in strings.
+"""Greatest number of values in a JSON body, or in one line of a dataset, that the server's own process parses. The
+number is estimated: commas and opening brackets are counted, also those in strings.
 
 There are two reasons for the limit. An empty list takes two bytes in the text and eighty in memory. The call that parses
 the text holds the interpreter's lock, so all other threads wait until the call returns.
@@ -71,7 +71,7 @@ def _too_large_error(most: int) -> TooLarge:
 
 
 def parse(data: bytearray) -> Any:
-    """Parse JSON within bounds: at most 200 levels, no unpaired surrogate, no NaN.
+    """Parse JSON within bounds: at most 201 levels, no unpaired surrogate, no `NaN` or `Infinity`.
 
     Raises BadRequest, and TooLarge above MAX_VALUES values.
     """
@@ -89,7 +89,10 @@ def has_few_values(data: bytes | bytearray) -> bool:
 
 
 def is_short(request: web.Request) -> bool:
-    """Whether the body is so short that the event loop parses it in less time than it needs to pass it to a thread."""
+    """Whether the body is so short that its parsing takes less time than passing the body to a thread.
+
+    False for a compressed body and for one of unknown size.
+    """
     size = request.content_length
     return size is not None and size <= SHORT_BYTES and hdrs.CONTENT_ENCODING not in request.headers
 

@@ -33,7 +33,7 @@ async def check_pools(services: Services, namespace: str, requests: Sequence[Rol
 
 
 async def _check_versions(services: Services, pool: RolloutPool) -> None:
-    """Raise Invalid if the pool's engines are external: Rollyard does not know the weights versions of such engines."""
+    """Raise Invalid if the engines of the policy role are external: Rollyard does not know their weights versions."""
     inference = pool.spec.inference[POLICY_ROLE]
     fields = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
@@ -59,10 +59,12 @@ def check_kinds(
     pools: Mapping[str, RolloutPool],
     place: str = "rollouts[{}].task",
 ) -> None:
-    """Raise Invalid for a kind of task that neither the server nor any node agent knows, or that no node agent of the
-    request's pool can run. The second is checked only while all node agents of the pool are connected.
+    """Raise Invalid for a kind of task that neither the server nor any node agent knows.
 
-    `place`: path of a task in the request, with `{}` for the request's index.
+    A kind that is not built in must also have a handler in a node agent of the request's pool. This is checked only
+    while `_all_agents` returns the pool's node agents.
+
+    `place`: path of a task in the HTTP body. `{}` in the path stands for the index in `requests`.
     """
     known = services.task_kinds | services.agents.kinds()
     for i, request in enumerate(requests):
@@ -81,7 +83,7 @@ def check_kinds(
 def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
     """Raise Invalid for a task of a built-in kind with wrong fields.
 
-    `place`: path of a task in the request, with `{}` for the task's index.
+    `place`: path in the HTTP body to which a cause's field is appended. `{}` in the path stands for the task's index.
     """
     for i, task in enumerate(tasks):
         try:
@@ -92,7 +94,10 @@ def check_tasks(tasks: Sequence[Task], place: str = "rollouts[{}]") -> None:
 
 
 def _all_agents(services: Services, pool: RolloutPool) -> list[ConnectedAgent]:
-    """Return the pool's node agents if all of them are connected and none drains, else an empty list."""
+    """Return the pool's node agents if exactly the desired number is connected and none drains, else an empty list.
+
+    The list is empty too for a suspended pool, and for a pool whose newest spec has not been processed yet.
+    """
     status, agents = pool.status, services.agents.of_pool(pool.pool_key)
     settled = status.observed_generation == pool.metadata.generation and not pool.spec.suspend
     sizes = {status.replicas.desired, status.replicas.requested, status.replicas.ready, len(agents)}

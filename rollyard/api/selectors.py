@@ -23,7 +23,7 @@ _SET = re.compile(r"^(?P<key>[^\s!=]+)\s+(?P<op>in|notin)\s+\((?P<values>[^)]*)\
 
 
 def selector(labels: str, fields: str) -> Predicate:
-    """Return a predicate that is true if every term is true. Raises BadRequest for a malformed term."""
+    """Return a predicate that is true if every term is true. Raises BadRequest for a wrong term or an unknown field."""
     terms = [_label(t) for t in _split(labels)] + [_field(t) for t in _split(fields)]
     return lambda o: all(term(o) for term in terms)
 

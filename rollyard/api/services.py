@@ -41,7 +41,7 @@ class Services:
     log_file: Callable[[str, str], Path]
     """Returns the file with the job's output for (namespace, allocation name)."""
     check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
-    """Returns (mistakes, warnings) from the site's last known state. A mistake is a request that can never be fulfilled."""
+    """Returns (mistakes, warnings) from the site's last known state. With a mistake, the pool can never start."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
     """Returns a preview of the submits for a pool with these allocations. Blocks for a moment; raises Invalid."""
     task_kinds: frozenset[str]

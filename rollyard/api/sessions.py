@@ -47,7 +47,7 @@ def set_up(app: web.Application, services: Services) -> None:
 
 @accepts("namespace")
 async def _open(request: web.Request) -> web.Response:
-    """Open a session. The answer is 201 if the session is new, 200 if it exists."""
+    """Open a session. The answer is 201 for a new session, 200 if an open one with the same id and body exists."""
     services, namespace = request.app[SERVICES], request.query.get("namespace", "default")
     try:
         wanted = SessionRequest.model_validate(await request_bodies.read_message(request))
@@ -133,7 +133,7 @@ async def _record(request: web.Request, id: str) -> web.Response:
 
 
 def _id(request: web.Request) -> str:
-    """Return the id in the path. Raises NotFound if the request names a namespace and the session is in another one."""
+    """Return the id in the path. Raises NotFound or Expired if the namespace in the request has no such session."""
     id, namespace = request.match_info["id"], request.query.get("namespace")
     if namespace is not None:
         own = request.app[SERVICES].sessions.get(id).pool.namespace
@@ -145,9 +145,9 @@ def _id(request: web.Request) -> str:
 
 
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
-    """Return the session of a model call: that of the key or, with an admin's token, the session with the id `named`.
+    """Return the session of a model call. A session's key selects its own session.
 
-    Raises GatewayError.
+    `named`: id of a session from the request. An admin's token needs it; a key does not. Raises GatewayError.
     """
     claims = _claims(services, request)
     mark_trusted(request)

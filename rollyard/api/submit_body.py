@@ -45,7 +45,7 @@ def set_up(app: web.Application) -> None:
 async def read_requests(request: web.Request) -> list[RolloutRequest]:
     """Read one request, a list of requests, or {"rollouts": [...]}.
 
-    Raises BadRequest, TooLarge, and Invalid with the paths of the first wrong fields.
+    Raises the errors of `request_bodies.read`, and Invalid with the paths of the first wrong fields.
     """
     size = request.content_length
     if size is None or hdrs.CONTENT_ENCODING in request.headers:

@@ -1,4 +1,5 @@
-"""`POST …/inferencepools/NAME/weights` begins an update of the pool's weights; `GET` shows the update.
+"""`POST …/inferencepools/NAME/weights` begins an update of the pool's weights. `GET` shows the weights, and the
+last update.
 
 `POST` writes the update to the pool's status. From there the pool's reconciler reads the update and carries it out. The
 route and the reconciler write the status with the resourceVersion that they have read, so neither overwrites a change by
@@ -52,7 +53,7 @@ async def _post(request: web.Request) -> web.Response:
         except Conflict:
             if tries <= 0:
                 raise
-            continue  # the pool's reconciler or another trainer has written the status meanwhile
+            continue  # something else has written the pool meanwhile, such as its reconciler or another trainer
         return _respond(request, weights, 202)
 
 

@@ -1,8 +1,8 @@
 """`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's calls to an engine that waits for weights.
 
-These calls pass through the server, so a trainer needs only the token with which it began the update. The trainer never
-gets the addresses, certificates and tokens of the engines' proxies. Tensors for vLLM go directly to the engine, over
-NCCL or CUDA IPC; tensors for the embedded engine pass through the server.
+These calls pass through the server, so a trainer needs only the token with which it began the update. The trainer
+needs no certificate or token of the engines' proxies, and no connection to them. Tensors for vLLM go directly to the
+engine, over NCCL or CUDA IPC; tensors for the embedded engine pass through the server.
 """
 
 from __future__ import annotations

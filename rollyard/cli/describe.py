@@ -121,7 +121,7 @@ def _job(status: AllocationStatus) -> list[str]:
 
 
 def _exit_code(code: int | None) -> str:
-    """Format an exit code. A code above 128 gets a signal's name: a shell reports 137 (128 + 9) after SIGKILL."""
+    """Format an exit code. A shell's code after a signal, 128 plus the signal's number, gets the signal's name."""
     if code is None:
         return "<none>"
     try:

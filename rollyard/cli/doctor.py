@@ -1,4 +1,4 @@
-"""`rollyard doctor`: tries out this machine, its Slurm cluster and one compute node, and prints remedies."""
+"""`rollyard doctor`: tries out this machine and its Slurm cluster, with --node also a compute node; prints remedies."""
 
 from __future__ import annotations
 

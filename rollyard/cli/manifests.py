@@ -1,7 +1,7 @@
 """Manifests from files, folders or standard input.
 
 A relative path in a manifest is relative to the manifest's file. A manifest from standard input has no file, so its
-paths must be absolute, as for all other clients of the API.
+paths must be absolute, as in every request to the API.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ ENDINGS = {".yaml", ".yml", ".json"}
 def read_manifests(names: tuple[str, ...], namespace: str) -> list[KindObject]:
     """Read all objects, in order. An object without a namespace gets `namespace`.
 
-    Raises Invalid with file:line:column of the mistakes in the first wrong file, and BadRequest for a file that is
-    missing, not text, or empty.
+    Raises Invalid with file:line:column of the mistakes in the first wrong file. Raises BadRequest for a file that is
+    missing, not text, or without objects, and for a folder without manifests.
     """
     found: list[KindObject] = []
     for name in names:

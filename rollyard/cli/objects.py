@@ -151,7 +151,7 @@ async def get(
 async def _show_kinds(
     client: AsyncClient, kinds: Sequence[type[KindObject]], where: str | None, selector: str, form: str
 ) -> None:
-    """Print a table for each kind, with the kind before each name, as kubectl does."""
+    """Print a table for each kind that has objects, or only the names. The kind precedes each name, as in kubectl."""
     if form not in ("", "wide", "name"):
         raise click.UsageError(f"-o {form} works with one kind only; for several kinds use -o wide, -o name or no -o")
     tables: list[str] = []
@@ -269,8 +269,8 @@ def _deleted(obj: KindObject | None) -> bool:
 def condition_holds(obj: KindObject | None, *, type: str, status: str) -> bool:
     """Return whether a condition has this status at the object's generation.
 
-    Raises NotFound for an object that is gone, and NoProgress for a pool that needs a change before it can be Ready or
-    Updated.
+    Raises NotFound if the object is gone. Raises NoProgress in a wait for Ready or Updated, if the pool first needs a
+    change by a person.
     """
     if obj is None:
         raise NotFound("the object was deleted during the wait")
@@ -291,7 +291,7 @@ def _current_conditions(obj: KindObject | None) -> list[Condition]:
 def waiting_text(obj: KindObject | None, types: Sequence[str]) -> str:
     """Return the reason for a wait: the present status of the awaited conditions, or that the object does not have them.
 
-    A wait for Ready or Updated awaits both; a condition of these two is shown only while it is False.
+    In a wait for Ready or Updated, each of these two conditions is shown while it is False. The text may be empty.
     """
     current = _current_conditions(obj)
     wanted = {type.lower() for type in types} | ({*_OF_POOLS} if {t.lower() for t in types} & {*_OF_POOLS} else set())
@@ -313,9 +313,10 @@ async def _wait_until(
     complaint: str,
     types: Sequence[str] = _OF_POOLS,
 ) -> KindObject | None:
-    """Wait until `holds(object)` is true, and return the object. During the wait print each new reason on stderr.
+    """Wait until `holds(object)` is true, and return the object; None if it is gone. Raises the errors of `holds`.
 
-    Ends the process with exit code 1 after `seconds`.
+    A new reason for the wait is printed on stderr, at most one in REPORT_SECONDS. After `seconds` the process ends with
+    exit code 1.
     """
     obj: KindObject | None = None
     name, reported, loop = f"{KINDS[key.kind].SINGULAR}/{key.name}", "", asyncio.get_running_loop()

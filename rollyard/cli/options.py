@@ -91,7 +91,7 @@ def _once_per_warning() -> Callable[[str], None]:
 
 
 def kinds_of(word: str) -> list[type[KindObject]]:
-    """Parse `KIND` or `KIND,KIND...`. Raises UsageError for an unknown kind."""
+    """Parse `KIND` or `KIND,KIND...`. Raises UsageError for an unknown kind, or if there is none."""
     found = []
     for name in filter(None, word.split(",")):
         kind = find_kind(name)
@@ -113,7 +113,10 @@ def named(words: tuple[str, ...], namespace: str) -> list[ObjectKey]:
 
 
 def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObject], list[ObjectKey]]:
-    """Parse `KIND`, `KIND NAME...` or `KIND/NAME...`. Raises UsageError for an unknown kind or for several kinds."""
+    """Parse `KIND`, `KIND NAME...` or `KIND/NAME...`.
+
+    Raises UsageError for an unknown kind, for several kinds, and if only some names have a kind.
+    """
     first, *rest = words
     kind_word, slash, name = first.partition("/")
     kind, *more = kinds_of(kind_word)

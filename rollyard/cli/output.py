@@ -18,7 +18,10 @@ GAP = "   "
 
 
 def show(kind: type[KindObject], objects: Sequence[KindObject], form: str, *, one: bool = False) -> None:
-    """Print objects in a form other than a table. Raises UsageError for an unknown form."""
+    """Print objects in a form other than a table.
+
+    Raises UsageError for an unknown form, and BadRequest for an unsupported jsonpath.
+    """
     match form:
         case "name":
             for obj in objects:

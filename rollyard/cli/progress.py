@@ -21,7 +21,8 @@ ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
 
 
 class ProgressLine:
-    """Shows progress in one line of a terminal. If stderr is no terminal, prints each new reason for waiting."""
+    """Shows progress in one line of a terminal. If stderr is no terminal, prints the most common reason for waiting
+    when this reason changes."""
 
     def __init__(self, client: AsyncClient, namespace: str, pool: str, ids: Sequence[str]) -> None:
         self._client, self._namespace, self._pool = client, namespace, pool
@@ -81,7 +82,10 @@ def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
 
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:
-    """Wait for the end of a rollout. Print a line for each change of its state or of its reason for waiting."""
+    """Wait for the end of a rollout, and return its trajectory.
+
+    Print a line when the rollout's state or its reason for waiting changes. A new position in the queue is not printed.
+    """
     printed, missed = "", 0
     while True:
         try:

@@ -21,7 +21,7 @@ from rollyard.kinds.schema.validation import problems_of
 BATCH = 256
 EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
 _AT_ITEM = re.compile(r"rollouts\[(\d+)\](?:\.|$)")
-"""Start of a wrong field's path, as the API reports it after a submit. The number is the rollout's index."""
+"""Start of the path of a wrong field in the API's answer to a submit. The number is the rollout's index."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
 
 
 def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRequest]:
-    """Read one request from each line of a file, with the id `<prefix>-<line number>`.
+    """Read one request from each line of a file, with the id `<prefix>-<line number>`. Skip blank lines.
 
     Raises BadRequest, or Invalid with the numbers of the first 10 wrong lines.
     """
@@ -111,7 +111,10 @@ def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
 
 
 def _error_at_line(error: ApiError, batch: Sequence[NumberedRequest], source: str) -> RollyardError:
-    """Return the server's error with the file's line numbers instead of the positions in the batch."""
+    """Return the server's error with the file's line numbers instead of the positions in the batch.
+
+    Return the error unchanged if it has no causes, or if a cause has no position.
+    """
     lines = []
     for cause in error.causes:
         match = _AT_ITEM.match(cause.field)
