@@ -71,8 +71,8 @@ class QueueView:
     served: ServedVersions = field(default_factory=ServedVersions)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
     """Group id -> versions, for groups whose rollouts must all have the same version."""
-    places: Mapping[int, int] = field(default_factory=dict)
-    """seq of a record -> number of records of the same stage before this record. Only the first LOOK_AHEAD_RECORDS of
+    places: Mapping[Stage, Mapping[int, int]] = field(default_factory=dict)
+    """Stage -> seq of a record -> number of records of this stage before this record. Only the first LOOK_AHEAD_RECORDS of
     each stage are included."""
 
 
@@ -250,9 +250,9 @@ def _needs_exclusive(record: RolloutRecord, view: QueueView) -> WaitReason | Non
 
 
 def _in_queue(record: RolloutRecord, view: QueueView) -> WaitReason:
-    before, agents = view.places.get(record.seq), len(view.agents)
-    stage = record.stage.value
-    if before is None and len(view.places) >= LOOK_AHEAD_RECORDS:
+    places, agents = view.places.get(record.stage, {}), len(view.agents)
+    before, stage = places.get(record.seq), record.stage.value
+    if before is None and len(places) >= LOOK_AHEAD_RECORDS:
         return WaitReason(
             f"more than {LOOK_AHEAD_RECORDS} rollouts for {stage} are before it in RolloutPool {view.name}"
         )

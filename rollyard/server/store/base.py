@@ -338,8 +338,8 @@ class Store(Protocol):
         """Number of records by stage and status. A terminal record counts for the stage in which the rollout ended."""
         ...
 
-    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
-        """Places in a pool's queue: seq of a record -> number of records of the same stage before this record.
+    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[Stage, dict[int, int]]:
+        """Places in a pool's queue: stage -> seq of a record -> number of records of this stage before this record.
 
         Each stage has at most `limit` places. Records in back-off at `now` do not count.
         """

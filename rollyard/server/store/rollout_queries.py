@@ -74,13 +74,19 @@ def counts(db: sqlite3.Connection, namespace: str, pool: str | None, group: str 
     return _counts(db, f"{live} UNION ALL {ended}", values * 2)
 
 
-def queue_places(db: sqlite3.Connection, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
+def queue_places(
+    db: sqlite3.Connection, namespace: str, pool: str, now: float, limit: int
+) -> dict[Stage, dict[int, int]]:
     query = (
         "SELECT seq FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
         "AND namespace = ? AND pool = ? AND stage = ? AND not_before <= ? ORDER BY priority DESC, queue_rank, seq LIMIT ?"
     )
-    stages = (db.execute(query, (namespace, pool, stage.value, now, limit)) for stage in (Stage.INIT, Stage.EVAL))
-    return {seq: before for rows in stages for before, (seq,) in enumerate(rows)}
+    return {
+        stage: {
+            seq: before for before, (seq,) in enumerate(db.execute(query, (namespace, pool, stage.value, now, limit)))
+        }
+        for stage in (Stage.INIT, Stage.EVAL)
+    }
 
 
 def count_queued(db: sqlite3.Connection, pool: PoolKey) -> int:

@@ -156,7 +156,7 @@ class SqliteStore:
     ) -> dict[tuple[Stage, Status], int]:
         return await self._readers.call(lambda db: rollout_queries.counts(db, namespace, pool, group))
 
-    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[int, int]:
+    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[Stage, dict[int, int]]:
         return await self._readers.call(lambda db: rollout_queries.queue_places(db, namespace, pool, now, limit))
 
     async def count_queued(self, pool: PoolKey) -> int:

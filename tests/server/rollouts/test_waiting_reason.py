@@ -76,7 +76,7 @@ SERVING = ModelSupply("policy", "policy", inference_pool(), ready=1, count_with_
 def view(**more: Any) -> QueueView:
     """All is well, unless a test says otherwise."""
     given = {"pool": rollout_pool(), "supplies": [SERVING], "agents": [agent("code", "math", ends=NOW + 1e6)]}
-    return QueueView(**({"name": "swe", "now": NOW, "places": {7: 0}} | given | more))
+    return QueueView(**({"name": "swe", "now": NOW, "places": {Stage.INIT: {7: 0}}} | given | more))
 
 
 def lacking(status: dict[str, Any] | None = None, *allocations: Allocation, **spec: Any) -> dict[str, Any]:
@@ -97,6 +97,7 @@ SUBMITTING = condition("Submitted", "False", "Submitting", "sbatch has not answe
 FULL = condition("Admitting", "False", "EndpointsFull", "e1: its cache is 97% full")
 UNREADABLE = condition("SlurmReachable", "False", "NoAnswer", "Slurm cannot be read since 11:00 (no answer)")
 
+LOOKED_AT = dict.fromkeys(range(8, 8 + LOOK_AHEAD_RECORDS), 0)
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("PoolNotFound", {}, {"pool": None}, f"RolloutPool swe does not exist; create it, or cancel the rollout {SINCE_QUEUED}"),
     (
@@ -224,13 +225,17 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         f"its group is sampled from v6, but no endpoint that serves it is ready {SINCE_QUEUED}",
     ),
     (
-        "NodeAgentForItself", {"losses": 3}, {"places": {7: 12}},
+        "NodeAgentForItself", {"losses": 3}, {"places": {Stage.INIT: {7: 12}}},
         f"3 node agents in a row were lost with it, so it waits for one without other work {SINCE_QUEUED}",
     ),
-    ("InQueue", {}, {"places": {7: 12}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
+    ("InQueue", {}, {"places": {Stage.INIT: {7: 12}}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
     (
-        "InQueue", {}, {"places": dict.fromkeys(range(8, 8 + LOOK_AHEAD_RECORDS), 0)},
+        "InQueue", {}, {"places": {Stage.INIT: LOOKED_AT}},
         f"more than 10000 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}",
+    ),
+    (
+        "InQueue", {}, {"places": {Stage.EVAL: LOOKED_AT}, "agents": [agent("math", init=1)]},
+        f"it is next and starts in a moment {SINCE_QUEUED}",
     ),
     ("InQueue", {}, {"agents": [agent("math", init=1)]}, f"it is next and starts in a moment {SINCE_QUEUED}"),
     ("InQueue", {}, {}, f"it is next, but all INIT places of the 1 node agents of RolloutPool swe are busy {SINCE_QUEUED}"),
