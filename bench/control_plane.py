@@ -1,8 +1,8 @@
 """Speed of the server: null rollouts a second from submit to result, durable, and long trajectories to their client.
 
-The server is real, in a process of its own, with TLS and synchronous=FULL. The node agent is simulated here: it takes leases
-and answers at once. The baseline is a service of the common kind, a queue and a dictionary in memory behind the same
-HTTP library and the same TLS, that loses everything when it stops.
+The server is real, in a process of its own, with TLS and synchronous=FULL. The node agent is simulated in another
+process: it takes leases and answers at once. The baseline is a service of the common kind, a queue and a dictionary in
+memory behind the same HTTP library and the same TLS, that loses everything when it stops.
 
 Long trajectories go from the node agent, which makes and compresses each anew, over the server's disk to a client, which is
 a process of its own. They travel as columns; the baseline is JSON, with everything else the same.
@@ -53,7 +53,10 @@ RATE = 1000
 """Rollouts a second while the time of a submit is measured."""
 PROBE_SECONDS = 0.04
 Null = tuple[float, float, float, list[float], list[float]]
-"""Rollouts a second, CPU ms a rollout of the server and of this process, seconds of submits of one and of BATCH rollouts."""
+"""Rollouts a second, CPU ms a rollout of the server, and of node agent and client; seconds of submits of one and of BATCH
+rollouts."""
+Long = tuple[float, float, float]
+"""Trajectories a second, CPU ms a trajectory of the server and of the node agent."""
 ROOM = 64
 LONG_TOKENS = 32_768
 DECODED = 256
@@ -67,6 +70,7 @@ def main() -> None:
     options.add_argument("--trajectories", type=int, default=60)
     options.add_argument("--baseline-server", type=Path, help=argparse.SUPPRESS)
     options.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
+    options.add_argument("--node", nargs=2, help=argparse.SUPPRESS)
     given = options.parse_args()
     if given.read:
         form, kubeconfig, after, n = given.read
@@ -75,7 +79,10 @@ def main() -> None:
     if given.baseline_server:
         asyncio.run(_serve_baseline(given.baseline_server))
         return
-    keep_freed_memory()  # as node agents do
+    if given.node:
+        keep_freed_memory()  # as node agents do
+        asyncio.run(_answer_leases(Path(given.node[0]), given.node[1]))
+        return
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as folder:
         with started(["-m", "rollyard.cli.main", "serve", "--data", f"{folder}/data"], folder) as (pid, line):
             ours, arrays, texts = asyncio.run(
@@ -94,12 +101,15 @@ def main() -> None:
     for name, a, b in (
         ("null rollouts a second", ours[0], theirs[0]),
         ("server CPU ms a rollout", ours[1], theirs[1]),
-        (f"{LONG_TOKENS}-token trajectories a second", arrays, texts),
-        ("MB a second of them", arrays * columns_mb, texts * json_mb),
+        (f"{LONG_TOKENS}-token trajectories a second", arrays[0], texts[0]),
+        ("MB a second of them", arrays[0] * columns_mb, texts[0] * json_mb),
+        ("server CPU ms a trajectory", arrays[1], texts[1]),
+        ("node agent CPU ms a trajectory", arrays[2], texts[2]),
         (f"decoding {DECODED} of them, s: arrays", *_decoding(made, lambda data: decode(data))),
         (f"decoding {DECODED} of them, s: lists", *_decoding(made, lambda data: decode(data).trajectories())),
     ):
         print(f"{name:42}{a:10.2f}{b:10.2f}{a / b:8.2f}")
+    print(f"load average of the last minute: {os.getloadavg()[0]:.0f}, with these processes")
 
 
 @contextmanager
@@ -123,26 +133,54 @@ def cpu_seconds(pid: int) -> float:
 # ours
 
 
-async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) -> tuple[Null, float, float]:
+async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) -> tuple[Null, Long, Long]:
     async with (
         AsyncClient(kubeconfig=kubeconfig) as client,
         null_pool(client, kubeconfig.parent, 1) as ((folder, job),),
     ):
-        os.environ["SLURM_JOB_ID"] = job
-        link = ServerLink.open(folder)
-        async with link.session() as http:
-            node = NullNode(link, http)
-            task = asyncio.create_task(node.line.run())
-            try:
-                null = await _measure(client, pid, rollouts)
-                node.outcome = outcome()
-                arrays = await _deliver(client, kubeconfig, trajectories, "columns")
-                node.uploads.as_columns = False
-                texts = await _deliver(client, kubeconfig, trajectories, "json")
-            finally:
-                task.cancel()
-                await asyncio.gather(task, *node.tasks, return_exceptions=True)
+        with _node_process(folder, job) as node:
+            pids = pid, node.pid
+            null = await _measure(client, pids, rollouts)
+            _change_results(node, "long")
+            arrays = await _deliver(client, pids, kubeconfig, trajectories, "columns")
+            _change_results(node, "json")
+            texts = await _deliver(client, pids, kubeconfig, trajectories, "json")
     return null, arrays, texts
+
+
+@contextmanager
+def _node_process(folder: Path, job: str) -> Iterator[subprocess.Popen[str]]:
+    """Run the simulated node agent in a process of its own, so that its work does not delay the measured client."""
+    command = [sys.executable, "-m", "bench.control_plane", "--node", str(folder), job]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _change_results(process: subprocess.Popen[str], line: str) -> None:
+    """Let the node agent answer with long results, or with JSON instead of columns; return when it does."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    print(line, file=process.stdin, flush=True)
+    process.stdout.readline()
+
+
+async def _answer_leases(folder: Path, job: str) -> None:
+    """Answer leases until killed. A line on standard input changes the results."""
+    os.environ["SLURM_JOB_ID"] = job
+    link = ServerLink.open(folder)
+    async with link.session() as http:
+        node = NullNode(link, http)
+        task = asyncio.create_task(node.line.run())
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            if line == "long\n":
+                node.outcome = outcome()
+            else:
+                node.uploads.as_columns = False
+            print("done", flush=True)
+        task.cancel()
 
 
 @asynccontextmanager
@@ -174,12 +212,17 @@ async def _bound(client: AsyncClient, data: Path, nodes: int) -> list[tuple[Path
             await asyncio.sleep(0.05)
 
 
-async def _measure(client: AsyncClient, pid: int, n: int) -> Null:
+async def _measure(client: AsyncClient, pids: tuple[int, int], n: int) -> Null:
+    """`pids`: of the server and of the node agent."""
+
+    def cpu() -> tuple[float, float]:
+        return cpu_seconds(pids[0]), cpu_seconds(pids[1]) + time.process_time()
+
     await _run(client, BATCH, "warm")
-    before, cpu, own = time.perf_counter(), cpu_seconds(pid), time.process_time()
+    before, then = time.perf_counter(), cpu()
     await _run(client, n, "null")
     rate = n / (time.perf_counter() - before)
-    cpu_ms, own_ms = ((now - then) / n * 1000 for now, then in ((cpu_seconds(pid), cpu), (time.process_time(), own)))
+    cpu_ms, own_ms = ((now - earlier) / n * 1000 for now, earlier in zip(cpu(), then, strict=True))
     one, many = await asyncio.gather(
         _timed_submits(client, "one", 1, PROBE_SECONDS, n / RATE),
         _timed_submits(client, "many", BATCH, BATCH / RATE, n / RATE),
@@ -223,19 +266,20 @@ async def submit(client: AsyncClient, n: int, prefix: str) -> None:
         await client.submit(batch)
 
 
-async def _deliver(client: AsyncClient, kubeconfig: Path, n: int, form: str) -> float:
-    """Submit n rollouts, which a client in another process reads as they end; return how many a second."""
+async def _deliver(client: AsyncClient, pids: tuple[int, int], kubeconfig: Path, n: int, form: str) -> Long:
+    """Submit n rollouts, which a client in another process reads as they end. `pids`: of the server and of the node agent."""
     after = max([view.cursor or 0 async for view in client.rollouts(pool="null")])
     command = [sys.executable, "-m", "bench.control_plane", "--read", form, str(kubeconfig), str(after), str(n)]
     reader = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
     assert reader.stdout is not None
     await reader.stdout.readline()
-    before = time.perf_counter()
+    before, then = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
     await submit(client, n, form)
     await reader.stdout.readline()
     seconds = time.perf_counter() - before
+    server, node = ((cpu_seconds(pid) - earlier) / n * 1000 for pid, earlier in zip(pids, then, strict=True))
     await reader.wait()
-    return n / seconds
+    return n / seconds, server, node
 
 
 async def _read(form: str, kubeconfig: Path, after: int, n: int) -> None:

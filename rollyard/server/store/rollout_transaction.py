@@ -24,6 +24,8 @@ class RolloutTransaction:
         self._unit = unit
         self._db = unit.db
         self.batches = SqliteBatchTables(unit.db)
+        self._cursor: int | None = None
+        """Newest cursor, once a record of this transaction is terminal. A query for each record would take longer."""
 
     def get(self, namespace: str, id: str) -> RolloutRecord | None:
         return rollout_queries.get_rollout(self._db, namespace, id)
@@ -59,7 +61,9 @@ class RolloutTransaction:
             raise Conflict(f"rollout {record.id!r} in namespace {record.namespace!r} has ended; its record is final")
 
     def _next_cursor(self) -> int:
-        return rollout_queries.newest_cursor(self._db) + 1
+        newest = self._cursor if self._cursor is not None else rollout_queries.newest_cursor(self._db)
+        self._cursor = newest + 1
+        return self._cursor
 
     def _update_counts(self, record: RolloutRecord) -> None:
         rewarded = record.reward is not None
