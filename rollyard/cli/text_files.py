@@ -29,7 +29,8 @@ def _standard_input() -> bytes:
     The handler of `asyncio.run` would only cancel the task, and a task that blocks in a read does not notice this.
     """
     before = signal.getsignal(signal.SIGINT)
-    if callable(before):  # false if a shell started this process in the background, which then ignores the signal
+    # A shell lets a process in the background ignore SIGINT. The handler is then SIG_IGN, which is not callable.
+    if callable(before):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return sys.stdin.buffer.read()

@@ -30,7 +30,7 @@ OPTIONAL_COLUMNS = [
 ]
 """Columns to leave out on a narrow terminal, in this order."""
 REASON_LENGTH = 24
-"""Number of characters to which the last column is shortened before another column is left out."""
+"""The last column is first shortened to this width. If it still does not fit, an optional column is left out."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
 """Number of characters of a version that are shown; enough to distinguish two checksums."""
@@ -106,7 +106,8 @@ def _style_rows(rows: Sequence[Sequence[str]], styles: Sequence[str], width: int
 
 
 def _fit_columns(rows: Sequence[Sequence[str]], width: int | None) -> tuple[Sequence[Sequence[str]], list[str]]:
-    """Return the rows without the columns that do not fit, and the names of these columns."""
+    """Return the rows without the columns that do not fit, and the names of these columns. The last column is shortened
+    to fit."""
     if width is None:
         return rows, []
     header, left_out = rows[0], list[str]()

@@ -19,7 +19,7 @@ from rollyard.kinds.schema.validation import problems_of
 from rollyard.kinds.weights import WeightsOperation, WeightsStatus, WeightsUpdate
 
 SHOWN = 5
-"""Number of versions that are shown."""
+"""Greatest number of versions that are shown."""
 
 
 @click.command()

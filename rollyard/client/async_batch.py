@@ -57,8 +57,8 @@ class AsyncBatch:
             self.id = request.id or f"b-{secrets.token_hex(6)}"
             self._request = evolve(request, id=self.id)
         self.after = after
-        """Delivery number of the last group that the iterator returned. Another process can continue with this
-        `after`."""
+        """Delivery number of the last group that the iterator returned; before the first group, the given `after`.
+        Another process can continue with this number."""
         self.view: BatchView | None = None
         """State of the batch in the server's last answer."""
         self._created = False
@@ -105,8 +105,8 @@ class AsyncBatch:
         return self._see(await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace))
 
     async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
-        """End the batch. By default its unfinished groups are carried over to a later batch; `rollouts="cancel"`
-        cancels these groups."""
+        """End the batch. By default the next batch of the series takes over the unfinished groups, if the batch's
+        `carry_over` is "keep"; `rollouts="cancel"` cancels these groups."""
         return self._see(await self._client.cancel_batch(self.id, self._namespace, rollouts=rollouts))
 
     def _see(self, view: BatchView) -> BatchView:

@@ -45,14 +45,14 @@ WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
 """Seconds between two looks for engines that wait for weights. Short, because agents' requests wait during a transfer."""
 WAITS_AT_ONCE = 256
-"""Greatest number of requests that one `as_completed` keeps open at the same time."""
+"""Greatest number of rollouts for whose end one `as_completed` waits at the same time."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
 
 
 class AsyncClient(BatchClient):
-    """The whole API for people and trainers. Use it as an async context manager."""
+    """The whole API for people and trainers. Use an `AsyncClient` as an async context manager."""
 
     def __init__(
         self,
@@ -92,7 +92,10 @@ class AsyncClient(BatchClient):
     async def list_objects(
         self, kind: str, namespace: str | None = None, *, labels: str = "", fields: str = ""
     ) -> tuple[list[KindObject], str]:
-        """Return all objects of a kind, in one namespace or in all, and the resourceVersion from which to watch."""
+        """Return the objects of a kind that match the selectors, and the resourceVersion from which to watch.
+
+        Without a namespace, the objects of all namespaces are returned.
+        """
         query = {k: v for k, v in (("labelSelector", labels), ("fieldSelector", fields)) if v}
         body = await self._http.json("GET", _path(kind, namespace), query=query)
         return [parse_object(item) for item in body["items"]], body["metadata"]["resourceVersion"]
@@ -139,7 +142,7 @@ class AsyncClient(BatchClient):
         await self._http.json("POST", path, body=endpoint.model_dump(mode="json", by_alias=True, exclude_none=True))
 
     async def remove_endpoint(self, pool: ObjectKey, url: str) -> None:
-        """Remove an external model server. The server's sessions move to other servers. Raises NotFound."""
+        """Remove an external model server. Its sessions move to other model servers. Raises NotFound."""
         path = _path(pool.kind, pool.namespace, pool.name) + "/endpoints"
         await self._http.json("DELETE", path, query={"url": url})
 
@@ -152,8 +155,8 @@ class AsyncClient(BatchClient):
     ) -> AsyncIterator[tuple[str, KindObject]]:
         """Yield (ADDED | MODIFIED | DELETED, object) for each change. Never stop; reconnect after a broken connection.
 
-        With `since` "0" all present objects come first, as ADDED. They come again when the server no longer has the
-        changes that were missed.
+        With `since` "0" all present objects come first, as ADDED. After a broken connection the watch continues. If the
+        server no longer has the missed changes, all present objects come again, as ADDED.
         """
         backoff = Backoff()
         while True:
@@ -194,10 +197,13 @@ class AsyncClient(BatchClient):
         return WeightsStatus.model_validate(await self._http.json("GET", _weights_path(namespace, pool)))
 
     async def update_weights(self, namespace: str, pool: str, update: WeightsUpdate) -> WeightsStatus:
-        """Begin an update, and return when the server has stored it. If this update has begun before, return its state.
+        """Begin an update, and return when the server has stored it. If the same update is running, return its state.
 
-        Raises NotFound. Raises Invalid if the engines cannot be updated, and Conflict for a version that already names
-        other weights, or that is being loaded in another mode.
+        If the version is current and no update is running, only failed endpoints load the version again.
+
+        Raises NotFound. Raises Invalid if the engines cannot be updated. Raises Conflict if the version already names
+        other weights, if an update to this version is running with another mode, transfer or time limit, or if the
+        pool is being deleted.
         """
         body = update.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
@@ -271,7 +277,7 @@ class AsyncClient(BatchClient):
     ) -> AsyncIterator[bytes]:
         """Yield an allocation's output. With `follow`, continue until the job's end, and reconnect when necessary.
 
-        Raises NotFound if there is no output, and, without `follow`, Unavailable if the connection breaks.
+        Raises NotFound if there is no output. Without `follow`, raises Unavailable if the connection breaks.
         """
         path, backoff = _path("Allocation", namespace, allocation) + "/log", Backoff()
         query = {"follow": "1"} if follow else {}
@@ -341,13 +347,14 @@ class AsyncClient(BatchClient):
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         """Wait for the rollout's end without a time limit, even while the server is unreachable. Raises NotFound.
 
-        For a limit, use `asyncio.timeout`. If the rollout waits for anything but its turn in the queue, such as for
-        weights that no model server has, `warn` gets the reason.
+        For a limit, use `asyncio.timeout`. `warn` gets the reason if the rollout waits for something other than its
+        turn in the queue, for example for weights that no model server has.
         """
         return await self._wait(id, namespace, set())
 
     async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
-        """`warned`: first words of the reasons that `warn` got already. This call adds its own, so each comes once."""
+        """`warned`: the reasons that `warn` has got, each cut at its colon; this call adds to the set. `warn` gets no
+        second reason with the same beginning."""
         backoff, logged = Backoff(), ""
         while True:
             try:
@@ -386,7 +393,7 @@ class AsyncClient(BatchClient):
     async def counts(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Count the rollouts that are queued, in each stage, and in each terminal status. Return also their mean reward.
+        """Count the rollouts that are queued, in each stage, and in each terminal status. Return also the mean reward.
 
         The keys are `queued`, the stages, the statuses, and `reward_mean`.
         """

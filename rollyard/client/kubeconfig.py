@@ -25,7 +25,8 @@ class Context:
     token: str
     namespace: str
     endpoint_file: Path | None
-    """`endpoint.json` beside the kubeconfig. Each new server writes its URL there; the kubeconfig's URL may be older."""
+    """`endpoint.json` beside the kubeconfig. Each new server writes its URL there; the kubeconfig's URL may be older.
+    None if the file does not exist."""
 
     def current_url(self) -> str:
         if self.endpoint_file is not None:
@@ -40,7 +41,7 @@ class Context:
 
 
 def load_context(path: Path | str | None = None) -> Context:
-    """Load this file, else $ROLLYARD_KUBECONFIG, else ~/.rollyard/config.
+    """Load a kubeconfig. Default: the file that $ROLLYARD_KUBECONFIG names; without the variable, ~/.rollyard/config.
 
     Raises BadRequest if the file cannot be read or is not a kubeconfig with a token.
     """

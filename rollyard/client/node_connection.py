@@ -41,8 +41,8 @@ class NodeConnection:
     async def run(self) -> None:
         """Stay connected without end.
 
-        Raises Fenced if the server refuses this process, because its job has ended or another process runs the
-        allocation. Raises Incompatible if the server cannot work with this release of the node agent.
+        Raises Fenced if the server refuses this process: the allocation is gone, its job has ended, or another process
+        runs the allocation. Raises Incompatible if the server cannot work with this release of the node agent.
         """
         backoff = Backoff()
         while True:

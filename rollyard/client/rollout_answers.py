@@ -52,7 +52,8 @@ def group_page(columns: Columns) -> GroupPage:
 
 
 def read_stream(answer: aiohttp.ClientResponse) -> AsyncIterator[tuple[int, Columns | None]]:
-    """Yield (cursor, columns) of each rollout that ended, and a pair with None for received data without a rollout."""
+    """Yield (cursor, columns) of each rollout that ended. Data without a rollout, such as a keep-alive, gives a pair
+    whose columns are None."""
     return _files(answer) if answer.content_type == CONTENT_TYPE else _events(answer)
 
 

@@ -1,5 +1,5 @@
-"""Requests to the API. Errors become exceptions. Calls that may be made twice are retried. Each call reads the server's
-current address."""
+"""Requests to the API. Errors become exceptions. A call is retried if it may be made twice or could not be sent. Each
+attempt reads the server's current address."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ class ServerConnection:
         `repeat`: the call may safely be made twice, so it is repeated if the answer is lost. `body`: bytes are sent
         unchanged, other values as JSON. `seconds`: limit of one attempt.
 
-        Raises ApiError; Unavailable if the server stays unreachable or overloaded.
+        Raises ApiError; Unavailable if the server stays unreachable or overloaded, or if an answer is lost and the call
+        must not be repeated.
         """
 
         def read(answer: aiohttp.ClientResponse) -> Awaitable[Any]:
@@ -171,7 +172,8 @@ class ServerConnection:
 
 
 async def lines(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the lines that are not empty, of any length. aiohttp's own line reader refuses a line as long as a trajectory."""
+    """Yield each complete line that is not empty. Lines may have any length; aiohttp's own line reader refuses a line
+    as long as a trajectory."""
     rest = b""
     async for chunk in answer.content.iter_any():
         *whole, rest = (rest + chunk).split(b"\n")

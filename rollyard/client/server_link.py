@@ -47,7 +47,7 @@ class ServerLink:
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))
 
     async def url(self) -> str:
-        """Return the server's current address. Raises Unavailable if no server has published an address."""
+        """Return the server's current address. Raises Unavailable if `endpoint.json` cannot be read."""
         try:
             # In a thread, because shared storage may stall, and this event loop also serves token streams and leases.
             data = await asyncio.to_thread(Path(self.allocation.endpoint_file).read_bytes)
@@ -60,10 +60,7 @@ class ServerLink:
         return {"Authorization": f"Bearer {self.token}"}
 
     def identity(self) -> Identity:
-        """Make the identity of this process. Call this once, because each call chooses another `instance`.
-
-        The job id is that of Slurm or of the local driver.
-        """
+        """Make the identity of this process. Call this once, because each call chooses another `instance`."""
         return Identity(
             allocation=self.allocation.allocation,
             namespace=self.allocation.namespace,
@@ -93,7 +90,7 @@ class ServerLink:
 
 
 async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
-    """Raise the ApiError that the `Status` body of an error answer describes."""
+    """Raise the ApiError of an error answer: from its `Status` body if it has one, else from its HTTP code."""
     if answer.status < 400:
         return
     after = answer.headers.get("Retry-After", "")  # Rollyard's server sends seconds; HTTP also allows a date
@@ -107,7 +104,7 @@ async def raise_for_status(answer: aiohttp.ClientResponse) -> None:
 
 
 def error_from_status(code: int, status: Any, retry_after: int | None = None) -> ApiError:
-    """Return the error that a `Status` object describes. `code`: HTTP code. Raises ValueError if it is no `Status`."""
+    """Return the error that a `Status` object describes. `code`: HTTP code. Raises ValueError for another object."""
     try:
         message, reason = str(status["message"]), str(status["reason"])
         causes = [
@@ -145,6 +142,6 @@ def address_towards(url: str) -> str:
 def _job_id() -> str:
     """Return the job id in the server's form. For a task of a job array the form is `<array's id>_<index>`."""
     if step := os.environ.get("ROLLYARD_JOB"):
-        return step  # this allocation is a step of an interactive job
+        return step  # this allocation is a step of a job that the user had already
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     return f"{array}_{os.environ['SLURM_ARRAY_TASK_ID']}" if array else os.environ.get("SLURM_JOB_ID", "")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def tensors(columns: Columns) -> dict[str, torch.Tensor]:
-    """Return the numeric arrays as tensors of the same types, by name. A read-only array is copied first."""
+    """Return all arrays but those of JSON texts, as tensors of the same types, by name. A read-only array is copied."""
     import torch
 
     names = [field.name for field in fields(columns) if "json" not in field.name]

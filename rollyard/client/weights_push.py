@@ -3,8 +3,8 @@
     async with client.weights("policy", folder="/shared/weights") as weights:
         version = await weights.push(model)        # step1, step2, ...
 
-After a crash, each folder is complete or has the name of an unfinished folder (`.writing-…`). The server never gets the
-path of an unfinished folder.
+While a folder is written, its name begins with `.writing-`. A complete folder is renamed to its version. The server
+never gets the path of an unfinished folder.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class WeightsPush:
         keep: int = 2,
     ) -> None:
         """`folder`: where versions are written; the engines' nodes must read it too. Default: ~/.rollyard/weights/POOL.
-        `keep`: how many of its newest folders this WeightsPush keeps. It deletes its older folders when a new version
-        is served.
+        `keep`: number of newest folders that stay. When a new version is served, this WeightsPush deletes the older
+        folders that it has written.
         """
         if keep < 1:
             raise ValueError("`keep` must be at least 1: engines that restart read the folder of the served version")
@@ -154,7 +154,7 @@ class WeightsPush:
             for file in unfinished.iterdir():
                 _sync(file)
             path = self.folder / version
-            if path.exists():  # a trainer wrote this folder and died before the update; no pool serves it
+            if path.exists():  # from a push that died or failed before this pool served the version
                 shutil.rmtree(path)
             unfinished.rename(path)
             _sync(self.folder)

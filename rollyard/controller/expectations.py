@@ -1,9 +1,9 @@
-"""Expectations: objects that this controller has created or deleted, but whose events have not arrived at the local
-copy (`informer`) yet.
+"""Expectations: creations and deletions by this controller whose events have not arrived at the local copy (`informer`)
+yet.
 
-While an owner has open expectations, the local copy lacks a change, and a controller that trusted the copy would repeat
-this change. An expectation lapses after some time, so that a missed event does not stop the owner for ever (Kubernetes,
-pkg/controller/controller_utils.go).
+While an owner has open expectations, the local copy may lack a change, and a controller that trusted the copy would
+repeat this change. All expectations of an owner lapse some time after the last one was opened, so that a missed event
+does not stop the owner for ever (Kubernetes, pkg/controller/controller_utils.go).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A local copy of all objects of one kind, updated by list and watch. Each change calls handlers.
 
-The copy lags behind the store by a moment. This is safe for two reasons. Every write carries the resourceVersion on
+The copy lags behind the store by a moment. This is safe for two reasons. Every update carries the resourceVersion on
 which the decision was based. After a create or delete, controllers wait until the copy shows the change
 (`expectations`).
 """

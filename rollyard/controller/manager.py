@@ -1,7 +1,7 @@
 """Manager of controllers: keys of objects wait in queues, workers take the keys, one function handles all outcomes.
 
-A reconcile request is only a key. The reconciler reads everything, plans, acts, and writes the status. After a failure that
-may pass, the key is queued again.
+A reconcile request is only a key. The reconciler reads everything, plans, acts, and writes the status. After a
+failure that may be temporary, the key is queued again.
 """
 
 from __future__ import annotations

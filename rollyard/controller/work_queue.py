@@ -1,7 +1,7 @@
-"""A queue of keys. Each key waits at most once, and at most one worker has a key at a time.
+"""A queue of keys. Each key waits at most once, and two workers never have the same key at the same time.
 
-If a key is added while a worker has it, the key waits again when the worker is done. So no change is missed, and two
-workers never work on the same key (client-go, util/workqueue).
+If a key is added while a worker has it, the key waits again when the worker is done. So no change is missed (client-go,
+util/workqueue).
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class WorkQueue(Generic[K]):
         self._timers[key] = loop.call_later(seconds, self._add_due, key)
 
     def retry(self, key: K) -> float:
-        """Queue the key after a random wait, whose limit doubles with each failure of the key. Return the seconds.
+        """Queue the key after a random wait. Return the seconds of the wait.
 
-        Full jitter (Brooker, "Exponential Backoff And Jitter") spreads keys that failed together.
+        The limit of the wait doubles with each failure of the key, up to `cap_seconds`. Full jitter (Brooker,
+        "Exponential Backoff And Jitter") spreads keys that failed together.
         """
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1

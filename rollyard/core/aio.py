@@ -81,8 +81,8 @@ class Signal(Generic[P]):
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all listeners, in the order in which they were connected.
 
-        If listeners raise, the last exception is raised after all listeners were called. The earlier exceptions are its
-        context.
+        If listeners raise, the last exception is raised after all listeners were called. The exception before it
+        becomes its context, unless it has a context already.
         """
         error: BaseException | None = None
         for listener in self._listeners:

@@ -53,7 +53,7 @@ def as_text(unix: float) -> str:
 
 
 def as_exact_datetime(unix: float) -> datetime:
-    """Return a UTC datetime with fractions of a second, for times whose distance is short."""
+    """Return a UTC datetime with fractions of a second, for times that may lie less than a second apart."""
     return datetime.fromtimestamp(unix, UTC)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 
 def apptainer_programs(cache: Path) -> list[tuple[str, str]]:
-    """Return (name, program) for each place, best first.
+    """Return (name, program) for each place that has a program, best first.
 
-    The places are $ROLLYARD_APPTAINER, PATH, the private installation in `cache`, and Singularity in PATH.
+    The places are $ROLLYARD_APPTAINER (not checked), PATH, the private installation in `cache`, and Singularity in
+    PATH.
     """
     found = [
         ("apptainer", os.environ.get("ROLLYARD_APPTAINER")),

@@ -9,7 +9,7 @@ from aiohttp import hdrs, web
 from rollyard.core.errors import BadRequest, TooLarge, UnsupportedMediaType
 
 _STEP = 1 << 20
-"""Greatest number of bytes that one call unpacks."""
+"""Greatest number of bytes that one call of zlib unpacks."""
 _WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 

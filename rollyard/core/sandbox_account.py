@@ -1,4 +1,4 @@
-"""The account of sandboxes, which is never root.
+"""The account under which sandboxes run. This account is never root.
 
 A sandbox that root starts has root's uid on the host, even in a user namespace. The kernel does not limit the number of
 root's processes, and allows root to write to /proc/sys. So root starts sandboxes as `nobody`. `nobody` must be able to
@@ -35,7 +35,8 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def can_reach(self, path: Path) -> bool:
-        """Whether the file modes allow this account to enter every folder above `path` and to read `path`."""
+        """Whether this account can enter every folder above `path`, and read `path`. For another account than the
+        process's own, file modes decide, and modes for groups are left out."""
         if self.uid == os.geteuid():
             return os.access(path, os.R_OK)
         resolved = path.resolve()

@@ -64,7 +64,7 @@ class _JsonLines(logging.Formatter):
 
 
 def set_up_logging(level: str = "INFO") -> None:
-    """Send all log records to stderr, one JSON object a line. A process calls this at its start."""
+    """Send log records of this level and above to stderr, one JSON object a line. A process calls this at its start."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

@@ -1,4 +1,4 @@
-"""Generates each kind's CRD: structural schema, printer columns, subresources.
+"""Generates the CRDs of pools and allocations: structural schema, printer columns, subresources.
 
 Run it with `python -m rollyard.crds_yaml.generate`.
 """

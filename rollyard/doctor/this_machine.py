@@ -82,7 +82,7 @@ def sandbox() -> Finding:
 def cgroups() -> Finding:
     """Report the cgroup's limit on the memory of this process and its children together.
 
-    Rollyard's own limit in a sandbox is for each process.
+    Rollyard's own memory limit holds for each process of a sandbox alone, not for the sum.
     """
     for line in _read("/proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

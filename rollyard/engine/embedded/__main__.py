@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-# numpy reads these variables on import. One thread is best: small matrix products gain nothing from a second thread.
+# numpy's BLAS reads these variables when numpy is imported. One thread is best: small matrix products gain nothing from
+# a second thread.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 # With huge pages, the first write to a slot of the key-value cache would make the kernel clear 2 MiB in each layer.

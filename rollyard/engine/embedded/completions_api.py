@@ -44,7 +44,7 @@ class StreamOptions(BaseModel):
 
 
 class CompletionRequest(BaseModel):
-    """The supported fields. A request with another field is refused, unless the field is in NEUTRAL."""
+    """The supported fields. Another field is refused, unless it is null, or is in NEUTRAL and has an accepted value."""
 
     model_config = ConfigDict(extra="forbid")
 

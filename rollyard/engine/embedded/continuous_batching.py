@@ -22,7 +22,7 @@ from rollyard.engine.embedded.sampling import sample
 PROMPT_CHUNK = 256
 """Greatest number of prompt tokens of one generation in one step. A longer part would delay other generations."""
 STEP_TOKENS = 512
-"""A step with this many tokens gets no further part of a prompt."""
+"""A step with this many tokens gets no further part of a prompt, unless the part is a single token."""
 
 Deliver = Callable[[Sequence[tuple[GenerationRequest, StepResult]]], None]
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The control routes on the engine's Unix socket: freeze the engine, load other weights, resume.
 
-The reverse proxy in front of the engine never forwards `/control/…`. Through the other routes, which have vLLM's names,
-a trainer transfers weights. The proxy forwards them only while a weights update waits for such a transfer.
+The reverse proxy in front of the engine never forwards `/control/…`. The other routes have vLLM's names; through these
+routes a trainer transfers weights. The proxy forwards these routes only while a weights update awaits a transfer.
 """
 
 from __future__ import annotations

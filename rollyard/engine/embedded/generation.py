@@ -16,7 +16,7 @@ class StopTokens:
     """The tokens that end a generation. The result includes the token that ended the generation."""
 
     eos: int | None = None
-    """The tokenizer's own end token. If this token ends the generation, stop_reason is null."""
+    """The model's first end token. If this token ends the generation, stop_reason is null."""
     others: frozenset[int] = frozenset()
     """Ids of further end tokens. If such a token ends the generation, stop_reason is its id."""
 
@@ -28,14 +28,14 @@ class StepResult:
     draw: Draw | None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
-    """The token or the stop string that ended the generation; None for the tokenizer's own end token."""
+    """The token or the stop string that ended the generation; None in all other cases, and for `StopTokens.eos`."""
     version: str = ""
     """Version of the weights that made the draw; empty if none has been set."""
 
 
 @dataclass(eq=False)
 class GenerationRequest:
-    """One request. From submit to the last StepResult, only the engine's thread may use it."""
+    """One request. From submit to the last StepResult, only the engine's thread may use the fields that change."""
 
     prompt: list[int]
     params: SamplingParams

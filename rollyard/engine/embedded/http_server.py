@@ -43,8 +43,8 @@ takes as much computing time as sampling a token."""
 class _Inbox:
     """Steps of one generation that wait for the request's handler. The handler takes all waiting steps together.
 
-    `pop` and `pop_all` wait without a time limit, because the engine ends every generation, and the handler ends when
-    its client disconnects.
+    `pop` and `pop_all` wait without a time limit. The engine ends every generation; if its thread fails, the process
+    ends. A handler is cancelled when its client disconnects.
     """
 
     def __init__(self) -> None:

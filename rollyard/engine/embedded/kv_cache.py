@@ -1,5 +1,5 @@
-"""Slots for keys and values. Each running sequence has a slot. After the sequence's end, later prompts can reuse the
-content.
+"""Slots for keys and values. Each running sequence has a slot. Later prompts can reuse a slot's content, also after the
+sequence's end.
 
 Keys are stored transposed, as [slot, kv head, head_dim, position]. In this layout, BLAS is fast for the few rows of a
 decoding step: one row for each query head that shares the kv head.

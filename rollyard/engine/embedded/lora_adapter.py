@@ -35,7 +35,8 @@ class Adapter:
     _entries: dict[str, Entry]
 
     def added_to(self, name: str, weight: Array) -> Array:
-        """Return the weight [outputs, inputs] plus the adapter's term. Raises Invalid when the shapes do not match."""
+        """Return the weight [outputs, inputs] plus the adapter's term, or an untargeted weight as it is. Raises Invalid
+        when the shapes do not match."""
         if name not in self.targets:
             return weight
         stem = PREFIX + name.removesuffix(".weight")
