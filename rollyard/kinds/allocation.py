@@ -156,7 +156,7 @@ class AllocationSpec(KindModel):
     drain_timeout_seconds: int = 600
     """Longest time that draining may take. After this time, unfinished work is handed back and the job ends."""
     successor_of: str | None = None
-    """Name of the allocation that this allocation replaces. The old allocation drains when this allocation is ready."""
+    """Name of the allocation that this allocation replaces."""
     after_job: str | None = None
     """Id of the Slurm job that must end before this job starts, if the two jobs must not run at the same time."""
     model: str | None = None
@@ -187,7 +187,8 @@ class AllocationStatus(StatusModel):
     job_id: str | None = None
     restart_count: int = 0
     job_state: str | None = None
-    """Slurm's job state: PENDING, RUNNING, COMPLETED, TIMEOUT, ..."""
+    """Slurm's job state: PENDING, RUNNING, COMPLETED, TIMEOUT, ... Rollyard itself sets FAILED if Slurm refused the
+    submit, and GONE if the job disappeared."""
     reason: str = ""
     node: str = ""
     start_time: datetime | None = None

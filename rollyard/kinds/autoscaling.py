@@ -96,7 +96,7 @@ class ScalingRecord(StatusModel):
     """State that the autoscaler keeps over a restart of the server."""
 
     idle_since: datetime | None = None
-    """Time at which the pool's last work ended."""
+    """Time since which the pool has no work. Absent while the pool has work, or while its demand is unknown."""
     direction: Literal["Up", "Down"] | None = None
     """Direction of the last change."""
     turns: list[datetime] = []

@@ -102,12 +102,12 @@ class BatchRequest(WireModel):
     n: int = Field(default=8, ge=1, le=1024)
     """Number of rollouts of each task."""
     target: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Number of informative groups to deliver. Null: the batch is a stream, which ends with its source or when it is
-    cancelled."""
+    """Number of informative groups to deliver. Null: the batch is a stream. A stream ends with its source, at its
+    deadline, or when it is cancelled."""
     tasks: list[Task] | None = Field(default=None, min_length=1, max_length=MAX_TASKS)
     """Tasks to draw, in this order. Exactly one of `tasks`, `dataset` and `source` must be given."""
     dataset: DatasetRef | None = None
-    """Dataset from which tasks are drawn, in the order of its seed."""
+    """Dataset from which tasks are drawn, in an order that the seed determines."""
     source: SourceRef | None = None
     """Plug-in from which tasks are drawn."""
     series: BatchName | None = None
@@ -118,8 +118,8 @@ class BatchRequest(WireModel):
     filter: BatchFilter = BatchFilter()
     """Rule that decides whether a group is informative. Informative groups are delivered."""
     in_flight: int | None = Field(default=None, ge=1, le=100_000)
-    """Greatest number of groups in flight at the same time. Default: as many as fill
-    the pool's RUN stage, but no more than the target probably needs."""
+    """Greatest number of groups in flight at the same time. Default: the number follows from the groups that the target
+    or the training step probably still needs, and from the idle workers of the pool."""
     carry_over: Literal["keep", "cancel"] = "keep"
     """keep: the next batch of the series begins with this batch's unfinished groups and their finished rollouts. cancel:
     unfinished groups are cancelled."""
@@ -131,7 +131,7 @@ class BatchRequest(WireModel):
     """Stream: greatest number of training steps by which drawing may be ahead of the acknowledged steps. 0: groups for a
     step are drawn only after the previous step was acknowledged."""
     pass_over: bool = True
-    """Whether tasks that were uninformative several times in a row are drawn less often."""
+    """Whether a task of a dataset is drawn less often after uninformative groups: the more in a row, the less often."""
     longest_first: bool = True
     """Whether tasks that are drawn together start in the order of the duration of their earlier rollouts, longest
     first."""
@@ -232,8 +232,8 @@ class FilteredGroups(WireModel):
 
 
 class DeliveryBias(WireModel):
-    """Mean length of delivered rollouts, divided by the mean length of rollouts in all informative groups that have ended.
-    1.00: no bias."""
+    """Mean length of delivered rollouts, divided by the mean length of rollouts in all informative groups. Discarded
+    groups count with their estimated lengths. 1.00: no bias."""
 
     tokens: float | None = None
     turns: float | None = None
@@ -268,7 +268,7 @@ class BatchView(WireModel):
     carried_in: int
     """Number of groups taken over from earlier batches of the series."""
     passed_over: int
-    """Number of tasks that were not drawn, because their groups were uninformative several times in a row."""
+    """Number of draws that passed over a task because its last group was uninformative."""
     drained: bool
     """Whether the source has no more tasks for this batch."""
     delivered_tokens: int

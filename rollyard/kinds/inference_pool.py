@@ -87,8 +87,8 @@ class EndpointStatus(EndpointMetrics):
 class InferencePoolStatus(PoolStatus):
     endpoints: list[EndpointStatus] = []
     weights: WeightsStatus = WeightsStatus()
-    """Weights that the pool serves. The API and the pool's controller write this field. A write is refused if the field has
-    changed since its writer read it."""
+    """Weights that the pool serves. The API and the pool's reconciler write this field. A write is refused if the pool
+    has changed since the writer read it."""
     load: EndpointMetrics = EndpointMetrics()
     """Metrics of all endpoints together, up to 30 seconds old."""
 

@@ -16,8 +16,8 @@ MAX_NAME = 48
 
 GPU_HOURS_SPENT = "GpuHoursSpent"
 STANDSTILL = frozenset({"CrashLoop", SUBMIT_REFUSED, "NoInference", "Suspended", GPU_HOURS_SPENT, "ReconcileFailed"})
-"""Reasons in the conditions Ready and Updated that last until a person changes something. Other reasons may pass by
-themselves."""
+"""Reasons in the conditions Ready and Updated that usually last until a person changes something. Other reasons usually
+pass by themselves."""
 
 
 class PoolKey(NamedTuple):
@@ -91,10 +91,11 @@ class PoolStatus(StatusModel):
     """Hash of the spec from which new allocations are made."""
     failures: int = 0
     """Number of allocations with this template hash that failed in a row. The back-off grows with this number. The number
-    returns to 0 when an allocation has been ready for 10 s."""
+    returns to 0 when an allocation has been ready for 10 s, or 60 s after the last failure if all allocations are
+    ready."""
     last_failure_time: datetime | None = None
     interruptions: int = 0
-    """Number of allocations in a row that were ended from outside: by a node, an administrator or a user."""
+    """Number of allocations in a row that a node, an administrator, a user or an unknown cause ended."""
     last_interruption_time: datetime | None = None
     scaling: ScalingRecord = ScalingRecord()
     gpu_hours: float = 0

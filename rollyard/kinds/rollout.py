@@ -81,8 +81,8 @@ RESERVED_SAMPLING_FIELDS = frozenset(
         *("detokenize", "output_kind", "output_mode", "sampling_params"),
     ]
 )
-"""Engine parameters that `Sampling.extra` cannot hold. Rollyard sets these parameters itself, so that the recorded
-tokens of each turn are exactly the tokens that the engine used."""
+"""Engine parameters that `Sampling.extra` cannot hold. Rollyard sets or omits these parameters itself, so that the
+recorded tokens of each turn are exactly the tokens that the engine used."""
 
 
 class Sampling(WireModel):
@@ -109,7 +109,8 @@ class Sampling(WireModel):
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Frequency penalty: subtracted once for each time that the turn already contains the token."""
     repetition_penalty: float | None = Field(default=None, gt=0)
-    """Repetition penalty: divides the logits of tokens that the prompt or the turn already contains."""
+    """Repetition penalty for tokens that the prompt or the turn already contains: divides their positive logits, and
+    multiplies their negative logits."""
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
     """Token id -> number added to its logit."""
     allowed_token_ids: list[Annotated[int, Field(ge=0)]] | None = Field(default=None, min_length=1)
@@ -117,7 +118,7 @@ class Sampling(WireModel):
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
     """Words that the model may not write."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Texts that end a turn. The recorded tokens of the turn include the text that ended the turn."""
+    """Texts that end a turn. The turn's recorded tokens include the tokens of this text."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Ids of further tokens that end a turn, beside the model's own."""
     logprobs: Literal["raw", "processed"] = "raw"
@@ -176,11 +177,12 @@ class Budgets(WireModel):
     init_seconds: float | None = Field(default=None, gt=0)
     """Budget of INIT in seconds. Exceeding the budget counts as an infrastructure failure."""
     run_seconds: float | None = Field(default=None, gt=0)
-    """Budget of RUN in seconds. A rollout that exceeds the budget ends Truncated, and its work is scored."""
+    """Budget of RUN in seconds. A rollout that exceeds the budget after its first turn ends Truncated, and its work is
+    scored."""
     eval_seconds: float | None = Field(default=None, gt=0)
     """Budget of EVAL in seconds."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Greatest number of tokens of the conversation. A rollout that needs more ends Truncated."""
+    """Greatest number of tokens of the conversation. A rollout that exceeds it after its first turn ends Truncated."""
 
 
 class Task(WireModel):
@@ -386,7 +388,8 @@ class RolloutView(WireModel):
     """Number of restarts because the weights of an attempt had become too old. These restarts do not count as
     retries."""
     waiting: str | None = None
-    """Reason why a queued rollout waits, and since when, as `Word: sentence (since ...)`. The word is from a fixed set."""
+    """Reason why a rollout waits in the queue, or in RUN for a model server, and since when, as `Word: sentence
+    (since ...)`. The word is from a fixed set."""
 
 
 class Trajectory(WireModel):

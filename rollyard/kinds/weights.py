@@ -64,10 +64,11 @@ class WeightsRecord(StatusModel):
     origin: Literal["Spec", "Update"] = "Update"
     """Origin of the version. Spec: the model in the pool's spec; the version is the model's checksum."""
     number: int = 0
-    """Position of the version in the order of arrival. A version that arrives again gets a new position."""
+    """Position in the order in which versions were served. A version that is served again gets a new position, unless
+    it is still the newest."""
     attempt: int = 1
-    """Sequence number of the update among the pool's updates; 0 for the spec's model. An engine that failed in an
-    earlier update tries again."""
+    """Sequence number of the update among the pool's updates; 0 for the spec's model. With a new number, an engine
+    that failed tries again at once."""
     transfer: bool = False
     """True: a trainer moves the weights into the running engines."""
     since: datetime
@@ -107,8 +108,8 @@ class WeightsOperation(StatusModel):
     """Number of endpoints in this update."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
-    """Endpoints by id. After the end of the update, only the endpoints that failed, and those with an `attempt` of
-    their own."""
+    """Endpoints by id. After an update with phase Complete: only the endpoints that failed, and those with an `attempt`
+    of their own. After any other end: empty."""
 
     @property
     def is_running(self) -> bool:

@@ -84,7 +84,11 @@ class NodeAgent:
         self._drained = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set or a drain is done, then hand back all leases. Raises Fenced, Incompatible."""
+        """Run until `stop` is set or a drain is done, then hand back all leases.
+
+        Raises Fenced and Incompatible if the server refuses this process, and SandboxStartFailed if no sandbox runtime
+        works here. In these cases no lease is handed back.
+        """
         parts = [self._connection.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
         tasks = [asyncio.create_task(_as_dict(part)) for part in parts]
         try:
@@ -172,7 +176,7 @@ class NodeAgent:
             # A lease whose id cannot be read cannot be handed back; it expires on the server.
             if one.lease is not None:
                 await self._connection.send(HandBack(lease=one.lease, reason=UNREADABLE_LEASE_REASON))
-        self._heartbeat_soon()  # only the next heartbeat tells the server that this capacity is free
+        self._heartbeat_soon()  # new leases for this capacity are requested only after the next heartbeat
 
     async def _run_lease(self, key: LeaseKey, work: LeaseRun) -> None:
         try:

@@ -30,7 +30,7 @@ class SessionPlacer(Protocol):
     """
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """Choose an endpoint for a new session; None if no ready endpoint has capacity."""
+        """Choose an endpoint for a new session; None if no ready endpoint that `least` permits has capacity."""
         ...
 
     def pin(self, session: str, endpoint: str) -> None:
@@ -111,8 +111,8 @@ class RoutedSampler:
             raise GatewayError(500, "server_error", f"the model's answer cannot be used: {error}") from error
 
     def leave(self, *, in_flight: bool) -> None:
-        """Leave the endpoint. `in_flight`: the calls in flight move too, because the endpoint does not answer. Without
-        `in_flight`, the session stays if no other endpoint can be chosen."""
+        """Move to another endpoint, if one can be chosen. `in_flight`: the calls in flight move too, because the
+        present endpoint does not answer."""
         if in_flight:
             self._failover.leave()
         elif (found := self._choose_again("")) is not None:

@@ -23,7 +23,7 @@ class GatewayError(RollyardError):
         self.details: Mapping[str, Any] | None = None
         """Field `details` of the error in Anthropic's API; None if the error has no such field."""
         self.too_long: tuple[int, int] | None = None
-        """(tokens of the prompt, tokens of the context) when the prompt does not fit."""
+        """(tokens of the prompt, tokens of the context), if the prompt does not fit and both numbers are known."""
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> GatewayError:

@@ -1,4 +1,5 @@
-"""The form of a model call that all APIs share: messages as the chat template needs them, tools, sampling."""
+"""The form of a call with messages, shared by the APIs that have such calls: messages as the chat template needs them,
+tools, sampling."""
 
 from __future__ import annotations
 
@@ -32,13 +33,14 @@ class ChatToolCall:
 @dataclass(frozen=True)
 class ChatRequest:
     messages: list[Message]
-    """Each message has `role`, and `content` as text. An assistant's message may have `tool_calls`, whose arguments are
-    objects. A tool's message has `tool_call_id`."""
+    """Each message has `role`, and `content` as text. An assistant's message may have `tool_calls`. Their arguments are
+    parsed JSON; text that is not JSON stays text. A tool's message has `tool_call_id`."""
     tools: list[dict[str, Any]]
     """Tools in the form of OpenAI's chat API; empty if the caller wants no calls."""
     overrides: SamplingOverrides
     continued_text: str = ""
-    """Beginning of the next turn, which the policy continues; empty if the caller gave none."""
+    """Text that the caller gave as the beginning of the next turn; empty if there is none. The policy goes on
+    from there."""
 
     @property
     def characters(self) -> int:
@@ -64,8 +66,8 @@ class ChatResponse:
 
 
 def text_of(content: Any, where: str) -> str:
-    """Join the parts of a message's content to one text. Raises GatewayError if a part is not text, for example an
-    image."""
+    """Join the parts of a message's content to one text. Raises GatewayError for content of another form, for example
+    with an image."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -115,8 +117,8 @@ def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, A
 
 
 def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools that a call's `tool_choice` allows. `choice`: a word, or an object with this word as its
-    `type`."""
+    """Return the tools that a call's `tool_choice` allows. `choice`: a word, or an object with the word as its `type`.
+    Raises GatewayError for a word other than auto and none."""
     word = choice.get("type") if isinstance(choice, dict) else choice
     if word in (None, "auto"):
         return tools
@@ -140,7 +142,7 @@ def assistant_message(content: str, calls: Sequence[tuple[str, str, Any]]) -> Me
 
 
 def _arguments_as_object(arguments: Any) -> Any:
-    """Parse arguments to the object that templates need. Text that is not JSON stays unchanged."""
+    """Parse arguments, because templates need an object. Text that is not JSON stays unchanged."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

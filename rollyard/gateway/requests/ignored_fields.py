@@ -1,5 +1,5 @@
-"""Request fields that this gateway ignores. For each field, this module lists the accepted values and the reason
-why ignoring these values is harmless, and the advice for all other values.
+"""Request fields that this gateway does not implement. For each field, this module lists the values that may be
+ignored, the reason why they change nothing, and the advice for all other values. Some fields have no such value.
 
 A field is implemented (an API reads it, or it is part of `Sampling`), accepted by this list, or refused. Null is always
 accepted. docs/gateway.md has the same list as a table.
@@ -17,7 +17,7 @@ ANY = object()
 @dataclass(frozen=True)
 class FieldRule:
     why: str
-    """Reason why the accepted values change nothing; empty if no value is accepted, or if there are `fields`."""
+    """Reason why the accepted values change nothing; empty if there are none, or if `fields` has the rules."""
     values: tuple[Any, ...] = (ANY,)
     advice: str = "leave it out"
     """Advice for other values."""

@@ -1,7 +1,7 @@
 """Reads the sampling parameters of callers.
 
-No field of a request is ignored by accident. An API reads the field, or the field becomes part of the sampling, or the
-list of `ignored_fields` accepts it, or it is refused with advice.
+Each field of a request has one of four effects. The API reads the field, the field becomes part of the sampling, the
+list of `ignored_fields` accepts its value, or the request is refused with advice.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rollyard.gateway.requests.ignored_fields import ACCEPTED, FieldRule, find_r
 from rollyard.kinds.rollout import Sampling
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
-"""Names for the greatest number of tokens in one turn. The first name that is present is used."""
+"""Names for the greatest number of tokens in one turn. The first of these names that has a value is used."""
 STOPS = ("stop", "stop_sequences")
 OWN_RULES = ("logprobs", "extra")
 """Fields of `Sampling` that have another meaning in these APIs, or that only the trainer may set."""

@@ -1,12 +1,13 @@
 """Conversion of chat calls to prompts of token ids. The session's history is a tree of conversations, and each call
-extends the longest branch that is a prefix of the call's history.
+extends the longest free branch that is a prefix of the call's history, or opens a new branch.
 
-A branch is a `Conversation`. Callers send the whole history as text with every call, and always with small changes. So
+Each branch has a `Conversation`. Callers send the whole history as text with every call, often with small changes. So
 each message has a key, which leaves out the parts whose changes have no meaning. A call continues a branch if the
-call's keys equal the branch's keys up to the branch's last sampled turn. The ids of the branch's turns then replace the
-text that the caller sent back.
+call's keys equal the branch's keys up to the branch's last sampled turn, and no assistant's message follows in the
+call. The ids of the branch's turns then replace the text that the caller sent back.
 
-A history that matches no branch opens a new branch: the caller has edited or shortened the history, or is a sub-agent.
+A history that matches no free branch opens a new branch: the caller has edited or shortened the history, is a
+sub-agent, or makes parallel calls.
 If the history contains turns that were sampled before, these turns keep their ids, as context. A history without any
 sampled turn begins a new conversation.
 """
@@ -31,12 +32,12 @@ from rollyard.tokens.template_rendering import SampledMessage
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
 
 Key = str
-"""Digest of a message and all messages before it."""
+"""Digest of a message, of all messages before it, and of the tools."""
 BEFORE, QUOTED = 10, 40
 """Number of characters that are quoted before a difference, and from the beginning of the difference on."""
 SEAM_CHARS = 64
-"""If the caller gives the beginning of a turn, it is tokenised together with this many last characters of the prompt,
-because these characters can change the tokens of the beginning."""
+"""Number of last characters of the prompt that are tokenised together with `continued_text`, the beginning of a turn
+that the caller gives. These characters can change the tokens of the beginning."""
 
 
 @dataclass
@@ -143,8 +144,11 @@ class ChatHistory:
         return self._branches
 
     def prepare(self, request: ChatRequest) -> PreparedChat:
-        """Find or open the branch. The branch is busy until `record` or `release`. Raises TaskError if the template
-        refuses the messages."""
+        """Find or open the branch. The branch is busy until `record` or `release`.
+
+        Raises TaskError if the template refuses the messages or cannot continue the caller's text, and TemplateUnusable
+        if the template fails.
+        """
         lead = self._continued_ids(request) if request.continued_text else []
         start = _digest("tools", json.dumps(request.tools, sort_keys=True))
         keys = self._keys(start, request.messages)
@@ -189,14 +193,15 @@ class ChatHistory:
         branch.busy = False
 
     def release(self, prepared: PreparedChat) -> None:
-        """Release the branch of a failed call and discard its messages."""
+        """Release the branch of a call that recorded no turn, and discard the call's messages."""
         prepared.branch.append_messages([])
         prepared.branch.busy = False
 
     def _continued_ids(self, request: ChatRequest) -> list[int]:
         """Return the ids of the text with which the caller wants the next turn to begin.
 
-        Raises TaskError if the template changes this text when it renders an assistant's message.
+        Raises TaskError if the template changes this text when it renders an assistant's message, or if the text has no
+        exact ids after the prompt.
         """
         render, encode = self._template.render, self._template.encode
         open_turn = render(request.messages, request.tools, True)
@@ -232,7 +237,8 @@ class ChatHistory:
         return branch
 
     def _why_no_branch(self, messages: Sequence[Message], keys: Sequence[Key], recalled: bool) -> Break | None:
-        """Return why no branch matches a history; None for a new conversation, which has no sampled turn."""
+        """Return why no branch matches a history. None for a new conversation: the history has no sampled turn, and
+        does not continue the first messages of a branch."""
         near = max(self._branches, key=lambda b: b.common_prefix(keys), default=None)
         if near is None or not (recalled or near.first <= near.common_prefix(keys) < len(messages)):
             return None

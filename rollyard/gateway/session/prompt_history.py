@@ -1,8 +1,8 @@
 """The history of prompts without messages (`/v1/completions`): a tree as in `chat_to_ids`. The beginning of a prompt
 decides which branch the prompt continues.
 
-A prompt of ids continues a branch if it begins with the branch's ids. A prompt of text continues a branch if it begins
-with the branch's text; in this case only the rest of the prompt is tokenised.
+A prompt of ids continues the longest free branch whose ids are the beginning of the prompt. For a prompt of text the
+branch's text decides, and only the rest of the prompt is tokenised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PromptBranch:
     opened_by: Break | None
     track: SegmentBuilder = field(default_factory=SegmentBuilder)
     text: str = ""
-    """Text of the branch's ids. A prompt of text continues the branch only if it begins with this text."""
+    """Text of the branch's ids."""
     first: int = 0
     """Length of the first prompt in characters."""
     busy: bool = True
@@ -81,8 +81,8 @@ class PromptHistory:
         return PreparedPrompt(found, ids, text)
 
     def _why_no_branch(self, text: str) -> Break | None:
-        """Return why no branch matches a prompt; None for a prompt that does not begin with the first prompt of a
-        branch."""
+        """Return why no branch matches a prompt. None if the prompt does not begin with the first prompt of a branch,
+        or if the whole prompt is the beginning of a branch."""
         near = max(self._branches, key=lambda b: common_length(b.text, text), default=None)
         common = common_length(near.text, text) if near is not None else 0
         if near is None or not near.first <= common < len(text):

@@ -18,7 +18,7 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 
 class RecordedTurns:
-    """The turns of one session. Two threads must not use it at the same time."""
+    """The turns of one session. Two threads must not use this object at the same time."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self.chats = ChatHistory(template)
@@ -141,6 +141,6 @@ def _finish_reason(sampled: Sampled, stop: str | None) -> str:
 
 
 def _truncate_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """Return the text before the first stop string, and this stop string; None if there is no stop string."""
+    """Return (text before the first stop string, this stop string), or (whole text, None) without a stop string."""
     at, stop = min(((text.find(stop), stop) for stop in stops if stop in text), default=(len(text), None))
     return text[:at], stop

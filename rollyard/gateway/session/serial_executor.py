@@ -52,8 +52,8 @@ class SerialExecutor:
             raise
 
     def run_soon(self, work: Callable[[], None]) -> None:
-        """Run `work` at once, or right after the current piece of work. This is for callers that are being cancelled
-        and cannot wait."""
+        """Run `work` at once, or right after the current piece of work. This is for callers that cannot wait, for
+        example because they are being cancelled."""
         if self.busy:
             self._waiting.append(work)
         else:

@@ -66,8 +66,8 @@ class SessionSampler(Protocol):
 
 
 class GatewaySession:
-    """A session that accepts parallel calls. An error that the callers did not cause ends the session, and is kept in
-    `failure`."""
+    """A session that accepts parallel calls. An error after which the sampler cannot go on (see `SessionSampler`) ends
+    the session, and is kept in `failure`."""
 
     def __init__(
         self,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from rollyard.tokens.sampled_turn import REPLACEMENT
 
 MAX_HELD_IDS = 16
-"""After this many ids without a whole character, the text of these ids is returned anyway."""
+"""From this many held ids on, their text is returned even if it ends within a character."""
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip
-"""Beginnings of tool calls in the model families that have a parser. Such a mark, and the text after it, are sent
-only when the turn is complete."""
+"""Beginnings of tool calls in the model families that have a parser. Such a mark, and the text after it, are held back
+until the turn is complete."""
 
 
 class Detokenizer:
@@ -90,7 +90,7 @@ class StreamingText:
 
     def finish(self, content: str) -> str:
         """Return the part of `content` that has not been sent; empty if `content` does not begin with the sent text.
-        `content`: the whole text of the complete turn.
+        `content`: text of the complete turn for the caller, without tool calls.
         """
         return content[len(self._sent) :] if content.startswith(self._sent) else ""
 

@@ -13,7 +13,8 @@ _TIME = re.compile(r"^(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?$")
 
 
 def size_bytes(text: str) -> int:
-    """Return the bytes: `8G` -> 8589934592. Units are binary, as in Slurm's --mem."""
+    """Return the bytes: `8G` -> 8589934592. Units are binary, as in Slurm's --mem. A number without a unit is in bytes;
+    Slurm would read it as megabytes."""
     match = _SIZE.match(text)
     if not match:
         raise ValueError("write a size such as 512M, 8G or 1T")
