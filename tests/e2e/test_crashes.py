@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,8 @@ from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
 pytestmark = pytest.mark.slow(150)
+SIZES: dict[str, dict[str, Any]] = {"policy": {"replicas": 1, "autoscaling": None}, "demo": {"replicas": 2}}
+"""An allocation that is submitted alone, and two that are one job array."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -158,18 +161,25 @@ async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(yard:
 
 @pytest.mark.parametrize("point", FAILPOINTS)
 async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_no_orphan(
-    point: str, yard: Yard
+    point: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    yard.stop()
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    try:
+        await crash_and_adopt(yard, point)
+    finally:
+        await end(yard)
+
+
+async def crash_and_adopt(yard: Yard, point: str) -> None:
     yard.start(crash_at=point)
     down = point in ("after-cancel", "before-allocation-removal", "before-finalizer-removal")
     async with yard.client() as client:
         if not down:
             with contextlib.suppress(Unavailable):  # it may die before both pools are there
-                await yard.apply(client)
+                await yard.apply(client, **SIZES)
         else:
-            await yard.apply(client)
-            await yard.until(lambda: running(yard, 4))
+            await yard.apply(client, **SIZES)
+            await yard.until(lambda: running(yard, 3))
             with contextlib.suppress(Unavailable):  # it may die of the first one
                 await yard.delete_pools(client)
         assert yard.server is not None
@@ -177,10 +187,10 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
         yard.stop()
         yard.start()
         if not down:
-            await yard.apply(client)
+            await yard.apply(client, **SIZES)
             await yard.ready(client)
             live = await yard.jobs()
-            assert len(live) == 4
+            assert len(live) == 3
             assert {a.status.job_id for a in await yard.allocations(client)} == {job.id for job in live}
         else:
             await yard.delete_pools(client)

@@ -245,7 +245,15 @@ async def test_what_slurm_refuses_is_said_in_its_words(calm: Field) -> None:
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("point", ["after-intent", "after-submit", "after-record", "after-cancel"])
+@pytest.mark.parametrize(  # test_crashes.py has every point, with jobs that are processes
+    "point",
+    [
+        pytest.param("after-intent", marks=pytest.mark.long),
+        "after-submit",
+        pytest.param("after-record", marks=pytest.mark.long),
+        "after-cancel",
+    ],
+)
 async def test_a_server_killed_between_two_lines_makes_no_second_job(calm: Field, point: str) -> None:
     calm.yard.stop()
     calm.yard.start(crash_at=point)

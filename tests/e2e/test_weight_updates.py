@@ -28,7 +28,9 @@ LONG = {"temperature": 100.0, "max_tokens": 1200}
 CLOSE = 0.02
 
 
-@pytest.mark.parametrize("mode", ["Drain", "Pause", "Abort"])
+@pytest.mark.parametrize(  # test_vllm.py changes weights in all three modes; so do tests/engine, on this engine
+    "mode", [pytest.param("Drain", marks=pytest.mark.long), "Pause", pytest.param("Abort", marks=pytest.mark.long)]
+)
 async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 2, "autoscaling": None})

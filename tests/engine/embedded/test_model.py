@@ -154,7 +154,14 @@ def test_blocks_in_which_a_place_shows_are_not_used(monkeypatch: pytest.MonkeyPa
     assert matrix_product.block_heights.__wrapped__(128, 96) == (1,)
 
 
-@pytest.mark.parametrize("kernels", ["Haswell", "Prescott", "Sandybridge"])
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        pytest.param("Haswell", marks=pytest.mark.long),
+        "Prescott",  # the one that differs most from those of today's CPUs
+        pytest.param("Sandybridge", marks=pytest.mark.long),
+    ],
+)
 def test_no_choice_of_blas_kernels_lets_batch_mates_show(kernels: str) -> None:
     """OpenBLAS picks its kernels by the CPU, when it is loaded: another CPU's need another process."""
     tests = ["test_model.py::test_batch_mates_change_no_bit", f"../weights/test_updater.py::{PROVEN_ANEW}[Pause]"]
