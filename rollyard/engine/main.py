@@ -1,7 +1,7 @@
 """`rollyard inference-server`: engine, reverse proxy, registration and heartbeat of one allocation.
 
-Exit status: 0 after SIGTERM, SIGINT or a drain, 1 when the engine cannot be kept alive, 3 when another copy of the
-allocation started first.
+Exit status: 0 after a requested end (SIGTERM, SIGINT, a drain, or rank 0 has left the gang), 3 when another copy of the
+allocation started first, 1 after any other error.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class InferenceServer:
                 await backoff.wait()
 
     async def _register(self, http: aiohttp.ClientSession, url: str, csr: str | None) -> EngineWelcome:
-        """Register; retry until a server answers. Raises Fenced, Incompatible."""
+        """Register; retry until the server accepts. Raises Fenced, Incompatible."""
         hello, backoff = EngineHello(identity=self._identity, url=url, csr=csr), Backoff()
         while True:
             try:

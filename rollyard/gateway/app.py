@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 BODY_SECONDS = 120.0
 """A request that has not arrived completely after this time is refused, to free its memory."""
 WRITE_STALL_SECONDS = 60.0
-"""A caller that reads nothing of its response for this many seconds counts as gone."""
+"""A caller of a stream counts as gone if a single write to it takes longer than this."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
@@ -248,7 +248,7 @@ async def _read(request: web.Request, session: GatewaySession) -> bytearray:
         raise bad_request(f"the body cannot be read: {error}") from None
     except TooLarge:
         raise session.too_large() from None
-    except ApiError as error:  # the body does not match its encoding headers
+    except ApiError as error:  # the encoding is not supported, or the body is damaged
         raise GatewayError(error.code, "invalid_request_error", str(error)) from None
     return data
 

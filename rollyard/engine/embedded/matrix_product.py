@@ -17,8 +17,8 @@ from rollyard.engine.embedded.safetensors_files import Array
 
 TALLEST = 8
 LOWER = (2, 4)
-"""Block heights for products with fewer rows than `TALLEST`. Height 1 is missing, because BLAS multiplies a single row
-as a vector, and then adds in another order."""
+"""Block heights below `TALLEST`, for products of few rows. Height 1 is missing, because BLAS multiplies a single row as
+a vector, and then adds in another order."""
 
 
 def product(x: Array, matrix: Array) -> Array:

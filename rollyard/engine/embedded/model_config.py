@@ -10,7 +10,7 @@ from typing import Any
 from rollyard.core.errors import Cause, Invalid
 
 HEAD = "lm_head.weight"
-"""Name of the output head's tensor. A model with tied word embeddings does not have this tensor."""
+"""Name of the output head's tensor. A model with tied word embeddings does not need this tensor."""
 _DEFAULTS: dict[str, Any] = {
     "head_dim": 128,
     "rms_norm_eps": 1e-6,
@@ -26,8 +26,8 @@ _ONLY: dict[str, Any] = {
     "use_sliding_window": False,
     "quantization_config": None,
 }
-"""The only value that each of these fields may have. An absent field is read as this value; only `model_type` must be
-present."""
+"""Fields and their required values. Only `model_type` must be present. A field whose required value is false may also
+be null."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,18 @@ class Config:
     """True if the output head is the embedding table."""
     max_positions: int
     eos_ids: tuple[int, ...]
-    """Ids that end a sequence; the first is the tokenizer's own end token."""
+    """Ids that end a sequence; the first counts as the tokenizer's own end token."""
 
     @property
     def shape(self) -> Config:
-        """This config without the fields in which other weights may differ if they are to replace the present weights
-        in a running engine."""
+        """This config with `eos_ids` and `max_positions` cleared. Only weights of an equal shape can replace the
+        weights of a running engine."""
         return replace(self, eos_ids=(), max_positions=0)
 
 
 def read_config(folder: Path) -> Config:
-    """Read the model's shape. Raises Invalid with one cause for each field whose value the engine cannot serve."""
+    """Read a model's config. Raises Invalid with one cause for each field whose value the engine cannot serve. Raises
+    Invalid without a cause if `config.json` is missing, or if a file is not valid JSON."""
     raw = _read_json(folder / "config.json")
     causes = [*_unsupported(raw), *_rope_causes(raw)]
     sizes = _sizes(raw, causes)

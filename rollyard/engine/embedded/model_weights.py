@@ -3,8 +3,8 @@ safetensors files of a folder, or from a trainer.
 
 Three changes make the computation cheaper, and leave its result mathematically the same. The weights of the RMS
 norms, except the query and key norms, are multiplied into the matrices that follow the norms. Query and key columns are
-permuted, so that the two halves of a rotary pair are neighbours, and one complex product rotates both halves. Queries
-and keys are permuted alike, so their dot products stay the same. 1/sqrt(head_dim) is multiplied into the query norm.
+permuted so that the two numbers of a rotary pair are neighbours. One complex product then rotates the pair. Queries and
+keys are permuted alike, so their dot products stay the same. 1/sqrt(head_dim) is multiplied into the query norm.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class ModelWeights:
 
 
 def load_weights(folder: Path, config: Config, adapter: Path | None = None) -> ModelWeights:
-    """Load the folder's weights, merged with the LoRA adapter if `adapter` names one.
+    """Load the folder's weights. If `adapter` is the folder of a LoRA adapter, merge the adapter into them.
 
-    Raises Invalid, which names the file or the tensor, if the folder's weights do not match its config.
+    Raises Invalid if a file or a tensor is missing, damaged or of another shape than `config` requires, or if the
+    adapter cannot be merged. The message names the file or the tensor.
     """
     return build_weights(_FolderTensors(folder, config, read_adapter(adapter) if adapter else None).read_tensor, config)
 

@@ -92,8 +92,8 @@ def _pick(masses: Array, params: Sequence[SamplingParams], drawn: Sequence[int])
 def _uniform(states: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Map states to numbers in [0, 1): apply the finaliser of splitmix64, and read the upper 52 bits as a fraction.
 
-    The caller multiplies such a number by the sum of all masses. The product must be less than the sum. With 53 bits,
-    which a double can hold, the product could be rounded up to the sum; with 52 bits it cannot.
+    The caller multiplies such a number by the sum of all masses. The product must be less than the sum. With 52 bits
+    it is less even after rounding.
     """
     z = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

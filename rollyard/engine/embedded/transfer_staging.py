@@ -1,5 +1,5 @@
-"""Tensors that a trainer sends to a running engine. The engine keeps them beside the served weights until all tensors
-have arrived.
+"""Tensors that a trainer sends to a running engine. The engine keeps them beside the served weights until the
+trainer finishes the transfer.
 
 The body of a call is a safetensors file with some of the tensors. The file's header is checked before any tensor is
 read.
@@ -33,7 +33,7 @@ class StagedTensors:
         self._tensors: dict[str, Array] = {}
 
     async def receive(self, body: aiohttp.StreamReader) -> None:
-        """Read the tensors of one call. If one of them is refused, none of this call is kept. Raises BadRequest,
+        """Read and keep the tensors of one call. If the call fails, none of its tensors is kept. Raises BadRequest,
         Invalid."""
         came: dict[str, Array] = {}
         try:

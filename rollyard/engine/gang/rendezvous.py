@@ -53,7 +53,8 @@ class Gang:
         return GangRank(0, self.size, address, port, model)
 
     async def join(self) -> GangRank:
-        """For the other ranks: wait for rank 0's address. Raises Unavailable if rank 0 does not publish it in time."""
+        """For the other ranks: wait for rank 0's address. Raises Unavailable if rank 0 does not publish it in time, and
+        OSError if the meeting file cannot be read."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS):
                 while True:

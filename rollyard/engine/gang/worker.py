@@ -25,7 +25,7 @@ async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
     """Run this node's part of the engine. Return 0 after SIGTERM or SIGINT, or when rank 0 has left; 1 if this part has
     died.
 
-    Raises EngineFailed, Unavailable.
+    Raises EngineFailed, OSError, Unavailable.
     """
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -32,7 +32,7 @@ class Host:
     """The command that starts vLLM's Python."""
     build: VllmBuild
     context: int | None = None
-    """The model's context length in tokens, if known."""
+    """Context length of the engine in tokens; None if it is not known."""
 
 
 def engine_command(
@@ -121,7 +121,7 @@ def _socket_arguments(uds: Path, place: GangRank | None) -> list[str]:
 
 
 _PREFERRED_OPTIONS: tuple[tuple[str, ...], ...] = (
-    # Sampling parameters come only from the request: a model's generation_config must not change logprobs.
+    # Sampling parameters come only from the request, not from the model's generation_config.
     ("--generation-config", "vllm"),
     ("--enable-prompt-tokens-details",),
     ("--enable-scale-out",),  # /inference/v1/generate

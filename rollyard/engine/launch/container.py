@@ -31,7 +31,7 @@ def in_container(
 
 
 def container_program() -> str:
-    """Find Apptainer or Singularity, in the same way as for sandboxes. Raises EngineFailed if this node has neither."""
+    """Find Apptainer or Singularity, in the same places as for sandboxes. Raises EngineFailed if there is neither."""
     found = apptainer_programs(Path(node_cache()))
     if not found:
         why = (

@@ -1,4 +1,4 @@
-"""The plan to start an engine on this node. For vLLM, the plan depends on the vLLM that is installed here."""
+"""The plan to start an engine on this node. The command of vLLM depends on the release that is installed here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """The start of one engine. Two equal plans start the same command."""
+    """The start of one engine."""
 
     spec: InferencePoolSpec
     uds: Path

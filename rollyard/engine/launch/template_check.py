@@ -28,8 +28,9 @@ FILES = (
 
 
 async def check_template(model: ModelSpec) -> None:
-    """Check the template in a child process. After a success, the same files are not checked again. Raises EngineFailed
-    with the reason why the template is unusable."""
+    """Check the template in a child process. After a success, the same files are not checked again. If the check
+    itself fails, only log a warning. Raises EngineFailed if the template is unusable, or if the child process cannot be
+    started."""
     folder, own = Path(model.tokenizer or model.path), Path(model.path)
     kept = await asyncio.to_thread(_marker_file, folder, own)
     if await asyncio.to_thread(_is_already_checked, folder, kept):
@@ -50,18 +51,18 @@ async def check_template(model: ModelSpec) -> None:
     if process.returncode:
         log.warning("the chat template of %s could not be checked; the reason is above", folder)
         return
-    with contextlib.suppress(OSError):  # if the home cannot be written, the next start checks again
+    with contextlib.suppress(OSError):  # if the cache cannot be written, the next start checks again
         await asyncio.to_thread(_write_marker, kept)
 
 
 def _is_already_checked(folder: Path, kept: Path) -> bool:
-    """Return True if no check is needed: the marker exists, or the folder is missing. The code that reads weights
-    reports a missing folder."""
+    """Return True if no check is needed: the marker exists, or the folder is missing. An engine without this folder
+    fails with an error of its own."""
     return kept.exists() or not folder.is_dir()
 
 
 def _marker_file(folder: Path, model: Path) -> Path:
-    """Return the path of the marker that records a successful check of these files."""
+    """Return the path of the marker that records a successful check of the `FILES` in both folders."""
     digest = hashlib.sha256(rollyard.__version__.encode())
     for where in dict.fromkeys((folder, model)):
         for file in sorted({f for pattern in FILES for f in where.glob(pattern) if f.is_file()}):

@@ -1,7 +1,7 @@
 """Finds the reason of a crash in the last output of an engine. Pure.
 
-vLLM has several processes. When one of them dies, the others end too, and print further tracebacks. The last traceback
-only reports an earlier error.
+vLLM has several processes. When one of them dies, the others end too, and print further tracebacks. So the last
+traceback may only report an earlier error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 MAX_CHARS = 600
 OWN_LOGGERS = "error: "
-"""Beginning of a line with the final error, from the embedded engine and from our own code."""
+"""Beginning of the line in which the embedded engine prints its final error."""
 
 _PROCESS = re.compile(r"^\([\w. -]+ pid=\d+\) ")
 _LOGGED = re.compile(r"^(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]*\] ?")

@@ -37,7 +37,8 @@ this moment fails as if the engine had died."""
 RELAY_SECONDS = 2.0
 """Limit for reading the last output of an engine that has ended."""
 RECENT_SECONDS = 10.0
-"""Greatest age of output that is used to explain the engine's death. vLLM's processes need some seconds to end."""
+"""Greatest age of output that is used to explain a death, except after an error during the start (`_death`). vLLM's
+processes need some seconds to end."""
 RELAY_BYTES = 64 << 10
 """Number of bytes to read at a time. A longer line is split."""
 TAIL_LINES = 500
@@ -45,7 +46,7 @@ TAIL_LINES = 500
 QUICK_DEATHS = 3
 """The engine is not restarted after this many deaths in a row, each before the engine was ready."""
 STEADY_SECONDS = 120.0
-"""An engine that has been ready for this time counts as steady. The death of a steady engine begins a new row."""
+"""An engine that has been ready for this time counts as steady. Its death is the first of a new row of deaths."""
 CRASHES = 5
 """The engine is not restarted on this node after this many deaths in a row, if it was never steady between them."""
 
@@ -100,7 +101,7 @@ class Supervisor:
         self.life_begun = Signal[[]]()
         """Signal at each start of the engine, before its process starts."""
         self.launch_failure = ""
-        """Reason why the last `restart` failed; empty if its fallback was not needed."""
+        """Reason why the last `restart` changed to its fallback; empty if it did not."""
         self._fallback: Prepare | None = None
         self._restart_requested = asyncio.Event()
         self._remaining_starts = lives
@@ -209,11 +210,12 @@ class Supervisor:
         return self._death(process.returncode, ended_at)
 
     def _death(self, code: int, ended_at: float) -> EngineDeath:
-        """Describe a death: the exit code or signal, then the reason that the engine stated, else its last output.
+        """Describe a death: the exit code or signal, then the engine's last output. If the engine exited with an error
+        and stated a reason, this reason replaces the output. If the engine ran out of memory, describe only that.
 
-        If the engine ran out of memory, describe only that. Output of the last `RECENT_SECONDS` is searched. If an
-        engine exits with an error before it is ready, all of its output is searched: on a busy machine, vLLM's
-        processes need up to a minute to end after one of them has printed the reason.
+        Output of the last `RECENT_SECONDS` is searched. If an engine exits with an error before it is ready, all kept
+        output is searched: on a busy machine, vLLM's processes need up to a minute to end after one of them has printed
+        the reason.
         """
         recent = [line for at, line in self._last_lines if ended_at - at < RECENT_SECONDS]
         starting = code > 0 and self._ready_at is None

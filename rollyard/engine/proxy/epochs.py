@@ -2,7 +2,7 @@
 
 An epoch is a period with one version of the weights. Invariants: Bytes belong to the epoch in which they are read from
 the engine. No bytes are sent to a client before the weights of their epoch are verified. The code that changes the
-weights therefore begins a new epoch only after all output of the old weights has been read.
+weights therefore begins a new epoch only after all output of the old weights has been read or discarded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rollyard.wire.endpoint import VERSION_HEADER
 log = logging.getLogger(__name__)
 
 QUIET_ROUND_TRIPS = 8
-"""Number of round trips to a paused engine's HTTP server. If no new token arrives during all of them, the server has
-no unsent token."""
+"""Number of round trips to a paused engine's HTTP server. If no token arrives during this many round trips in a row,
+the server has no unsent token."""
 ABORTED = {
     "index": 0,
     "text": "",
@@ -128,8 +128,9 @@ class EpochRelay:
             passage.question_task.cancel()  # no effect on a request with an answer
 
     def truncate_all(self) -> None:
-        """End the running answers after the bytes that have been read: completions streams with finish_reason "abort",
-        other answers by breaking the connection. Send the unanswered requests again after `open_entry`."""
+        """End the running answers. Bytes of verified weights that have been read are still sent. Then a completions
+        stream ends with finish_reason "abort", and the connection of any other answer is broken. Unanswered requests
+        are sent to the engine again after `open_entry`."""
         self.repeat_unanswered()
         for passage in self._requests:
             passage.truncate()
@@ -269,8 +270,8 @@ def _event(body: Mapping[str, Any]) -> bytes:
 
 
 def with_fields(body: bytes, fields: Mapping[str, Any]) -> bytes:
-    """Set these fields in a JSON object. The request's own `cache_salt` is kept as a part of the new one. Any other
-    body passes unchanged, and the engine reports the error."""
+    """Set these fields in a JSON object. The request's own `cache_salt` is kept as a part of the new one. The engine
+    itself refuses a body that is not a JSON object."""
     if not fields:
         return body
     head = body.rstrip()

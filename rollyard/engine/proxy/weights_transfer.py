@@ -44,8 +44,8 @@ class TransferGate:
         self._finished = asyncio.Event()
         self._calls: set[asyncio.Task[web.Response]] = set()
         self._last_call_at = 0.0
-        """Loop time at which the engine last accepted a call, or at which the gate was opened if no call came yet.
-        Refused calls do not count, because they may be repeated for ever."""
+        """Loop time at which the gate was opened or, later, the engine last accepted a call. Refused calls do not
+        count, because they may be repeated for ever."""
 
     async def wait_until_finished(self, given_up: Callable[[], str], poll_seconds: float) -> str:
         """Admit the trainer's calls until the transfer is finished. Return the reason if it was not finished, else an

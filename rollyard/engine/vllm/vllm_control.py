@@ -27,7 +27,8 @@ INIT_TRANSFER = "/init_weight_transfer_engine"
 LORA_OPTION = "--enable-lora"
 TRANSFER_OPTION = "--weight-transfer-config"
 UNEVEN_PARALLEL_OPTIONS = frozenset(["--stream-interval", "--api-server-count", "-asc", "--data-parallel-size", "-dp"])
-"""Options with which the HTTP servers may have unsent tokens although the engine reports that it is paused."""
+"""Options with which an HTTP server may hold back tokens of a paused engine for longer than
+`EpochRelay.wait_until_read` waits."""
 
 
 class VllmControl:

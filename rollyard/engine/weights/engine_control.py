@@ -50,13 +50,13 @@ class EngineControl(Protocol):
 
     async def pause(self, requests: Literal["keep", "abort"]) -> None:
         """Pause the engine. When this method returns, no step runs, and no step starts until `resume`. `requests`:
-        whether running requests are kept or aborted. Raises ControlFailed, like all methods below."""
+        whether running requests are kept or aborted. Raises ControlFailed, like all asynchronous methods."""
 
     async def resume(self) -> None: ...
 
     async def load(self, source: WeightsSource, now: WeightsSource | None) -> None:
-        """Change the weights of a paused engine from `now` to `source`. `now` is None for a process that was just
-        started on the folder of `source`."""
+        """Change the weights of the engine from `now` to `source`. `now` is None for a process that was just started on
+        the folder of `source`; such a process loads only the adapter, and is not paused."""
 
     def why_no_transfer(self) -> str:
         """Return why a trainer cannot move weights into the present process; empty if it can."""
@@ -83,7 +83,7 @@ async def command(
     params: Mapping[str, str] | None = None,
     seconds: float = COMMAND_SECONDS,
 ) -> bytes:
-    """POST to the engine. Raises ControlFailed with the engine's own message."""
+    """POST to the engine. Raises ControlFailed with the engine's own message, or with `lost` if there is no answer."""
     timeout = aiohttp.ClientTimeout(total=seconds)
     try:
         async with http.post(ENGINE + path, json=body, params=params, timeout=timeout) as answer:

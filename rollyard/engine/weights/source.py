@@ -22,7 +22,7 @@ IDENTITY = ("architectures", "model_type", "quantization_config")
 """Fields of `config.json` that all weights of a pool must have in common. Other differences of architecture show in the
 tensors' shapes."""
 NOTES = ("transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache")
-"""Fields of `config.json` that describe a folder's origin and number format, and do not change the computation."""
+"""Fields of `config.json` that do not change the computation, such as a folder's origin and number format."""
 CHUNK = 8 << 20
 PATTERNS = ("*.safetensors", "*.bin")
 
@@ -54,8 +54,8 @@ class WeightsSource:
 def read_source(model: ModelSpec, order: WeightsTarget | None, stopping: Callable[[], bool]) -> WeightsSource:
     """Read the weights of a target. Without a target, read the pool's own model; its checksum is also its version.
 
-    Call this in a thread, because it reads all files completely. Raises Invalid if files are missing, or if their
-    checksum is not the one that the target requires.
+    Call this in a thread, because it reads the files completely. Raises Invalid like `folder_checksum`. Raises Invalid
+    also if the target requires another checksum, or names no folder.
     """
     own = Path(model.path)
     if order is None:
@@ -160,7 +160,7 @@ class CheckpointInfo:
 
 def read_checkpoint_info(folder: Path) -> CheckpointInfo:
     """Read a folder's configuration and shapes. Raises Invalid if config.json cannot be read, or if a safetensors file
-    is damaged."""
+    is missing or damaged."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:

@@ -23,7 +23,7 @@ starts on the last proven weights. If no other process can be started, the alloc
     Failed: Broke, Lost          a new process is proven   another proof, at most `ATTEMPTS` proofs
     Failed: Wrong                a new process is proven   the allocation is given up
     Failed: FilesChanged         a new process is proven   the files are read again (Reading), nothing is served
-    ProcessBegan                 any stage                 no request is let in, the earlier process's results are ignored
+    ProcessBegan                 any stage                 no request is let in, the earlier process is Lost
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class UpdateState:
     served: Checkpoint | None = None
     """The last proven weights. During a start without a `change`: the weights on which the engine starts."""
     was: WeightsSource | None = None
-    """Weights that were proven, but whose files have changed. Other content with the same version is refused."""
+    """Weights whose files have changed since the engine started on them. Other files with the same version are
+    refused."""
     life: int = 0
     """Sequence number of the current process; 0 before the first process."""
     pinned_life: int = -1
@@ -175,7 +176,8 @@ class UpdateState:
 class TargetSet:
     """The server's target, perhaps the same as before.
 
-    None changes nothing, with one exception: an engine whose first target failed takes the pool's own model.
+    None changes nothing, with one exception: if a target has failed and the engine has no weights to start on, the
+    engine takes the pool's own model.
     """
 
     target: WeightsTarget | None

@@ -201,7 +201,8 @@ class WeightsUpdater:
             raise ControlFailed(f"the engine did not stop within {READ_SECONDS:g} s after a pause") from None
 
     async def _end_requests(self, *, drain: bool) -> None:
-        """End all requests. `drain`: first wait for requests to end by themselves. Raises ControlFailed."""
+        """End all running requests. Requests without an answer are repeated later. `drain`: first wait for requests to
+        end by themselves. Raises ControlFailed."""
         if drain:
             await self._epochs.wait_until_idle(DRAIN_SECONDS)
             if self._state.replaced:

@@ -1,7 +1,8 @@
 """Verifies that an engine has the right weights, by its answers to a fixed prompt.
 
-The prompt is sent twice. The answers must agree with each other, and with logprobs that the forward pass of the
-embedded engine computes from the files. If an earlier process of this engine was started on the same weights, they must
+The prompt is sent twice. The two answers must agree. The first answer must also agree with logprobs that the embedded
+engine's forward pass computes from the files. This computation is left out for models that are too large or that the
+embedded engine cannot read. If an earlier process of this engine was started on the same weights, the first answer must
 agree with that process's answer too.
 """
 
@@ -33,8 +34,8 @@ the batch make answers differ."""
 TOLERANCE = 0.02
 """After a change of weights, the engine's logprobs may differ by this much from those computed from the files."""
 NOISE = 3.0
-"""After a change of weights, this difference may also be as great as `NOISE` times the difference just after the
-engine's start, which shows how inexactly the engine computes."""
+"""The difference from the files just after the engine's start shows how inexactly the engine computes. After a change
+of weights, `NOISE` times that difference is allowed if this is more than `TOLERANCE`."""
 STARTED_TOLERANCE = 0.5
 """Greatest allowed difference from the files for an engine that has just been started, in any precision."""
 MIN_DIFFERENCE = 1e-3
@@ -70,7 +71,7 @@ class WeightsProof:
 
     answer: ProbeAnswer
     error: float | None
-    """Distance from the computed logprobs; None if Rollyard cannot compute logprobs of this model."""
+    """Distance from the computed logprobs; None if they could not be computed."""
 
 
 class WeightsVerifier:
@@ -92,8 +93,8 @@ class WeightsVerifier:
     async def prove(self, source: WeightsSource, now: WeightsSource | None) -> bool:
         """Verify the weights. `now`: the weights before the change; None for a process that was started on `source`.
 
-        Return True if the answer is exactly the same as with `now`, except if the logprobs computed for both weights
-        differ by at most `MIN_DIFFERENCE`. Raises ControlFailed, WrongWeights.
+        Return True if the answer is exactly the same as with `now`, although it should differ. It need not differ if
+        the logprobs computed for both weights differ by at most `MIN_DIFFERENCE`. Raises ControlFailed, WrongWeights.
         """
         answer, started = await self._ask(source), now is None
         again = await self._ask(source)
@@ -134,7 +135,8 @@ def why_not_proven(proof: WeightsProof, again: ProbeAnswer, known: WeightsProof 
     """Return why an answer does not prove the weights; empty if it proves them.
 
     `again`: the second answer. `known`: the proof by an engine that was started on the same weights. `noise`: this
-    engine's distance from the files just after its start; None if it has just been started.
+    engine's distance from the files just after its start; None if it has just been started, or if the distance is not
+    known.
     """
     if (off := proof.answer.distance(again)) > MAX_ANSWER_DIFFERENCE:
         return f"it answers the same prompt differently the second time: logprobs differ by {off:.3g}"
