@@ -9,7 +9,6 @@ from itertools import islice
 
 import pydantic
 from aiohttp import hdrs, web
-from pydantic_core import from_json
 
 from rollyard.api import request_bodies
 from rollyard.api.query_parameters import accepts
@@ -105,7 +104,7 @@ def _read_line(line: bytes) -> Task:
     if not request_bodies.has_few_values(line):
         raise Invalid(f"a task may have at most {request_bodies.MAX_VALUES} values; put large data into the image")
     try:
-        task = Task.model_validate(from_json(line, allow_inf_nan=False))
+        task = Task.model_validate(request_bodies.load_json(line))
     except pydantic.ValidationError as error:
         raise Invalid("; ".join(map(str, problems_of(Task, error)))) from None
     except ValueError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +29,8 @@ number is estimated: commas and opening brackets are counted, also those in stri
 There are two reasons for the limit. An empty list takes two bytes in the text and eighty in memory. The call that parses
 the text holds the interpreter's lock, so all other threads wait until the call returns.
 """
+_MAYBE_HUGE = re.compile(rb"[eE]\+?\d{3}|(?<!\d)\d{309}")
+"""Matches each number above the range of a float, which `from_json` parses as infinity, and some other text."""
 # Only one thread, because with more threads the event loop would get the interpreter's lock less often.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 
@@ -78,9 +82,27 @@ def parse(data: bytearray) -> Any:
     if not has_few_values(data):
         raise TooLarge(f"the body has more than the {MAX_VALUES} values that are allowed")
     try:
-        return from_json(data, allow_inf_nan=False)
+        return load_json(data)
     except ValueError as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
+
+
+def load_json(data: bytes | bytearray) -> Any:
+    """Parse JSON: at most 201 levels, no unpaired surrogate, no `NaN` or `Infinity`, no number above the range of a float.
+
+    Raises ValueError.
+    """
+    value = from_json(data, allow_inf_nan=False)
+    if _MAYBE_HUGE.search(data) and _has_infinity(value):
+        raise ValueError("a number is above the range of a 64-bit float, whose largest is about 1.8e308")
+    return value
+
+
+def _has_infinity(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isinf(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_has_infinity, parts))
 
 
 def has_few_values(data: bytes | bytearray) -> bool:

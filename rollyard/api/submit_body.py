@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pydantic
 from aiohttp import hdrs, web
-from pydantic_core import from_json
 
 from rollyard.api import request_bodies
 from rollyard.api.error_status import rejection
@@ -67,7 +66,7 @@ async def _read(data: bytearray) -> list[RolloutRequest]:
 def parse(data: bytes | bytearray) -> list[RolloutRequest]:
     """Parse the requests of a body in this process."""
     try:
-        body = from_json(data, allow_inf_nan=False)
+        body = request_bodies.load_json(data)
     except ValueError as error:
         raise BadRequest(f"the body is not valid JSON: {error}") from None
     above: tuple[str | int, ...] = ()

@@ -67,6 +67,19 @@ async def test_a_large_submit_is_read_and_refused_as_a_small_one(serving: Serve)
         assert (status, "at most 4096 rollouts" in told) == (422, True)
 
 
+async def test_a_number_above_the_range_of_a_float_is_refused(serving: Serve) -> None:
+    """Stored, it would be null: JSON has no infinity."""
+    async with serving() as api:
+        for text, valid in (("1e999", False), ("-1e+400", False), ("9" * 400 + ".5", False), ("1e300", True)):
+            task = json.dumps({"kind": "own", "text": "e999", "value": 0}).replace('"value": 0', f'"value": [{text}]')
+            async with api.http.post(f"{api.url}/v1/rollouts", data=f'{{"pool": "swe", "task": {task}}}') as found:
+                told = (await found.json())["message"]
+                assert ("above the range of a 64-bit float" in told) is not valid
+                assert found.status == (422 if valid else 400), "a valid one finds no pool"
+            async with api.http.put(f"{api.url}/v1/datasets/huge-{text[:2]}", data=task.encode()) as found:
+                assert found.status == (201 if valid else 422), await found.text()
+
+
 async def test_half_of_a_surrogate_pair_is_refused_where_it_arrives(serving: Serve) -> None:
     async with serving() as api:
         body = json.dumps(rollout(sampling={"extra": {"a": "\ud800"}})).encode()
