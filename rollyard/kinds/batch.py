@@ -300,8 +300,7 @@ class DatasetHistory(WireModel):
     """Earlier groups of a dataset's tasks."""
 
     tasks: int
-    """Number of tasks that have had a group with a verdict: informative, or with rewards that were all low or all
-    high."""
+    """Number of tasks that have had a group with a verdict: informative or uninformative, but not faulty."""
     informative: int
     """Number of tasks whose last group was informative."""
     streaks: dict[int, int]

@@ -123,7 +123,7 @@ class Sampling(WireModel):
     """Ids of further tokens that end a turn, beside the model's own."""
     logprobs: Literal["raw", "processed"] = "raw"
     """raw: logprobs of the model's own distribution. processed: logprobs of the distribution that tokens are drawn from,
-    after temperature, penalties and truncation. The pool's `engine.vllm.logprobsMode` must have the same value."""
+    after temperature, penalties and truncation. `logprobsMode` of the model's engine must have the same value."""
     extra: dict[str, JsonValue] = {}
     """Further parameters, passed to the engine unchanged."""
 

@@ -35,7 +35,7 @@ class SessionRequest(WireModel):
     """Oldest version of the pool's weights that may sample. A session opens only if an endpoint serves this version or a
     newer one."""
     idle_seconds: float = Field(default=IDLE_SECONDS, ge=1, le=MAX_IDLE_SECONDS)
-    """Seconds without a model call or another request for the session, after which it is deleted with its trajectory."""
+    """Seconds without a model call or another request for this session. After them the session is deleted."""
 
 
 class SessionView(WireModel):

@@ -33,7 +33,7 @@ class WeightsUpdate(KindModel):
     checksum: str | None = Field(default=None, pattern=r"^[0-9a-f]{12}$")
     """Expected checksum of the folder; engines refuse other content. Default: the checksum that the first engine computes."""
     timeout_seconds: int = Field(default=900, ge=1, le=86400)
-    """Seconds after which an endpoint that has not finished the update counts as failed."""
+    """Longest time of the update on one endpoint, in seconds. After this time the endpoint counts as failed."""
     transfer: bool = False
     """True: the trainer itself moves the weights into the running engines. Engines that get no transfer load `path`."""
 
@@ -89,8 +89,8 @@ class EndpointProgress(StatusModel):
     transferring: bool = False
     """True: the endpoint waits for the trainer's transfer, or receives it."""
     attempt: int | None = None
-    """Sequence number, among the pool's updates, of the last retry of this endpoint; null if the endpoint never failed
-    or was not retried."""
+    """Sequence number, among the pool's updates, of the last retry of this endpoint in this update; null without a
+    retry."""
 
 
 class WeightsOperation(StatusModel):
@@ -128,7 +128,7 @@ class WeightsStatus(StatusModel):
     model: str = ""
     """Folder of the spec's model to which this state belongs. A change of the folder in the spec resets the state."""
     current: WeightsRecord | None = None
-    """Version that every endpoint must serve. Null until the first endpoint has reported the checksum of the spec's model."""
+    """Version that every endpoint must serve while no update is running. Null until an endpoint serves a version."""
     operation: WeightsOperation | None = None
     orders: int = 0
     """Number of updates that were started or restarted."""
