@@ -37,7 +37,7 @@ SUBMIT_REFUSED = "SubmitRefused"
 LOG_OFFSET = "Rollyard-Log-Offset"
 """Header with the offset in bytes at which the answer begins in the whole output. A client that was cut off can
 continue at its last offset."""
-JOB_KINDS = (
+JOB_FIELDS = (
     "partition", "account", "qos", "nodes", "memory_per_cpu", "constraint", "nodelist", "exclude", "reservation", "licenses",
     "exclusive", "nice", "extra_directives",
 )  # fmt: skip
@@ -119,7 +119,7 @@ class AllocationTemplate(KindModel):
         return self
 
     def _check_within(self) -> None:
-        given = [name for name in JOB_KINDS if getattr(self, name) != AllocationTemplate.model_fields[name].default]
+        given = [name for name in JOB_FIELDS if getattr(self, name) != AllocationTemplate.model_fields[name].default]
         if given:
             names = ", ".join(f"`{to_camel(name)}`" for name in given)
             raise ValueError(f"`within` uses job {self.within} as it is; leave out {names}")

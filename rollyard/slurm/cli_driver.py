@@ -31,12 +31,12 @@ ACCOUNTING = ("JobID", "JobName", "Comment", "State", "Reason", "NodeList", "Exi
 22.05 does not report this number."""
 IDS_AT_ONCE = 500
 """Greatest number of ids in one command line."""
-_NOT_FROM_SLURM = re.compile(
+_NO_ANSWER = re.compile(
     r"[Uu]nable to contact|[Ss]ocket timed out|Zero Bytes were transmitted|[Cc]onnection (refused|reset|failure|timed out)"
     r"|persist|temporarily unable|[Uu]nexpected message|Transport endpoint|[Cc]redential|in standby|[Cc]onfiguration source"
     r"|Protocol authentication|Message (send|receive) failure|[Uu]nspecified error"
 )
-"""Messages of a command that got no answer from slurmctld."""
+"""Messages with which Slurm's own commands report that they got no answer from slurmctld."""
 _NOT_FOUND = re.compile(r"Invalid job id|already completing or completed")
 _KEEP_ENV = {"SLURM_CONF", "SLURM_JWT"}
 
@@ -76,7 +76,7 @@ class CliDriver:
         if id is None:
             if code == 0:
                 raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is not a job id")
-            raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(err) else SubmitRefused(words)
+            raise SlurmUnreachable(words) if code < 0 or _NO_ANSWER.search(err) else SubmitRefused(words)
         array = directives(script.text).get("array")
         ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])
         if code != 0:  # the job exists: a plug-in failed afterwards, or the answer was cut off
@@ -92,7 +92,7 @@ class CliDriver:
             wrong = [line for line in err.splitlines() if line.strip() and not _NOT_FOUND.search(line)]
             if code != 0 and wrong:
                 words = _complaint_text("\n".join(wrong))
-                raise SlurmUnreachable(words) if code < 0 or _NOT_FROM_SLURM.search(words) else SlurmError(words)
+                raise SlurmUnreachable(words) if code < 0 or _NO_ANSWER.search(words) else SlurmError(words)
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
         if not self._keeps_accounts or not ids:

@@ -28,7 +28,7 @@ from rollyard.slurm.local_driver import LocalDriver
 
 PREFIX = "step-"
 """Prefix of the id of a step. Slurm's own ids are numbers."""
-QUERY = ("cpus-per-task", "gpus-per-node", "gres")
+SRUN_OPTIONS = ("cpus-per-task", "gpus-per-node", "gres")
 """Options of sbatch that are passed to the step's srun. Memory is passed separately."""
 
 
@@ -98,7 +98,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     # With --mem=0 Slurm counts no memory for the step. Without --mem the first step would take all memory of the job.
     memory = options.get("mem", "0")
     command = ["srun", f"--jobid={script.within}", "--nodes=1", "--ntasks=1", "--exact", f"--mem={memory}"]
-    command += [f"--{option}={options[option]}" for option in QUERY if option in options]
+    command += [f"--{option}={options[option]}" for option in SRUN_OPTIONS if option in options]
     command += [f"--job-name={script.name}", "--kill-on-bad-exit=1", "--export=ALL"]
     config = os.environ.get("SLURM_CONF")
     lines = [

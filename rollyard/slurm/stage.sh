@@ -1,9 +1,10 @@
 #!/bin/bash
-# Unpacks our Python packages on this node, once, however many jobs of ours start here together.
+# Unpacks Rollyard's Python packages on this node. If several jobs start together on the node, only the first one unpacks.
 #
 #   usage: stage.sh ARCHIVE SCRATCH
 #
-# Prints the folder to import from. Fails, saying why, where that cannot be; the job then imports where it always could.
+# Prints the folder from which the job imports. If the packages cannot be unpacked, prints the reason and fails; the job
+# then imports from the folder in which the packages are installed.
 set -euo pipefail
 umask 077
 
@@ -15,21 +16,23 @@ seconds=300
 die() { echo "warning: our Python is not staged on this node: $*" >&2; exit 1; }
 
 mkdir -p "$base" || die "$base cannot be made"
-# In a folder that everyone may write to, somebody else may have been first.
+# SCRATCH may be writable for all users, so another user may have created this folder or a link with its name.
 [ -O "$base" ] && [ ! -L "$base" ] || die "$base is not ours"
 exec 9> "$folder.lock"
-flock -w "$seconds" 9 || die "another job has been at it for $seconds s"
-# What Python compiles there while jobs run is not from the archive.
+flock -w "$seconds" 9 || die "another job has held $folder.lock for $seconds s"
+# Number of files from the archive. `__pycache__` is not counted, because Python writes it while jobs run.
 count() { find "$folder" -name __pycache__ -prune -o -type f ! -name .whole -print | wc -l; }
-# Not whole: a job was killed in the middle of this, or the site's cleaner of old files has been here.
+# `.whole` has the number of files after unpacking. The numbers differ if a job was killed while it unpacked, or if the
+# site's clean-up of old files has removed some files.
 if [ "$(cat "$folder/.whole" 2>/dev/null)" != "$(count 2>/dev/null)" ]; then
   rm -rf "$folder"
   mkdir "$folder"
   tar -xf "$archive" -C "$folder" || { rm -rf "$folder"; die "$archive cannot be unpacked"; }
   count > "$folder/.whole"
 fi
-find "$folder" -type f -exec touch -ac {} +  # what is not used for some days such a cleaner takes away
+# The access times are renewed, because such a clean-up removes files that were not used for some days.
+find "$folder" -type f -exec touch -ac {} +
 touch "$folder/.whole"
-# Of releases that no job has started with for a month, longer than a job lives.
+# Remove the folders of releases with which no job has started for 30 days. Jobs are expected to be shorter.
 find "$base" -mindepth 2 -maxdepth 2 -name .whole -mtime +30 -printf '%h\0' | xargs -0r rm -rf
 echo "$folder"

@@ -33,7 +33,7 @@ class Routes:
 
     def __init__(self, http: aiohttp.ClientSession) -> None:
         self._http = http
-        self._ways: OrderedDict[str, Route] = OrderedDict()
+        self._routes: OrderedDict[str, Route] = OrderedDict()
 
     async def of(self, endpoint: Endpoint) -> Route:
         """Return the route of an endpoint; never raises.
@@ -45,15 +45,15 @@ class Routes:
             return Route(COMPLETIONS, None, 0.0)
         if endpoint.dialect == "sglang":
             return Route(SGLANG, None, 0.0)
-        way = self._ways.get(endpoint.url)
-        if way is None or time.monotonic() - way.found_at > ROUTE_TTL_SECONDS:
+        route = self._routes.get(endpoint.url)
+        if route is None or time.monotonic() - route.found_at > ROUTE_TTL_SECONDS:
             try:
-                way = self._ways[endpoint.url] = await self._probe(endpoint)
+                route = self._routes[endpoint.url] = await self._probe(endpoint)
             except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
                 return Route(COMPLETIONS, None, 0.0)  # not stored, so the next request probes again
-            while len(self._ways) > MAX_ROUTES:
-                self._ways.popitem(last=False)
-        return way
+            while len(self._routes) > MAX_ROUTES:
+                self._routes.popitem(last=False)
+        return route
 
     async def _probe(self, endpoint: Endpoint) -> Route:
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}

@@ -38,7 +38,7 @@ LENGTH = frozenset(["length", "max_tokens", "model_length", "context_length"])
 """Finish reasons that mean that a length limit was reached."""
 ROUNDING = 1e-4
 """Greatest accepted logprob. Engines compute in float32, so a probability of 1 may give a logprob slightly above 0."""
-UNNAMED_TOKEN = "default"
+UNNAMED_VERSION = "default"
 """Version that vLLM reports if its weights have no name."""
 MISSING_LOGPROB = -9999.0
 """Number that vLLM sends for minus infinity, because JSON has no infinity."""
@@ -141,7 +141,7 @@ class StreamedResponse:
         for span in spans:
             if span["start"] != len(versions):
                 break
-            version = self._endpoint.weights_version if span["version"] == UNNAMED_TOKEN else str(span["version"])
+            version = self._endpoint.weights_version if span["version"] == UNNAMED_VERSION else str(span["version"])
             versions += [version] * (span["end"] - span["start"])
         if len(versions) != len(self._ids):
             self._refuse_answer(

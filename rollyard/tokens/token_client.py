@@ -74,26 +74,27 @@ class TokenClient:
                 f"endpoint {endpoint.id} returns {endpoint.logprobs} logprobs; ask for `sampling.logprobs: "
                 f"{endpoint.logprobs}`, or set the pool's `engine.vllm.logprobsMode: {sampling.logprobs}`"
             )
-        way = await self._routes.of(endpoint)
-        if way.context is not None:
-            max_tokens = min(max_tokens, way.context - len(prompt_ids))
+        route = await self._routes.of(endpoint)
+        if route.context is not None:
+            max_tokens = min(max_tokens, route.context - len(prompt_ids))
             if max_tokens < 1:
                 raise ContextExceeded(
-                    f"the conversation has {len(prompt_ids)} tokens, and the context {way.context}", context=way.context
+                    f"the conversation has {len(prompt_ids)} tokens, and the context {route.context}",
+                    context=route.context,
                 )
         try:
-            return await self._ask(endpoint, way, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
+            return await self._ask(endpoint, route, prompt_ids, sampling, max_tokens, stop_ids, on_progress, in_flight)
         except PromptTooLong as error:
             # some engines refuse a prompt if prompt and max_tokens together exceed the context
             room = error.context - len(prompt_ids) if error.context is not None else 0
             if not 0 < room < max_tokens:
                 raise
-            return await self._ask(endpoint, way, prompt_ids, sampling, room, stop_ids, on_progress, in_flight)
+            return await self._ask(endpoint, route, prompt_ids, sampling, room, stop_ids, on_progress, in_flight)
 
     async def _ask(
         self,
         endpoint: Endpoint,
-        way: Route,
+        route: Route,
         prompt_ids: Sequence[int],
         sampling: Sampling,
         max_tokens: int,
@@ -103,23 +104,23 @@ class TokenClient:
     ) -> Sampled:
         sent = SentRequest(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
         request = InFlightRequest(endpoint.id, on_progress)
-        answer = StreamedResponse(endpoint, way.dialect, sent, request)
-        body = way.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
+        answer = StreamedResponse(endpoint, route.dialect, sent, request)
+        body = route.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)
         try:
             async with (in_flight or InFlightRequests()).during(request):
-                await self._stream(endpoint, way, body, answer)
+                await self._stream(endpoint, route, body, answer)
         except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
             if not answer.finished:
                 raise answer.lost(type(error).__name__) from error
         return answer.result()
 
-    async def _stream(self, endpoint: Endpoint, way: Route, body: dict[str, Any], answer: StreamedResponse) -> None:
+    async def _stream(self, endpoint: Endpoint, route: Route, body: dict[str, Any], answer: StreamedResponse) -> None:
         headers = {"Content-Type": "application/json"}
         if endpoint.token:
             headers["Authorization"] = f"Bearer {endpoint.token}"
         timeouts = self._timeouts or StreamTimeouts.of(endpoint)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeouts.connect, sock_read=None)
-        url = endpoint.url.rstrip("/") + way.dialect.path
+        url = endpoint.url.rstrip("/") + route.dialect.path
         async with asyncio.timeout(timeouts.first_token):
             response = await self._http.post(
                 url, data=to_json(body), headers=headers, timeout=timeout, allow_redirects=False

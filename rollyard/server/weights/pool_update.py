@@ -131,7 +131,7 @@ def advance(weights: WeightsStatus, model: str, members: Sequence[EndpointWeight
     step = _follow_spec_model(weights, model, now)
     weights, operation = step.weights, step.weights.operation
     if operation is None or not operation.is_running:
-        return WeightsStep(_refresh_failures(_adopt_checksum(weights, model, members, now), members), step.events)
+        return WeightsStep(_refresh_failures(_set_initial_version(weights, model, members, now), members), step.events)
     advanced = _advance_operation(weights, operation, members, now)
     return WeightsStep(advanced.weights, (*step.events, *advanced.events))
 
@@ -157,7 +157,7 @@ def _without_endpoints(operation: WeightsOperation | None) -> WeightsOperation |
     return evolve(operation, endpoints={}) if operation is not None else None
 
 
-def _adopt_checksum(
+def _set_initial_version(
     weights: WeightsStatus, model: str, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStatus:
     """If there is no current version, make the version of a serving endpoint the current one.
@@ -196,13 +196,13 @@ def _refresh_failures(weights: WeightsStatus, members: Sequence[EndpointWeights]
         for id, progress in operation.endpoints.items()
         if id in by_id
     }
-    kept = _failure_texts(left)
+    kept = _kept_progress(left)
     if kept == operation.endpoints:
         return weights
     return evolve(weights, operation=evolve(operation, endpoints=kept))
 
 
-def _failure_texts(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
+def _kept_progress(endpoints: dict[str, EndpointProgress]) -> dict[str, EndpointProgress]:
     """Return the progress of those endpoints that failed or have an attempt number.
 
     The attempt number is kept, because it is part of the target, and a target that was reached must not change.
@@ -390,6 +390,6 @@ def _close_operation(weights: WeightsStatus, phase: str, message: str, event: Po
         "phase": phase,
         "message": message,
         "finished_at": now,
-        "endpoints": _failure_texts(operation.endpoints) if phase == "Complete" else {},
+        "endpoints": _kept_progress(operation.endpoints) if phase == "Complete" else {},
     }
     return WeightsStep(evolve(weights, operation=evolve(operation, **update)), (event,))

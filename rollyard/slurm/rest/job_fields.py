@@ -17,8 +17,8 @@ Fields = dict[str, object]
 Write = Callable[[str], Fields]
 """Function that turns an option's value into fields of a job. Raises ValueError with the accepted forms."""
 
-GENERATED = {"export", "chdir"}
-"""Options without a row, because the fields `environment` and `current_working_directory` replace them."""
+OMITTED_OPTIONS = {"export", "chdir"}
+"""Options that are not translated, because the fields `environment` and `current_working_directory` replace them."""
 
 
 def job_fields(directives: Mapping[str, str], column: int, version: str, known: frozenset[str] | None) -> Fields:
@@ -29,7 +29,7 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
     """
     fields: Fields = {}
     for option, value in directives.items():
-        if option in GENERATED:
+        if option in OMITTED_OPTIONS:
             continue
         translated = _fields_of(option, value, column, version)
         if translated is None or (known is not None and not translated.keys() <= known):

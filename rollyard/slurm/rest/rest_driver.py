@@ -101,13 +101,13 @@ class RestDriver:
                 raise SlurmError(_errors_text(wrong)) if _is_slurmctld_error(wrong) else self._why_silent(wrong)
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:
-        dialect = await self._negotiate()
+        versions = await self._negotiate()
         found: dict[str, Job] = {}
-        for id in ids if dialect.accounting is not None else ():
-            body = await self._call("GET", f"/slurmdb/{dialect.accounting}/job/{id}")
+        for id in ids if versions.accounting is not None else ():
+            body = await self._call("GET", f"/slurmdb/{versions.accounting}/job/{id}")
             with _as_unreachable("its accounting"):
                 wrong = [(number, words) for number, words in complaints(body) if number != NOTHING_FOUND]
-                found |= dialect.codec.accounting_records(body) if not wrong else {}
+                found |= versions.codec.accounting_records(body) if not wrong else {}
             if wrong:
                 raise self._why_silent(wrong)
         return {id: found[id] for id in ids if id in found}
