@@ -54,7 +54,7 @@ class StepRecord:
     minutes: float = 0.0
     """Since the start of the training, measurements included."""
     reward: float | None = None
-    """Mean reward of all groups that the step's batch saw whole, filtered ones included."""
+    """Mean reward of the step's groups and of the groups that were filtered since the step before."""
     filtered: float | None = None
     """Share of groups without a signal."""
     entropy: float | None = None

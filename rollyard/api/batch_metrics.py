@@ -13,12 +13,12 @@ BIASES = ("tokens", "turns", "seconds")
 
 GAUGES: dict[str, tuple[str, Callable[[BatchRecord], int]]] = {
     "running": ("Batches that have not ended.", lambda batch: 1),
-    "groups_in_flight": ("Groups that are not whole.", lambda batch: batch.in_flight),
+    "groups_in_flight": ("Groups with at least one rollout that has not ended.", lambda batch: batch.in_flight),
     "groups_unacknowledged": (
         "Delivered groups that are not acknowledged.",
         lambda batch: batch.delivered - batch.acknowledged,
     ),
-    "rollouts_unfinished": ("Rollouts of these groups that have not ended.", lambda batch: batch.unfinished),
+    "rollouts_unfinished": ("Rollouts of running batches that have not ended.", lambda batch: batch.unfinished),
 }
 
 

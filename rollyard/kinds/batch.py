@@ -263,7 +263,7 @@ class BatchView(WireModel):
     """Number of groups with too few rewards, because rollouts ended Failed, InfraFailed or Cancelled."""
     in_flight: int
     """Number of groups with at least one rollout that has not ended."""
-    whole_waiting: int
+    unacknowledged: int
     """Number of delivered groups that are not acknowledged."""
     carried_in: int
     """Number of groups taken over from earlier batches of the series."""

@@ -169,8 +169,8 @@ class _Wakes:
         wake(p.agents.room_offered, p.dispatcher.wake)
         wake(p.agents.work_moved, self.resize)
         wake(p.agents.widths_changed, self.resize, self.show_widths, lambda agent: p.batch_keeper.wake())
-        wake(p.endpoints.endpoint_changed, self.dispatch_onto, self.judge_weights, self.reconcile_endpoint)
-        wake(p.endpoints.weights_changed, self.dispatch_near, self.judge_weights)
+        wake(p.endpoints.endpoint_changed, self.dispatch_onto, self.check_staleness, self.reconcile_endpoint)
+        wake(p.endpoints.weights_changed, self.dispatch_near, self.check_staleness)
         wake(p.endpoints.capacity_freed, self.dispatch_near)
         wake(p.endpoints.endpoint_suspected, lambda endpoint: p.prober.wake())
         wake(p.endpoints.externals_changed, lambda pool: p.prober.relist())
@@ -197,7 +197,7 @@ class _Wakes:
     def resize_pool(self, pool: PoolKey, at: float) -> None:
         self._resizer.wake(pool)
 
-    def judge_weights(self, changed: EndpointState | PoolKey) -> None:
+    def check_staleness(self, changed: EndpointState | PoolKey) -> None:
         self._parts.weights_watch.wake()
 
     def reconcile_agent(self, agent: ConnectedAgent) -> None:

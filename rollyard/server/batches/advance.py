@@ -208,7 +208,7 @@ def _judge_group(
             return _give_up(batch, group, verdict)
         batch = replace(batch, informative=batch.informative + 1)
         group = replace(group, state=GroupState.INFORMATIVE)
-    if not group.whole:
+    if not group.all_ended:
         return batch, group, ()
     return _deliver(request, batch, group)
 
@@ -221,7 +221,7 @@ def _give_up(
         unfinished=batch.unfinished - (group.n - len(group.ended)),
         wasted_tokens=batch.wasted_tokens + group.tokens,
     )
-    rest: tuple[BatchEffect, ...] = () if group.whole else (CancelRest(),)
+    rest: tuple[BatchEffect, ...] = () if group.all_ended else (CancelRest(),)
     if verdict is Verdict.FAULTY:
         batch = replace(
             batch,

@@ -30,7 +30,7 @@ def view(
         filtered=FilteredGroups(all_low=batch.all_low, all_high=batch.all_high, other=batch.other),
         faulty=batch.faulty,
         in_flight=batch.in_flight,
-        whole_waiting=batch.delivered - batch.acknowledged,
+        unacknowledged=batch.delivered - batch.acknowledged,
         carried_in=batch.carried_in,
         passed_over=batch.passed_over,
         drained=batch.drained,

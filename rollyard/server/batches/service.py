@@ -186,22 +186,22 @@ class BatchService:
         source = parsed_request(batch.request).source
         if source is None or series.tasks is not None:
             return
-        least = series.position + max(READ_AHEAD, READ_AHEAD_GROUPS * batch.in_flight)
-        count = await self.read_ahead(source, series.position, least)
+        goal = series.position + max(READ_AHEAD, READ_AHEAD_GROUPS * batch.in_flight)
+        count = await self.read_ahead(source, series.position, goal)
         if count is not None:
             await self._rollouts.transact(lambda tx, changes: _end_source(tx, series, count))
 
-    async def read_ahead(self, source: SourceRef, position: int, least: int) -> int | None:
-        """Store a plug-in's tasks until `least` are stored. Do nothing if half of the tasks from `position` to `least` are
-        stored already.
+    async def read_ahead(self, source: SourceRef, position: int, goal: int) -> int | None:
+        """Store a plug-in's tasks until `goal` tasks are stored. Do nothing if half of the tasks from `position` to `goal`
+        are stored already.
 
         Return the plug-in's number of tasks if the plug-in has no more tasks; otherwise None. Raises Invalid.
         """
         digest = source_digest(source)
         stored = await self._store.transact(lambda tx: tx.batches.stored_tasks(digest))
-        if stored - position >= (least - position) // 2:
+        if stored - position >= (goal - position) // 2:
             return None
-        tasks, ended = await self._sources.read(source, stored, least - stored)
+        tasks, ended = await self._sources.read(source, stored, goal - stored)
         await self._store.transact(lambda tx: tx.batches.add_tasks(digest, stored, tasks))
         if ended and stored + len(tasks) == 0:
             message = f"task source {source.name!r} has no task; change its options"

@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 SMALL_SUBMIT = 8
 """Greatest number of rollouts that a submit expands on the event loop. A larger submit takes longer, and uses a thread."""
-JudgeWeights = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
+StalenessCheck = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 SettleGroups = Callable[[Transaction, RecordChanges, float], None]
 """Function that updates groups and batches after rollouts have ended. The last argument is the present time (Unix
 seconds)."""
@@ -268,10 +268,10 @@ class RolloutService:
         except Fenced:
             self._stop_void_holder(ref)
 
-    async def judge_weights(self, pool: PoolKey, judge: JudgeWeights) -> int:
-        """Requeue or end the rollouts for which `judge` returns a verdict; return their number.
+    async def enforce_staleness(self, pool: PoolKey, check: StalenessCheck) -> int:
+        """Requeue or end the rollouts for which `check` returns a verdict; return their number.
 
-        `judge` is called for each rollout of the pool that depends on weights versions.
+        `check` is called for each rollout of the pool that depends on weights versions.
         """
         now = self._clock.time()
 
@@ -280,7 +280,7 @@ class RolloutService:
             for demanding in tx.version_bound(pool):
                 alone = demanding.group is None or not demanding.weights.same
                 group = GroupVersions() if alone else tx.group_versions(pool.namespace, str(demanding.group))
-                verdict = judge(demanding, group)
+                verdict = check(demanding, group)
                 record = tx.get(pool.namespace, demanding.id) if verdict is not None else None
                 if verdict is not None and record is not None:
                     found.append((record, _event(record, verdict, now)))
@@ -392,9 +392,10 @@ class RolloutService:
                     if agent is not None:
                         agent.send(Cancel(lease=LeaseRef(namespace=after.namespace, id=after.id, fence=fence)))
                 case Ended():
-                    self._notify_waiters(after)
+                    self._handle_end(after)
 
-    def _notify_waiters(self, record: RolloutRecord) -> None:
+    def _handle_end(self, record: RolloutRecord) -> None:
+        """Count an ended rollout in the metrics, and notify the requests that wait for its end."""
         ROLLOUTS_FINISHED.labels(record.status.value).inc()
         self.completion_rate.count(record.pool_key, record.status)
         for stage in ("init", "run", "eval"):

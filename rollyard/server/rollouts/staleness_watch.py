@@ -78,7 +78,7 @@ class StalenessWatch:
         """Check one pool; return how many rollouts were requeued or ended."""
         key, changed = pool.pool_key, 0
         for _ in range(MAX_PASSES):
-            found = await self._rollouts.judge_weights(key, partial(check, served=self._served(pool)))
+            found = await self._rollouts.enforce_staleness(key, partial(check, served=self._served(pool)))
             changed += found
             if not found:
                 break

@@ -81,8 +81,8 @@ class EndpointState:
     def is_out(self) -> bool:
         """Whether the endpoint is out: ejected (after complaints, a failed probe or missing heartbeats), or unhealthy.
         Its requests should continue at another endpoint."""
-        silent = self.engine_reason is not None and self.engine_reason.word in OUT_REASONS
-        return not self.ready and (self.trust.ejected or silent)
+        has_out_reason = self.engine_reason is not None and self.engine_reason.word in OUT_REASONS
+        return not self.ready and (self.trust.ejected or has_out_reason)
 
     def capacity_share(self, now: float) -> float:
         """Share of the endpoint's capacity that may be filled now. The share grows in steps to 1."""

@@ -85,7 +85,8 @@ class GroupRecord:
         return GroupKey(self.namespace, self.id)
 
     @property
-    def whole(self) -> bool:
+    def all_ended(self) -> bool:
+        """Whether all rollouts of the group have ended."""
         return len(self.ended) == self.n
 
     @property

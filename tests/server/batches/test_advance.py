@@ -237,7 +237,7 @@ class Life(RuleBasedStateMachine):
         assert self.batch.informative == sum(g.state is GroupState.INFORMATIVE for g in live)
         assert self.batch.unfinished == sum(4 - len(g.ended) for g in live)
         assert sorted(g.delivery for g in own if g.delivery is not None) == [*range(1, self.batch.delivered + 1)]
-        assert all(g.whole for g in own if g.state is GroupState.DELIVERED)
+        assert all(g.all_ended for g in own if g.state is GroupState.DELIVERED)
         assert self.batch.delivered <= 5
         assert self.batch.drawn == len(self.groups)
         assert self.batch.status.terminal or wanted(self.request, self.batch) == 0 or self.batch.slots == 0

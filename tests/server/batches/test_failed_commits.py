@@ -47,7 +47,7 @@ async def test_nothing_is_half_done(site: Site, monkeypatch: pytest.MonkeyPatch,
         view = await site.view(f"b{number}")
         assert view.status is BatchStatus.COMPLETED
         assert [g.delivery for g in groups] == [1, 2, 3]
-        assert all(g.whole and g.state is GroupState.DELIVERED for g in groups)
+        assert all(g.all_ended and g.state is GroupState.DELIVERED for g in groups)
     records = await site.rollouts.find(RolloutFilter(limit=5000))
     numbers = Counter(int(str(r.group).rpartition("-g")[2]) for r in records)
     assert sorted(numbers) == list(range(len(numbers))), "no group was drawn without its rollouts"

@@ -99,9 +99,13 @@ def test_each_change_of_a_whole_life_is_told() -> None:
 
 
 def test_a_rollout_that_never_ran_ends_with_its_reason() -> None:
-    cancelled = stepped(rollout(), Cancelled(2.0, "NotNeeded", "its group is whole"))
+    cancelled = stepped(rollout(), Cancelled(2.0, "NotNeeded", "its group can no longer become informative"))
     end = history_of(cancelled).entries[-1]
-    assert (end.status, end.reason, end.message) == (Status.CANCELLED, "NotNeeded", "its group is whole")
+    assert (end.status, end.reason, end.message) == (
+        Status.CANCELLED,
+        "NotNeeded",
+        "its group can no longer become informative",
+    )
     assert stepped(cancelled, Cancelled(3.0)).history == cancelled.history, "nothing happened, nothing is told"
 
 
