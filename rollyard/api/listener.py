@@ -39,7 +39,7 @@ class _TrustedConnections(WeakSet[asyncio.BaseTransport]):
     """Connections that have sent a valid token."""
 
 
-_TRUSTED_CONNECTIONS = web.AppKey("known", _TrustedConnections)
+_TRUSTED_CONNECTIONS = web.AppKey("trusted_connections", _TrustedConnections)
 
 
 def set_up(app: web.Application) -> None:
@@ -84,13 +84,13 @@ async def listen(
 class _ConnectionLimiter:
     """Makes a handler for each new connection. If too many connections are untrusted, closes the oldest of them."""
 
-    def __init__(self, server: web.Server, known: _TrustedConnections) -> None:
-        self._server, self._trusted = server, known
+    def __init__(self, server: web.Server, trusted: _TrustedConnections) -> None:
+        self._server, self._trusted = server, trusted
 
     def __call__(self) -> web.RequestHandler:
         there = self._server.connections
         if len(there) >= MAX_UNTRUSTED:
-            unknown = [handler for handler in there if handler.transport not in self._trusted]
-            if len(unknown) >= MAX_UNTRUSTED:
-                unknown[0].force_close()
+            untrusted = [handler for handler in there if handler.transport not in self._trusted]
+            if len(untrusted) >= MAX_UNTRUSTED:
+                untrusted[0].force_close()
         return self._server()

@@ -12,7 +12,7 @@ class _LongLivedTasks(WeakSet[asyncio.Task[object]]):
     """Tasks of long responses."""
 
 
-_LONG_LIVED = web.AppKey("open", _LongLivedTasks)
+_LONG_LIVED = web.AppKey("long_lived", _LongLivedTasks)
 
 
 def set_up(app: web.Application) -> None:

@@ -32,7 +32,7 @@ GAUGES: dict[str, tuple[str, Callable[[EndpointStatus], float | None]]] = {
     "kv_usage": ("Filled share of the key-value cache, 0 to 1.", lambda e: e.kv_usage),
     "tokens_per_second": ("Tokens sampled a second, over the last 15 s.", lambda e: e.tokens_per_second),
     "prompt_tokens_per_second": (
-        "Prompt tokens processed a second, over the last 15 s.",
+        "Prompt tokens a second, including tokens found in the prefix cache, over the last 15 s.",
         lambda e: e.prompt_tokens_per_second,
     ),
     "prefix_hit_rate": (
@@ -47,7 +47,7 @@ GAUGES: dict[str, tuple[str, Callable[[EndpointStatus], float | None]]] = {
 }
 COUNTERS: dict[str, tuple[str, Callable[[EngineLoad], float | None]]] = {
     "generated_tokens": ("Tokens sampled.", lambda load: load.generated_tokens),
-    "prompt_tokens": ("Prompt tokens processed.", lambda load: load.prompt_tokens),
+    "prompt_tokens": ("Prompt tokens, including tokens found in the prefix cache.", lambda load: load.prompt_tokens),
     "prefix_queries": ("Prompt tokens looked up in the prefix cache.", lambda load: load.prefix_queries),
     "prefix_hits": ("Prompt tokens found in the prefix cache.", lambda load: load.prefix_hits),
     "preemptions": ("Requests interrupted because the cache was full.", lambda load: load.preemptions),

@@ -33,12 +33,12 @@ LARGE_MEMORY = 4 << 30
 """Limit on the child process's address space, in bytes. A parsed list of numbers takes ten times as much memory as its
 text."""
 _LARGE = ThreadPoolExecutor(1, "large-bodies")
-_LARGE_SLOTS = web.AppKey("room", ByteBudget)
+_LARGE_BUDGET = web.AppKey("large_budget", ByteBudget)
 """Limit on the total bytes of the large bodies that are in the server's memory at the same time."""
 
 
 def set_up(app: web.Application) -> None:
-    app[_LARGE_SLOTS] = ByteBudget(2 * MAX_BYTES)
+    app[_LARGE_BUDGET] = ByteBudget(2 * MAX_BYTES)
 
 
 async def read_requests(request: web.Request) -> list[RolloutRequest]:
@@ -53,7 +53,7 @@ async def read_requests(request: web.Request) -> list[RolloutRequest]:
         return parse(await request_bodies.read(request, MAX_BYTES))
     if size <= SMALL_BYTES:
         return await _read(await request_bodies.read(request, MAX_BYTES))
-    async with request.app[_LARGE_SLOTS].reserve(min(size, MAX_BYTES)):
+    async with request.app[_LARGE_BUDGET].reserve(min(size, MAX_BYTES)):
         return await _read(await request_bodies.read(request, MAX_BYTES))
 
 

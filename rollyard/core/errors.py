@@ -53,7 +53,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
   folder: task handlers catch it
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall
-- sandbox_agent, which imports no other part of Rollyard: EditError, KernelEnded, ShellEnded
+- sandbox_agent, which imports no other part of Rollyard: EditError, KernelUnusable, ShellEnded
 - private ones, with a leading underscore
 
 `scripts/check_names.py` compares both lists with the code.

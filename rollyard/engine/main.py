@@ -128,7 +128,7 @@ class InferenceServer:
                     LaunchPlan(self._spec, self._uds),
                     self._uds,
                     startup_seconds=self._spec.engine.startup_timeout_seconds,
-                    lives=math.inf if self._gang is None else 1,
+                    max_deaths=math.inf if self._gang is None else 1,
                 )
                 engine = await stack.enter_async_context(self._supervisor.session())
                 listener, url = _listener(self._address)

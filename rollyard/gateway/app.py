@@ -107,7 +107,7 @@ class _GatewayRoutes:
             session = await self._session(request)
             session.check_limits(counts=False)
             async with session.byte_budget.reserve(_max_body_bytes(request, session)):
-                exchange = await _exchange(_check_value_count, request, session)
+                exchange = await _exchange(_token_count_exchange, request, session)
                 with _errors_as_refusals():
                     return web.json_response({"input_tokens": await session.prompt_tokens(exchange.request)})
         except GatewayError as refusal:
@@ -265,7 +265,8 @@ def _make_exchange(make: Callable[[dict[str, Any]], E], data: bytearray) -> E:
     return make(body)
 
 
-def _check_value_count(body: dict[str, Any]) -> MessagesExchange:
+def _token_count_exchange(body: dict[str, Any]) -> MessagesExchange:
+    """Make the exchange of a request that counts tokens. Such a request has no `max_tokens`."""
     return MessagesExchange({"max_tokens": 1, **body})
 
 

@@ -38,7 +38,7 @@ class CellFinished:
     restarted: bool = False
 
 
-class KernelEnded(Exception):
+class KernelUnusable(Exception):
     """The kernel process has ended (by `os._exit`, a crash or a kill), or it is no longer usable and must be killed."""
 
 
@@ -71,7 +71,7 @@ class IPythonTool:
                 timed_out = True
                 self._interrupt(cell)
             exiting = cell.exiting
-        except KernelEnded:
+        except KernelUnusable:
             exiting = True
         if exiting:
             self._end_kernel()
@@ -85,7 +85,7 @@ class IPythonTool:
             return
         try:
             self._kernel.read_available(self._capture)
-        except KernelEnded:
+        except KernelUnusable:
             self._end_kernel()
             self._was_lost = True
 
@@ -93,7 +93,7 @@ class IPythonTool:
         return self._kernel.printed if self._kernel else None
 
     def _interrupt(self, cell: _Cell) -> None:
-        """Interrupt the running cell. Raises KernelEnded if the cell does not stop; the caller then kills the
+        """Interrupt the running cell. Raises KernelUnusable if the cell does not stop; the caller then kills the
         kernel."""
         assert self._kernel is not None
         deadline = time.monotonic() + INTERRUPT_SECONDS
@@ -104,7 +104,7 @@ class IPythonTool:
             step = min(deadline, time.monotonic() + INTERRUPT_AGAIN_SECONDS)
             if self._kernel.until_reply(cell, self._capture, step, None):
                 return
-        raise KernelEnded
+        raise KernelUnusable
 
     def _end_kernel(self) -> None:
         if self._kernel is not None:
@@ -165,7 +165,7 @@ class _Kernel:
 
     def _get_ready(self) -> None:
         output = OutputCapture()
-        with contextlib.suppress(KernelEnded):
+        with contextlib.suppress(KernelUnusable):
             if self._await_message(output, time.monotonic() + START_SECONDS, None):
                 return
         self.end(output)
@@ -202,7 +202,7 @@ class _Kernel:
             if self._stream.fileno() in ready:
                 frame = self._receive()
                 if frame is None:
-                    raise KernelEnded
+                    raise KernelUnusable
                 return frame
             if not ready or (wake and wake.fileno() in ready):
                 return None
@@ -229,7 +229,7 @@ class _Kernel:
     def read_available(self, capture: OutputCapture) -> None:
         open_still = self._read_printed(capture)
         if not open_still or self._child.exited in readable([self._child.exited], time.monotonic()):
-            raise KernelEnded
+            raise KernelUnusable
 
     def interrupt(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -35,7 +35,9 @@ class EngineMetrics(Collector):
         )
         yield self._counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache.", s.prefix_queries)
         yield self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the cache.", s.prefix_hits)
-        yield self._counter("vllm:prompt_tokens", "Prompt tokens processed.", s.prompt_tokens)
+        yield self._counter(
+            "vllm:prompt_tokens", "Prompt tokens, including tokens found in the cache.", s.prompt_tokens
+        )
         yield self._counter("vllm:generation_tokens", "Tokens sampled.", s.generation_tokens)
         yield self._counter("vllm:num_preemptions", "Always 0: a request keeps its slot until its end.", 0)
         first = SummaryMetricFamily("vllm:time_to_first_token_seconds", "From arrival to first token.", labels=_LABELS)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 
 MAX_CHARS = 600
-OWN_LOGGERS = "error: "
+ERROR_PREFIX = "error: "
 """Beginning of the line in which the embedded engine prints its final error."""
 
 _PROCESS = re.compile(r"^\([\w. -]+ pid=\d+\) ")
@@ -43,7 +43,7 @@ def crash_reason(lines: Sequence[str]) -> str:
 def stated_reason(lines: Sequence[str]) -> str:
     """Return the reason that the engine stated for its exit, on one line; empty if it stated none."""
     plain = _without_prefixes(lines)
-    ours = [line.removeprefix(OWN_LOGGERS) for line in plain if line.startswith(OWN_LOGGERS)]
+    ours = [line.removeprefix(ERROR_PREFIX) for line in plain if line.startswith(ERROR_PREFIX)]
     if ours:
         return _shorten(ours[-1])
     raised = [n for n, line in enumerate(plain) if _RAISED.match(line) or _REFUSED.match(line)]

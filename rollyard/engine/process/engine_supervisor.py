@@ -90,9 +90,9 @@ class Supervisor:
     """Starts the engine, probes it, restarts it with back-off, and ends it."""
 
     def __init__(
-        self, prepare: Prepare, uds: Path, *, startup_seconds: float = 1800.0, lives: float = math.inf
+        self, prepare: Prepare, uds: Path, *, startup_seconds: float = 1800.0, max_deaths: float = math.inf
     ) -> None:
-        """`lives`: number of deaths after which the engine is not restarted. It is 1 in a gang, because the gang's
+        """`max_deaths`: number of deaths after which the engine is not restarted. It is 1 in a gang, because the gang's
         other ranks do not restart."""
         self.prepare = prepare
         """Function that prepares the next start."""
@@ -104,7 +104,7 @@ class Supervisor:
         """Reason why the last `restart` changed to its fallback; empty if it did not."""
         self._fallback: Prepare | None = None
         self._restart_requested = asyncio.Event()
-        self._remaining_starts = lives
+        self._max_deaths = max_deaths
         self._uds = uds
         self._startup = startup_seconds
         self._last_lines: deque[tuple[float, str]] = deque(maxlen=TAIL_LINES)
@@ -136,7 +136,7 @@ class Supervisor:
                     backoff.reset()
                 self.health = EngineHealth(False, death.why)
                 log.error("engine ended (%d times in a row): %s", deaths.in_a_row, death.why)
-                if death.final or deaths.total >= self._remaining_starts or deaths.unready >= QUICK_DEATHS:
+                if death.final or deaths.total >= self._max_deaths or deaths.unready >= QUICK_DEATHS:
                     raise EngineFailed(_final_reason(death.why))
                 so_far = f"ended {deaths.in_a_row} times in a row; the last time: {death.why.message}"
                 if deaths.in_a_row >= CRASHES:

@@ -83,7 +83,7 @@ class ChatBranch:
     def segments(self) -> list[Segment]:
         return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
 
-    def append_messages(self, messages: Sequence[Message]) -> None:
+    def replace_unanswered(self, messages: Sequence[Message]) -> None:
         """Replace the messages after the last sampled turn by these messages of the caller."""
         self.conversation.replace_unanswered([self._with_own_call_ids(m) for m in messages])
 
@@ -162,11 +162,11 @@ class ChatHistory:
             branch = self._open(request, keys)
         else:
             branch.busy = True
-            branch.append_messages(request.messages[branch.length :])
+            branch.replace_unanswered(request.messages[branch.length :])
         try:
             prompt = branch.conversation.prompt_ids()
         except BaseException:
-            branch.append_messages([])
+            branch.replace_unanswered([])
             branch.busy = False
             raise
         results = [str(m["content"]) for m in request.messages[branch.length :] if m["role"] == "tool"]
@@ -194,7 +194,7 @@ class ChatHistory:
 
     def release(self, prepared: PreparedChat) -> None:
         """Release the branch of a call that recorded no turn, and discard the call's messages."""
-        prepared.branch.append_messages([])
+        prepared.branch.replace_unanswered([])
         prepared.branch.busy = False
 
     def _continued_ids(self, request: ChatRequest) -> list[int]:

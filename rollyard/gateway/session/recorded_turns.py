@@ -91,7 +91,7 @@ class RecordedTurns:
         self, prepared: PreparedPrompt, sampled: Sampled, stops: Sequence[str], seconds: float
     ) -> ChatResponse:
         """Record the continuation, and return the response for the caller."""
-        text = self._template.decode(_decoded_text(sampled, self._template.stop_ids))
+        text = self._template.decode(_ids_without_stop(sampled, self._template.stop_ids))
         self.prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
         self._append_turn(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
         content, stop = _truncate_at_stop(text, stops)
@@ -129,7 +129,8 @@ class RecordedTurns:
         return [*self.chats.branches, *self.prompts.branches]
 
 
-def _decoded_text(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
+def _ids_without_stop(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
+    """Return the sampled ids without a stop id at their end."""
     ended = bool(sampled.token_ids) and sampled.token_ids[-1] in stop_ids
     return sampled.token_ids[:-1] if ended else sampled.token_ids
 

@@ -82,7 +82,7 @@ def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
         return {"right": float(is_right(reference.decode(), answer.decode()))}
     except BadReference:
         return {"bad_reference": 1.0}
-    except (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError, NotImplementedError):
+    except (ValueError, TypeError, ArithmeticError, RuntimeError, LookupError, AttributeError):
         return {"right": 0.0}
 
 
