@@ -26,6 +26,7 @@ from rollyard.kinds.schema.yaml import load_manifests
 from tests.docs.blocks import BLOCKS, LANGUAGES, ROOT, SHELL, Block
 from tests.support.yard import Yard, end
 
+pytestmark = pytest.mark.slow(100)
 RUN_SECONDS = 1200.0
 """They take less than one minute on a machine of one's own."""
 RUN = [b for b in BLOCKS if b.language in (*SHELL, "python") and not b.left_out]

@@ -18,6 +18,7 @@ from deploy.slurm.throwaway.options import Options
 from deploy.slurm.throwaway.process import every_process
 from tests.support.cluster import Cluster, NewCluster
 
+pytestmark = pytest.mark.slow(40)
 ROOT = Path(__file__).resolve().parents[2]
 LACKING = missing(Options())
 needs_slurm = pytest.mark.skipif(bool(LACKING), reason=f"Slurm is not all here: no {', '.join(LACKING)}")

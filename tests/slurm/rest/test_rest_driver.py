@@ -28,6 +28,7 @@ from rollyard.slurm.rest.version_choice import negotiate
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.driver_cases import HERE, SID, Clusters, Ground, open_cli, open_rest
 
+pytestmark = pytest.mark.slow(40)
 VERSIONS = [pytest.param(HERE, id="22.05"), pytest.param(SID, id="26.05", marks=pytest.mark.heavy)]
 
 
