@@ -69,7 +69,7 @@ class CheckerPool:
         try:
             verdict: dict[str, Any] = await _exchange(child, parts)
         except _CheckerEnded:
-            _kill(child)
+            await _end(child)
             return {"died": None}
         except BaseException:
             _kill(child)
@@ -80,9 +80,7 @@ class CheckerPool:
     async def close(self) -> None:
         """End the idle children. asyncio warns about children that still run when the loop closes."""
         while self._idle:
-            child = self._idle.pop()
-            _kill(child)
-            await child.wait()
+            await _end(self._idle.pop())
 
     async def _acquire(self) -> asyncio.subprocess.Process:
         while self._idle:
@@ -97,7 +95,7 @@ class CheckerPool:
             async with asyncio.timeout(START_SECONDS):
                 ready = await _line(child)
         except (TimeoutError, _CheckerEnded):
-            _kill(child)
+            await _end(child)
             raise NodeFault(
                 f"the process that checks answers ({self._module}) did not start; see this node agent's log"
             ) from None
@@ -123,6 +121,11 @@ async def _line(child: asyncio.subprocess.Process) -> Any:
     if not line.endswith(b"\n"):
         raise _CheckerEnded
     return json.loads(line)
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    _kill(child)
+    await child.wait()
 
 
 def _kill(child: asyncio.subprocess.Process) -> None:
