@@ -1,4 +1,4 @@
-"""Maps an error to a rollout status. Only this module decides whose fault an error is. Pure."""
+"""Maps an error to a rollout status: Failed or InfraFailed. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def error_outcome(error: RollyardError) -> Status:
 
 
 def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
-    """Build an outcome without a reward. The outcome keeps the tokens sampled so far, for inspection."""
+    """Build an outcome without a reward. The outcome keeps the tokens of `so_far`, for inspection."""
     base = so_far or Outcome(status=Status.FAILED, node=node)
     rollout_error = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
     return evolve(base, status=error_outcome(error), reward=None, error=rollout_error)

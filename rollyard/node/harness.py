@@ -67,8 +67,9 @@ class Harness:
         """Run the command; return the status and the exit code.
 
         The status is Completed if the command ends by itself with exit code 0 within all limits, else Truncated. Raises
-        SandboxLost, and the error that made the session unusable. If no model call was answered, raises the
-        ContextExceeded or EndpointRefused that was the reason, or else TaskError.
+        SandboxLost, OSError if the prompt cannot be written, and the error that made the session unusable. If the
+        command ends without an answered model call, raises the session's ContextExceeded or EndpointRefused, or else
+        TaskError.
         """
         async with self._gateway() as base:
             await self._write_prompt(prompt)

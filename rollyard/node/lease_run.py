@@ -232,8 +232,7 @@ class LeaseRun:
     async def _command(
         self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
     ) -> _AgentResult:
-        """Run the harness. If the budget runs out, the command is stopped. The trajectory consists of the tokens sampled
-        so far."""
+        """Run the harness. If the budget runs out, the command is stopped, and the tokens sampled so far are kept."""
         lease, agent = self._lease, self._lease.agent
         # an unknown parser is a fault of the request, so it is reported here and not in a model call
         parser_for(template, agent.tool_parser)

@@ -21,7 +21,8 @@ log = logging.getLogger(__name__)
 
 ROLE = "policy"
 PARKED_SECONDS, POLL_SECONDS = 300.0, 2.0
-"""Seconds for which a rollout without an endpoint keeps its sandbox, and seconds between two requests for an endpoint."""
+"""Seconds for which a rollout without an endpoint keeps its sandbox, and the longest pause between two requests for an
+endpoint, in seconds."""
 
 
 class LeaseSampler:
@@ -45,7 +46,6 @@ class LeaseSampler:
         self._ref = ref
         self._context = context_tokens
         self.turns_requested = 0
-        """Number of turns that were requested."""
         self.tokens_arrived = 0
         """Number of tokens that have arrived, including those of turns that were cut off."""
         self._rechoose_requested = False
@@ -81,8 +81,9 @@ class LeaseSampler:
         return await self.failover.sample(prompt_ids, sampling, limit, on_ids)
 
     async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
-        """Return the endpoint for the next request: the current one, unless it failed or the server asked for a new
-        choice. Raises Unavailable, Fenced."""
+        """Return the endpoint for the next request: the current one, unless it failed or the server requested a new
+        choice. If the server has no other endpoint, return the current one; raise Unavailable if the current one failed.
+        Raises Fenced."""
         if not failed and not self._rechoose_requested:
             return current
         if failed and not again:

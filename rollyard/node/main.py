@@ -1,7 +1,7 @@
 """The command `rollyard node-agent`, which runs in an allocation's job.
 
 Exit status: 0 after SIGTERM or a drain; 1 if the node agent cannot work on this node, or hangs; 3 if another process has
-taken its place.
+replaced this process.
 """
 
 from __future__ import annotations

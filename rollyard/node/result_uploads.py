@@ -1,6 +1,5 @@
-"""Uploads results to the server. A result is sent again until the server acknowledges it, also after a restart of the
-server.
-"""
+"""Uploads results to the server. A result is sent again until the server acknowledges or refuses it, also after a
+restart of the server."""
 
 from __future__ import annotations
 
@@ -58,8 +57,8 @@ class ResultUploads:
         self.as_columns, self.most_at_once = welcome.columns >= VERSION, welcome.results
 
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
-        """Upload RUN's result. Raises Fenced if the lease is void, and Invalid or TooLarge if the artifact is too large
-        or the server refuses the result."""
+        """Upload RUN's result. Raises Fenced if the lease is void, Invalid if the artifact is too large, and Invalid or
+        TooLarge if the server refuses the result."""
         if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
         await self._put(RUN, ref, result)
@@ -114,7 +113,7 @@ class ResultUploads:
             await backoff.wait()
 
     async def _send(self, path: str, uploads: Sequence[bytes]) -> list[ApiError | None]:
-        """Send several uploads in one request; return the error of each."""
+        """Send several uploads in one request; return an error or None for each upload."""
         try:
             answer = from_json(await self._request(path, b"".join(map(framed, uploads))))
             errors = [

@@ -43,7 +43,7 @@ NAME_SECONDS, NAME_POLL_SECONDS = 3.0, 0.5
 
 
 class AllocationReconciler:
-    """Makes sure that each Allocation has exactly one job."""
+    """Submits one job for each Allocation, cancels copies of the job, and follows the job to its end."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class AllocationReconciler:
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (snapshot number, number of complete snapshots in a row without the allocation's job)."""
         self._awaiting_user_name: dict[str, float] = {}
-        """uid -> Unix seconds at which the wait began for accounting to name the user who cancelled the job."""
+        """uid -> start (Unix seconds) of the wait for accounting to name the user who cancelled the job."""
 
     async def reconcile(self, key: ObjectKey) -> Done | RequeueAfter:
         try:
@@ -107,7 +107,7 @@ class AllocationReconciler:
         return RequeueAfter(WAIT_SECONDS) if undecided else Done()
 
     async def gave_up(self, key: ObjectKey, error: RollyardError) -> None:
-        """End an allocation that cannot be submitted as it is written. The pool's reconciler copies the reason into the
+        """End an allocation after an error that a retry cannot remove. The pool's reconciler copies the reason into the
         pool's condition."""
         try:
             allocation = await self._store.get(key, Allocation)
@@ -124,16 +124,17 @@ class AllocationReconciler:
             return False
 
     def _snapshot_for(self, allocation: Allocation) -> Snapshot | None:
-        """Return the latest snapshot; None if that snapshot began before this allocation's submit was answered, because
-        such a snapshot may lack the job."""
+        """Return the latest snapshot; None if there is none. Return None also if the snapshot began before this
+        allocation's submit was answered, because the snapshot may lack the job."""
         latest, submitted = self._feed.latest, self._submitter.answered.get(allocation.metadata.uid)
         if latest is None or (submitted is not None and latest.taken_at < submitted):
             return None
         return latest
 
     def _count_misses(self, allocation: Allocation, owner: str, snapshot: Snapshot | None) -> int:
-        """Return the number of complete snapshots in a row that lack the job. If the job's id is known, the snapshots
-        are not counted here: return MIN_MISSES if the job is believed to be gone, otherwise 0."""
+        """Return the number of complete snapshots in a row that lack the job; 0 if the latest snapshot is unknown or
+        incomplete. If the job's id is known, the snapshots are not counted here: return MIN_MISSES if the job is
+        believed to be gone, otherwise 0."""
         uid, status = allocation.metadata.uid, allocation.status
         if snapshot is None:
             return 0

@@ -26,7 +26,7 @@ class AllocationView:
     status: AllocationStatus
     """The new status, still with the earlier conditions."""
     ended: str
-    """Text about the job's end, written once and never changed."""
+    """Text about the job's end, for the condition Ready. After the end this condition does not change."""
     engine: Reason | None
     """Reason why the allocation's model server is not ready; None if the server is ready or not connected."""
     why_drained: Reason | None

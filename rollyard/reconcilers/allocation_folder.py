@@ -70,13 +70,13 @@ class AllocationFolders:
         return self.folder(namespace, name) / "job.log"
 
     def script(self, allocation: Allocation) -> BatchScript:
-        """Job script for one allocation. Pure."""
+        """Job script for one allocation. Writes nothing. Blocks at the first call."""
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
         return self._script(allocation, name=meta.name, id=meta.uid, folder=folder)
 
     def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
-        """Job script for several allocations with the same pool and template. Pure."""
+        """Job script for several allocations with the same pool and template. Writes nothing. Blocks at the first call."""
         first = allocations[0]
         stem = first.metadata.name.rpartition("-")[0]  # without the index
         return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
@@ -160,7 +160,8 @@ class AllocationFolders:
 
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
-    """Return the exit reason that our process logged, or else the last line; None if the line is too old, or of unknown age.
+    """Return the exit reason that our process logged shortly before `end`, or else the last line. Return None if the last
+    line is too old, or of unknown age.
 
     `written_at`: Unix seconds of the last write to the log. It is used for lines that do not contain a time. Pure.
     """

@@ -1,8 +1,9 @@
 """Conditions of a pool, and events about their changes. Pure.
 
 Ready is about the number of serving allocations, with any template. Updated is about the change to the present template,
-like a Deployment's Progressing. A message names present obstacles before earlier failures. A message has times of day
-instead of remaining seconds, so that the message stays the same while nothing changes.
+like a Deployment's Progressing. Ready's message names present obstacles before earlier failures; Updated's message names
+failures first. A message has times of day instead of remaining seconds, so that the message stays the same while nothing
+changes.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def updated(view: PoolView) -> ConditionUpdate:
 def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
     """Whether a successor cannot be ready in time, with the reason and the length of the gap.
 
-    None until a successor is late for the first time.
+    None until this happens for the first time.
     """
     if (found := _renewal_blocked_reason(view)) is not None:
         return ConditionUpdate("RenewalBlocked", True, *found)
@@ -168,7 +169,7 @@ def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
 
 
 def slurm_reachable(queue: QueueAccess) -> ConditionUpdate | None:
-    """Whether Slurm's queue can be read; None before the first answer."""
+    """Whether Slurm's queue can be read; None until the queue has been read once or a query has failed."""
     if queue.unreachable_since is None:
         return ConditionUpdate("SlurmReachable", True, "Reachable") if queue.is_known else None
     word, what = ("Doubted", "in doubt") if queue.is_doubted else ("NoAnswer", "unknown")
@@ -229,7 +230,8 @@ def _why_too_few(view: PoolView) -> Reason:
 
 
 def _failure_reason(view: PoolView) -> Reason | None:
-    """Reason if allocations of the present template failed, and none of this template has become ready since."""
+    """Reason why the last allocation of the present template failed; None if none failed, or if one has become ready
+    since."""
     ends = view.ends
     if not ends.failing:
         return None

@@ -111,7 +111,7 @@ def _pool_problem(pool: InferencePool, states: Sequence[EndpointState]) -> Reaso
 
 
 def _why_not_ready(states: Sequence[EndpointState]) -> Reason | None:
-    """Reason why engines are not ready: the reason of the first engine with a message, or else a count."""
+    """Reason why engines are not ready: the first reason that has a message, or else a count; None if all are ready."""
     waiting = [(s.endpoint.id, s.reason) for s in states if s.reason is not None]
     for id, reason in waiting:
         if reason.message:

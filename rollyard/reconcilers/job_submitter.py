@@ -72,7 +72,7 @@ class Submitter:
         self.answered = answered
 
     def add(self, allocation: Allocation) -> None:
-        """Submit an allocation soon. A second call during its submit has no effect."""
+        """Submit an allocation soon. A second call before the end of the submit has no effect."""
         uid = allocation.metadata.uid
         if uid not in self.submitting:
             self._waiting[uid] = allocation.key
@@ -122,9 +122,9 @@ class Submitter:
         return await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name), POOL_KINDS)
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
-        """Submit allocations as one job or array. Return False if no job was made, because Slurm refused the submit, or
-        because a script cannot contain a value of the template. A burst that is too large for Slurm is tried in halves.
-        Raises SlurmUnreachable."""
+        """Submit allocations as one job or array. Return False if Slurm refused the submit, or if a script cannot contain
+        a value of the template. A burst that is too large for Slurm is tried in halves; False then means that the first
+        half was refused. Raises SlurmUnreachable, errors of the store, and OSError if a file cannot be written."""
         try:
             script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
         except Invalid as error:  # a value of the template that a script cannot contain
@@ -246,8 +246,8 @@ class Submitter:
             return None
 
     async def refuse(self, allocation: Allocation, why: str) -> None:
-        """End an allocation that cannot be submitted as it is written. The pool's reconciler copies the reason from
-        the allocation's status into the pool's condition."""
+        """End an allocation that cannot be submitted. The pool's reconciler copies the reason from the allocation's
+        status into the pool's condition."""
         updates = [ConditionUpdate("Ready", False, "Ended", why)]
         if get_condition(allocation.status.conditions, SUBMITTED) is not None:
             updates.insert(0, ConditionUpdate(SUBMITTED, False, "Refused", why))

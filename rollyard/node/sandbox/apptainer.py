@@ -43,8 +43,8 @@ class Apptainer:
         return [self.program, "build", "--sandbox", str(folder), str(image)]
 
     def _config(self, limits: Limits) -> Path:
-        """Write our configuration file. The file limits the sum of all data that a sandbox writes, and allows no binds
-        except ours."""
+        """Return our configuration file; write it if it is missing. The file limits the sum of all data that a sandbox
+        writes, and allows no binds except ours."""
         megabytes = max(1, limits.disk_bytes >> 20)
         path = self.cache / f"apptainer-{megabytes}.conf"
         if not path.exists():

@@ -23,8 +23,8 @@ class Limits:
     - `memory_bytes`: address space of each process; the job's cgroup limits the sum over processes.
     - `disk_bytes`: the length of each file. Apptainer also limits the sum of all data written in the sandbox. An
       Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. bubblewrap limits
-      each of /workspace, /home/agent, /tmp, /var/tmp and /dev/shm. With bubblewrap, a sandbox from a folder image can
-      change other paths without a limit; such changes are in memory.
+      each of /tmp, /var/tmp and /dev/shm, and each of /workspace and /home/agent that the image lacks. With bubblewrap,
+      a sandbox from a folder image can change other paths without a limit; such changes are in memory.
     - `cpus`: the sandbox is bound to this number of the node agent's CPUs, rounded up. Programs in the sandbox see only
       these CPUs. A program can undo the limit by setting its own affinity.
     """
@@ -38,7 +38,7 @@ class Limits:
 @dataclass(frozen=True)
 class SandboxSpec:
     """Image and limits of a sandbox. `image`: a `.sif` file, a folder with a root file system, or None for the default image:
-    this machine's own /usr, read-only, under an empty root. The default image needs no download."""
+    this machine's own /usr, read-only, in a small root folder. The default image needs no download."""
 
     image: str | None
     limits: Limits
@@ -82,14 +82,15 @@ class Root:
 
     folder: Path
     mount_points: Path
-    """A folder that contains only empty mount points. bubblewrap adds it below the image, because an image may lack
-    some of them."""
+    """A folder that contains only empty mount points. bubblewrap adds this folder below the image, because an image may
+    lack some mount points."""
     binds: tuple[str, ...] = ()
-    """Host paths that appear read-only at the same path. The default image consists of such paths."""
+    """Host paths that appear read-only at the same path. The default image gets its programs from such paths."""
     empty: tuple[str, ...] = (WORKSPACE, HOME)
     """Folders in the sandbox that are writable, and empty at the start."""
     read_only: bool = False
-    """True: a sandbox cannot change `folder`. False: each sandbox has its own changes, which are discarded at its end."""
+    """True: with bubblewrap, the root folder is read-only in the sandbox. In all other cases a sandbox can change the
+    root, and the changes are discarded when the sandbox ends."""
 
 
 class Runtime(Protocol):
@@ -104,4 +105,5 @@ class Runtime(Protocol):
         """Return the argv of the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`."""
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
-        """Return the argv that unpacks a `.sif` into the empty `folder`. Raises ImageNotFound if the image cannot be read."""
+        """Return the argv that unpacks a `.sif` into the new `folder`. Raises ImageNotFound if the runtime cannot read
+        `.sif` files."""

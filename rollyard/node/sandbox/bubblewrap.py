@@ -1,5 +1,5 @@
-"""Sandboxes with bubblewrap, a small container runtime that a Python package contains. They start in milliseconds. An
-image must be a folder."""
+"""Sandboxes with bubblewrap, a small container runtime that a Python package contains. The sandboxes start in
+milliseconds. An image must be a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ISOLATION = (
     "--unshare-cgroup-try", "--uid", _UID, "--gid", _UID, "--hostname", "sandbox", "--new-session", "--clearenv",
     # If this process ends, the kernel kills bwrap. If bwrap ends, the kernel kills the sandbox.
     "--die-with-parent",
-    # The sandbox agent is process 1: no signal from inside, not even `kill -9 -1`, can reach it.
+    # The sandbox agent is process 1: no signal from inside, not even `kill -9 -1`, can end it.
     "--as-pid-1",
 )  # fmt: skip
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

@@ -2,7 +2,7 @@
 
 An image may have no Python, an old one, or another C library. So the bundle contains everything: interpreter, dynamic
 loader and shared libraries, standard library, ptyprocess and IPython with their dependencies, the sandbox agent, and a
-bash for images without one. It is mounted read-only at /opt/rollyard, with these folders:
+bash for images without one. The bundle is mounted read-only at /opt/rollyard, with these folders:
 
     so/         the loader and the shared libraries
     bin/        python3.x, bash
@@ -34,7 +34,8 @@ from rollyard.node.sandbox.build_once import build_once
 LAYOUT = 3
 """Version of the layout. It is part of the hash in the folder's name. Increase it when the collected content changes."""
 UNUSED_SECONDS = 30 * 86_400
-"""Seconds without use after which other bundles are removed. No allocation lives that long."""
+"""A bundle that no node agent has begun to use for this many seconds is removed. Allocations must be
+shorter, because an allocation uses its bundle to the end."""
 ROOTS = ("ptyprocess", "ipython")
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _OMITTED = shutil.ignore_patterns(
@@ -78,7 +79,7 @@ def _key() -> str:
 
 
 def _build(folder: Path) -> None:
-    # Packages go into the standard library's folder, because Python's other folders differ between distributions.
+    # Packages go into the standard library's folder, because Python's other folders differ between Linux distributions.
     standard = Path(sysconfig.get_path("stdlib"))
     library = folder / sys.platlibdir / standard.name
     shutil.copytree(standard, library, ignore=_OMITTED, ignore_dangling_symlinks=True)

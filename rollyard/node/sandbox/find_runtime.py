@@ -28,7 +28,8 @@ _REMEDY = (
 
 
 def find_runtime(name: RuntimeName = "auto", cache: Path | None = None) -> Runtime:
-    """Return the first runtime called `name` that can run a program. "auto" prefers Apptainer. Blocks for about a second.
+    """Return the first runtime called `name` that can run a program. "auto" prefers Apptainer. Blocks, usually for
+    about a second.
 
     Raises SandboxStartFailed with the output of each runtime and a remedy.
     """

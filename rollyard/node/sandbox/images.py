@@ -69,7 +69,8 @@ class Images:
         return build_once(self._cache / "images" / name, lambda folder: self._unpack(image, folder)) / "root"
 
     def _unpack(self, image: Path, folder: Path) -> None:
-        """Unpack as the account of the sandboxes, so that this account can write every file without being root."""
+        """Unpack as the account of the sandboxes. The account then owns the files, so a sandbox can change them without
+        root."""
         account = sandbox_account()
         os.chown(folder, account.uid, account.gid)
         argv = self._runtime.unpack(image, folder / "root")

@@ -38,8 +38,8 @@ END_SECONDS = 5.0
 
 
 class Sandbox:
-    """One isolated environment. Calls raise SandboxLost if the sandbox is gone. Nothing that runs inside the sandbox
-    can cause this."""
+    """One isolated environment. Calls raise SandboxLost if the sandbox is gone. A process inside the sandbox cannot
+    cause this, unless the sandbox's processes together use up the job's memory."""
 
     def __init__(
         self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
@@ -219,7 +219,7 @@ class SandboxFactory:
 
 
 class _Launcher:
-    """The runtime's process on the host, and its error output."""
+    """The runtime's process on the host, and its output."""
 
     def __init__(self, process: asyncio.subprocess.Process, complaints: int) -> None:
         self._process = process

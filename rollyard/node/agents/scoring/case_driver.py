@@ -38,8 +38,8 @@ def main(job_file: str, results_file: str) -> None:
 
 
 def run_call(call: str, path: str, deadline: float) -> bytes:
-    """Return the line of JSON that the call's process wrote as the value; empty if there is no value by `deadline`. The
-    line is not parsed."""
+    """Run the call in a fork. Return the line that the fork wrote, without parsing the line; empty if there is no whole
+    line by `deadline`."""
     if time.monotonic() >= deadline:
         return b""
     out, into = os.pipe()
@@ -101,8 +101,8 @@ def read_line(fd: int, deadline: float) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """Encode a value as plain JSON. A value that no Python literal can express becomes `{"repr": ...}`, which equals no
-    expected value."""
+    """Encode a value as plain JSON. A value of an unsupported type becomes `{"repr": ...}`, which equals no expected
+    value."""
     if value is None or isinstance(value, (str, float)):
         return value
     if hasattr(type(value), "__index__"):  # numpy's integers are no instances of int

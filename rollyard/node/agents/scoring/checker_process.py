@@ -1,9 +1,10 @@
-"""The program of a checker process. It reads questions from standard input, and writes one line for each verdict.
+"""The program of a checker process. It writes the line "ready". Then it reads questions from standard input, and writes
+one line for each question.
 
 A question consists of the number of parts, the length of each part (each number has 4 bytes, big-endian), and the
-parts. Each question is judged in a fork of this process. So a question that hangs, crashes or fills the memory harms
-only its own fork, and every fork begins with all modules imported. The kernel enforces the limits: CPU time by a
-signal, memory by failing allocations. The process ends when its standard input ends.
+parts. Each question is judged in a fork of this process. So a question that computes for ever, crashes or fills the
+memory harms only its own fork. Every fork begins with all modules imported. The kernel enforces the limits: CPU time by
+a signal, memory by failing allocations. The process ends when its standard input ends.
 """
 
 from __future__ import annotations

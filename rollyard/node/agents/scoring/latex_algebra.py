@@ -66,11 +66,11 @@ def read(text: str) -> Expr:
 def same_expression(reference_text: str, answer_text: str, *, rounded: bool = False) -> bool:
     """Return whether the answer equals the reference, in a form that the reference allows.
 
-    If the reference has variables, an equivalent form is accepted, unless the answer has an operator such as \\sum or
-    \\gcd that the reference does not have. If the reference has no variables, the answer may have no more operations
-    than the reference. The answer may also have no such operator and no trigonometric function that the reference does
-    not have. `rounded`: the answer is a decimal, so a relative difference of TOLERANCE is accepted. Raises
-    UnreadableExpression if the reference cannot be read, or is no expression.
+    An operator such as \\sum or \\gcd may be in the answer only if it is in the reference too. If the reference has
+    variables, every other equivalent form is accepted. If the reference has no variables, the rule for operators covers
+    trigonometric functions too, and the answer may not have more operations than the reference. For an equation, see
+    `_same_equation`. `rounded`: the answer is a decimal, so a relative difference of TOLERANCE is accepted. Raises
+    UnreadableExpression if the reference cannot be read, or is neither an expression nor an equation.
     """
     reference = read(reference_text)
     try:

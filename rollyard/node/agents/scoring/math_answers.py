@@ -1,8 +1,10 @@
 """Judges an answer to a `math` task by the rule in docs/math.md. Runs as a checker process.
 
-If the reference is a number, the answer must be a number with nothing left to compute. If the reference is a list,
-tuple, interval, set or matrix, the answer must have the same form, with right members. If the reference is a word of
-more than three letters, the answer must be this word. Any other reference is compared by algebra.
+An answer with the text of the reference is right. Otherwise the form of the reference decides. If the reference is a
+number, the answer must be a number with nothing left to compute. If the reference is a tuple, interval, union or matrix,
+the answer must have the same form, with right members. If the reference is a list or a set, the answer must be a list or
+a set with the same members. If the reference is a word in `\\text` or of more than three letters, the answer must be
+this word. Any other reference is compared by algebra.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def is_right(reference: str, answer: str) -> bool:
 
 
 def normalized(text: str) -> str:
-    """Remove layout from the text, and write symbols with several spellings in one spelling."""
+    """Remove layout, degree signs and the base of a number. Write symbols with several spellings in one spelling."""
     for old, new in _SAME.items():
         text = text.replace(old, new)
     for pattern, new in _REWRITTEN:
@@ -211,8 +213,8 @@ def _number(text: str, percent: bool) -> Numeral | None:
 
 
 def _by_algebra(reference: str, answer: str, *, rounded: bool = False) -> bool:
-    """Compare by algebra. Return False if the reference cannot be read: the caller has already accepted an equal
-    text."""
+    """Compare by algebra. Return False if the reference cannot be read. (An answer with the same text was accepted
+    before.)"""
     if "%" in answer or ":" in reference + answer:
         return False
     if unit := _UNIT.fullmatch(answer):
@@ -259,7 +261,7 @@ def _is_name(text: str) -> bool:
 
 
 def _is_bracketed(text: str) -> bool:
-    """Return whether the first bracket of the text closes at its end."""
+    """Return whether the text begins with a bracket that closes only at the end of the text."""
     if len(text) < 2 or text[0] not in _PAIRS or text[-1] not in ")]}":
         return False
     depth = 0

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 MAX_EXPONENT = 400
 TOLERANCE = Fraction(1, 10**6)
-"""Accepted difference, relative to the reference, if the reference is not an integer, and the reference or the answer
-is a decimal."""
+"""Accepted difference, relative to the reference, if the reference or the answer is a decimal. `same_number` accepts no
+difference from an integer."""
 
 _SIGN = r"(?P<sign>[+-]?)"
 _DIGITS = r"(?:\d+|\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+)"
@@ -37,8 +37,8 @@ class Numeral:
 
 
 def numeral(text: str) -> Numeral | None:
-    """Read a text as a number; return None if the text as a whole is not a number, such as 2+3. Only a mixed number
-    such as `1 1/2` may contain a space."""
+    """Read a text as a number. Return None if the text is more than one number, as in 2+3, or no number, or has an
+    exponent beyond MAX_EXPONENT. Only a mixed number such as `1 1/2` may contain a space."""
     if found := _PLAIN.fullmatch(text):
         return Numeral(_with_sign(found["sign"], _decimal(found["number"])), "." in found["number"], True)
     if found := _SCIENTIFIC.fullmatch(text):
@@ -56,7 +56,8 @@ def numeral(text: str) -> Numeral | None:
 def same_number(reference: Numeral, answer: Numeral) -> bool:
     """Return whether the answer is worked out and has the value of the reference.
 
-    Decimals may differ by `TOLERANCE`, unless the reference is an integer. All other values must be equal exactly.
+    If the reference is not an integer, and one of the two is a decimal, they may differ by `TOLERANCE`, relative to the
+    reference. Otherwise the values must be equal.
     """
     if not answer.worked_out:
         return False

@@ -10,7 +10,7 @@ from rollyard.kinds.rollout import Task, Turn
 from rollyard.node.sandbox.sandbox import Sandbox
 
 Artifact = dict[str, str]
-"""Name -> text: everything that EVAL gets from RUN."""
+"""Name -> text: everything that EVAL gets from RUN's sandbox."""
 Message = dict[str, Any]
 """A chat message with role and content."""
 
@@ -58,7 +58,7 @@ class TaskHandler(Protocol):
     async def evaluate(
         self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
     ) -> Score:
-        """Compute the reward. Except for the artifact and the turns, use only what the agent could not reach.
+        """Compute the reward from the artifact, the turns, and data that the agent could not reach.
 
         `seconds` is the time limit for running the agent's work. The limit is less than the stage's budget. Exceeding the
         budget is an infrastructure fault, but a solution that hangs is the agent's mistake and gets a Score.

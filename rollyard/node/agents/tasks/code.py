@@ -63,8 +63,8 @@ class CodeHandler:
                 raise TaskError(f"the task's file {path} cannot be written: {error}") from error
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """Return the solution; an empty artifact if the file is missing, too large, or not text. Such a file is the
-        agent's mistake."""
+        """Return the solution; an empty artifact if the file is missing, too large, or not text. This is a mistake of
+        the agent."""
         try:
             data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
             return {"solution": data.decode()}
@@ -84,8 +84,8 @@ class CodeHandler:
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
     async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
-        """Count the calls that returned the expected value. The count is 0 if the results are malformed, or cannot be
-        compared within the limits: only a solution causes such results."""
+        """Count the calls that returned the expected value. The count is 0 if the results are missing or malformed, or
+        cannot be compared within the limits. Only a solution causes this."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:
@@ -95,8 +95,7 @@ class CodeHandler:
 
 
 async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
-    """Run the calls; return the results file, unparsed, with one line for each call. Return None if this file is
-    missing or too large.
+    """Run the calls. Return the bytes of the results file, unchecked; None if this file is missing or too large.
 
     Raises TaskError if the image cannot run the driver or the solution cannot be written, and SandboxStartFailed if
     python3 does not start in time.
@@ -119,5 +118,5 @@ async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: f
     limit = min(MAX_RESULTS_BYTES, SPARE_BYTES + BYTES_A_CHARACTER * sum(len(c.expect) for c in code.cases))
     try:
         return await sandbox.read_file(f"{FOLDER}/results.json", limit)
-    except OSError:  # the solution ended the driver, or wrote into the results file
+    except OSError:  # the solution ended or delayed the driver, or wrote into the results file
         return None

@@ -1,8 +1,8 @@
 """The only module that calls task handlers. It checks their exceptions and return values.
 
-A task handler of a plug-in is foreign code. If a handler raises an exception of its own, or returns a wrong value, the
-rollout ends Failed. For an exception, the error names the line in the handler. Such a failure never counts as a fault
-of Rollyard.
+A task handler of a plug-in is foreign code. If a handler raises an exception that is not in OWN_ERRORS, or returns a
+wrong value, the rollout ends Failed. For an exception, the error names the line in the handler. Such a failure is never
+an infrastructure fault.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class GuardedHandler:
     def _guard(self, call: str) -> Iterator[None]:
         try:
             yield
-        # Every BaseException is caught: a KeyboardInterrupt raised by a handler would end the node agent, and another
-        # BaseException would end the rollout's task without handing back the lease.
+        # Every BaseException is caught. A KeyboardInterrupt raised by a handler would end the node agent. Any other
+        # BaseException that is no Exception would end the rollout's task without handing back the lease.
         except BaseException as raised:
             error = first_cause(raised)
             if isinstance(error, OWN_ERRORS):
@@ -132,8 +132,8 @@ class GuardedHandler:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """Return the error itself. For the exception group of a task group, return the first error of Rollyard in it, else the
-    first error."""
+    """Return the first error of Rollyard in an exception group, or else the first error in the group. Return any other
+    error unchanged."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     causes = [first_cause(inner) for inner in error.exceptions]
@@ -170,7 +170,7 @@ def _number(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Return whether the value is text without halves of surrogate pairs, which cannot be stored."""
+    """Return whether the value is text without surrogates. Text with surrogates cannot be stored."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:

@@ -26,7 +26,7 @@ class Handlers:
     """Task kind -> reason why its handler cannot be loaded: type, message and line of the exception."""
 
     async def close(self) -> None:
-        """Release what the handlers hold, such as checker processes. An error of a handler is logged."""
+        """Release what the handlers hold, such as checker processes. HandlerFailed and a time-out are logged."""
         for kind, handler in self.loaded.items():
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
