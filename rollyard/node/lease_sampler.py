@@ -82,8 +82,8 @@ class LeaseSampler:
 
     async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
         """Return the endpoint for the next request: the current one, unless it failed or the server requested a new
-        choice. If the server has no other endpoint, return the current one; raise Unavailable if the current one failed.
-        Raises Fenced."""
+        choice. If the server has no other endpoint, return the current one, or raise Unavailable if the current one
+        failed. Raises Fenced."""
         if not failed and not self._rechoose_requested:
             return current
         if failed and not again:

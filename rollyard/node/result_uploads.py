@@ -75,7 +75,7 @@ class ResultUploads:
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the result of RUN that was uploaded under an earlier lease; retry until the server can be reached.
-        Raises Fenced."""
+        Raises Fenced, and any other ApiError except Unavailable."""
         query = {"namespace": ref.namespace, "id": ref.id, "fence": str(ref.fence)}
         backoff = Backoff()
         while True:

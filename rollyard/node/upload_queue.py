@@ -37,8 +37,8 @@ class UploadQueue:
             self._waiting.pop(done, None)
 
     async def _send_waiting(self, most: int) -> None:
-        """Send the first waiting uploads, and set their results. If this call is cancelled, the uploads of other callers
-        stay in the queue."""
+        """Send the first waiting uploads, and set their results. If this call is cancelled, the uploads of other
+        callers stay in the queue."""
         taken: list[asyncio.Future[None]] = []
         size = 0
         for done, data in self._waiting.items():

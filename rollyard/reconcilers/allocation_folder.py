@@ -76,7 +76,8 @@ class AllocationFolders:
         return self._script(allocation, name=meta.name, id=meta.uid, folder=folder)
 
     def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
-        """Job script for several allocations with the same pool and template. Writes nothing. Blocks at the first call."""
+        """Job script for several allocations with the same pool and template. Writes nothing. Blocks at the first
+        call."""
         first = allocations[0]
         stem = first.metadata.name.rpartition("-")[0]  # without the index
         return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
@@ -160,8 +161,8 @@ class AllocationFolders:
 
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
-    """Return the exit reason that our process logged shortly before `end`, or else the last line. Return None if the last
-    line is too old, or of unknown age.
+    """Return the exit reason that our process logged shortly before `end`, or else the last line. Return None if the
+    last line is too old, or of unknown age.
 
     `written_at`: Unix seconds of the last write to the log. It is used for lines that do not contain a time. Pure.
     """

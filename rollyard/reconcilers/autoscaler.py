@@ -11,8 +11,8 @@ are those of Knative's autoscaler.
 - The size leaves zero at the first demand, and becomes zero only after `idleTimeoutSeconds` without work.
 - A request of at least twice the size is a panic. For PANIC_SECONDS after a panic, the size grows without waiting for
   the window, and does not shrink.
-- The pool does not shrink while a metric is unknown or incomplete. After a restart the pool shrinks only once the server
-  has measured the demand for a whole window, and for the period of every policy of `scaleDown`.
+- The pool does not shrink while a metric is unknown or incomplete. After a restart the pool shrinks only once the
+  server has measured the demand for a whole window, and for the period of every policy of `scaleDown`.
 - Growing and shrinking alternate at most FLAP_BUDGET times within FLAP_WINDOW_SECONDS. This limit never
   delays growth. So the pool shrinks only if the budget also has room for the growth that may follow.
 """

@@ -1,9 +1,9 @@
 """Conditions of a pool, and events about their changes. Pure.
 
 Ready is about the number of serving allocations, with any template. Updated is about the change to the present template,
-like a Deployment's Progressing. Ready's message names present obstacles before earlier failures; Updated's message names
-failures first. A message has times of day instead of remaining seconds, so that the message stays the same while nothing
-changes.
+like a Deployment's Progressing. Ready's message names present obstacles before earlier failures. Updated's message
+names failures first. A message has times of day instead of remaining seconds, so that the message stays the same while
+nothing changes.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def scaling_limited(view: PoolView) -> ConditionUpdate | None:
 
 
 def admitting(view: PoolView) -> ConditionUpdate | None:
-    """Whether a model server has room for one more session. None until all servers are full for the first time."""
+    """Whether the model servers in service have room for one more session. Also true while no server is in service.
+    None until all servers in service are full for the first time."""
     if view.observation.why_full:
         return ConditionUpdate("Admitting", False, "EndpointsFull", view.observation.why_full)
     known = get_condition(view.pool.status.conditions, "Admitting")

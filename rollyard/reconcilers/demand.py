@@ -22,7 +22,7 @@ class LoadReport:
 
 
 def rollout_metrics(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> list[Metric]:
-    """Metrics of a RolloutPool: the rollouts in INIT and RUN need RUN workers, and the rollouts in EVAL need EVAL workers.
+    """Metrics of a RolloutPool: rollouts in INIT and RUN need RUN workers, and rollouts in EVAL need EVAL workers.
 
     Both queued and running rollouts count. Rollouts in INIT count for RUN, because RUN is their next stage. There is no
     metric for INIT workers. INIT may have fewer workers than RUN, so such a metric would request too many allocations,
@@ -44,8 +44,8 @@ def max_workers(spec: RolloutPoolSpec, *stages: Stage) -> int:
 
 
 def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
-    """Number of sessions that a RolloutPool needs: one for each rollout in flight in INIT and RUN, and one for each queued
-    rollout for which the pool has workers left at its largest size."""
+    """Number of sessions that a RolloutPool needs: one for each rollout in flight in INIT and RUN, and one for each
+    queued rollout for which the pool has workers left at its largest size."""
     live = in_flight.get(Stage.INIT, 0) + in_flight.get(Stage.RUN, 0)
     largest = spec.autoscaling.max_replicas if spec.autoscaling is not None else spec.replicas or 0
     most = 0 if spec.suspend else largest * max_workers(spec, Stage.INIT, Stage.RUN)
@@ -55,7 +55,7 @@ def sessions(spec: RolloutPoolSpec, queued: Counts, in_flight: Counts) -> int:
 def inference_metrics(targets: InferenceAutoscaling, live: int, reports: Sequence[LoadReport]) -> list[Metric]:
     """Metrics of an InferencePool.
 
-    `live`: number of present and requested sessions. `reports`: one for each active allocation that has ever been ready.
+    `live`: number of present and requested sessions. `reports`: one for each active allocation that was ever ready.
     """
     return [
         Metric("sessions", live, targets.target_sessions_per_replica),

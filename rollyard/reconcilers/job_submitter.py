@@ -122,9 +122,10 @@ class Submitter:
         return await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name), POOL_KINDS)
 
     async def _submit(self, pool: Pool, allocations: Sequence[Allocation]) -> bool:
-        """Submit allocations as one job or array. Return False if Slurm refused the submit, or if a script cannot contain
-        a value of the template. A burst that is too large for Slurm is tried in halves; False then means that the first
-        half was refused. Raises SlurmUnreachable, errors of the store, and OSError if a file cannot be written."""
+        """Submit allocations as one job or array. Return False if Slurm refused the submit, or if a script cannot
+        contain a value of the template. A burst that is too large for Slurm is tried in halves. In this case, False
+        means that the first half was refused. Raises SlurmUnreachable, errors of the store, and OSError if a file
+        cannot be written."""
         try:
             script, burst = await asyncio.to_thread(self._prepare, pool, allocations)
         except Invalid as error:  # a value of the template that a script cannot contain

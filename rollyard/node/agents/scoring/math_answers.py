@@ -1,10 +1,10 @@
 """Judges an answer to a `math` task by the rule in docs/math.md. Runs as a checker process.
 
 An answer with the text of the reference is right. Otherwise the form of the reference decides. If the reference is a
-number, the answer must be a number with nothing left to compute. If the reference is a tuple, interval, union or matrix,
-the answer must have the same form, with right members. If the reference is a list or a set, the answer must be a list or
-a set with the same members. If the reference is a word in `\\text` or of more than three letters, the answer must be
-this word. Any other reference is compared by algebra.
+number, the answer must be a number with nothing left to compute. If the reference is a tuple, interval, union or
+matrix, the answer must have the same form, with right members. If the reference is a list or a set, the answer must be
+a list or a set, with right members. If the reference is a word in `\\text` or of more than three letters, the answer
+must be this word. Any other reference is compared by algebra.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Numeral:
     decimal: bool
     """True if the number has a decimal point or a power of ten, and so may have been rounded."""
     worked_out: bool
-    """True if nothing is left to compute. A fraction must be in lowest terms; the factor of a power of ten must be 0, or at
-    least 1 and below 10."""
+    """True if nothing is left to compute. A fraction must be in lowest terms, with a denominator above 1. The factor of
+    a power of ten must be 0, or at least 1 and below 10."""
 
 
 def numeral(text: str) -> Numeral | None:
