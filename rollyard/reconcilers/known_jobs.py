@@ -1,5 +1,5 @@
-"""Jobs of the allocations that have not ended, each with the last heartbeat of its process, and with the time at
-which its submit was answered."""
+"""Jobs that squeue should show. Each job has the time of the last heartbeat from its process, and the time at which its
+submit was answered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rollyard.server.routing.endpoint_registry import EndpointRegistry
 
 
 class KnownJobs:
-    """Jobs that squeue should show. `SnapshotFeed` compares each snapshot with these jobs."""
+    """Jobs of the allocations that have not ended. `SnapshotFeed` compares each snapshot with these jobs."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class KnownJobs:
         answered: Mapping[str, float],
         clock: Clock,
     ) -> None:
-        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered."""
+        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed."""
         self._allocations = allocations
         self._agents = agents
         self._endpoints = endpoints
@@ -41,7 +41,7 @@ class KnownJobs:
         ]
 
     def _known(self, allocation: Allocation, job_id: str) -> KnownJob:
-        """Return the allocation's job, with the last heartbeat of the process that is bound to it."""
+        """Return the allocation's job. A heartbeat counts only if its process is bound to this job."""
         status, uid = allocation.status, allocation.metadata.uid
         endpoint, agent = self._endpoints.of_allocation(uid), self._agents.of_allocation(uid)
         heard = endpoint.heard_at if endpoint is not None else agent.heard_at if agent is not None else None

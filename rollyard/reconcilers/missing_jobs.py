@@ -13,7 +13,7 @@ accounting.
 | no | no record of it | nothing is concluded for ABSENT_SECONDS; then, or at once if we are ending the job, it is gone |
 
 The same rules judge a job that ran, if the table shows the job as pending without a restart. Either the table is old, or
-slurmctld has lost the job's state.
+slurmctld has lost the job's state. For such a job, the state pending in accounting counts as no record.
 """
 
 from __future__ import annotations
@@ -51,29 +51,31 @@ class KnownJob:
     is_running: bool = True
     restart_count: int = 0
     heard_at: float | None = None
-    """Unix seconds of the last heartbeat of the process bound to the job."""
+    """Unix seconds of the last heartbeat from the process bound to the job; None if there was none, or if the process
+    is a node agent that is not connected."""
     since: float = 0.0
-    """Unix seconds at which the job's submit was answered. A query that began earlier may lack the job."""
+    """Unix seconds at which the job's submit was answered or failed; 0.0 if unknown. A table whose query began earlier
+    may lack the job."""
     leaving: bool = False
     """True: we are ending the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A known job that the tables of one or more queries in a row lack."""
+    """A known job that one or more tables in a row lack, or show as pending although the job ran."""
 
     job: KnownJob
     since: float
-    """Unix seconds at which the first query without the job began."""
+    """Unix seconds at which the query for the first of these tables began."""
     lookups: int = 1
     rewound: bool = False
-    """True: the table shows the job in an earlier state."""
+    """True: the last table shows the job as pending although the job ran."""
     asked_at: float | None = None
-    """Unix seconds of the last query to accounting."""
+    """Unix seconds at which the last query to accounting ended."""
     accounting_state: Job | None = None
-    """Accounting's record of the job; None if there is none."""
+    """Accounting's record of the job; None if accounting has none, or has not answered the last query."""
     accounting_error: str = ""
-    """Reason why accounting did not answer; empty if accounting answered."""
+    """Reason why accounting did not answer the last query; empty otherwise."""
 
     def with_accounting(self, at: float, account: Job | None, silence: str = "") -> Absence:
         return replace(self, asked_at=at, accounting_state=account, accounting_error=silence)
@@ -95,8 +97,10 @@ class Absence:
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
-    """Jobs that this table lacks, by id. `before`: result for the previous table. Counts and times continue from
-    this result."""
+    """Known jobs that this table lacks, or shows as pending although they ran, by id.
+
+    `before`: result for the previous table. Counts and times continue from this result.
+    """
     found = {}
     for job in known:
         shown = table.jobs.get(job.id)
@@ -145,9 +149,9 @@ def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
 def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
     """Reason to conclude nothing at all from a table; empty if the table is good, or lacks only a few jobs.
 
-    A table is doubted in three cases: the table is old; all expected jobs are missing; or more than half of at least
-    MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we are ending, are not
-    expected.
+    A table is doubted in three cases: it shows a job that ran as pending; all expected jobs are missing; or more than
+    half of at least MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we are
+    ending, are not expected.
     """
     doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
     settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}
@@ -163,7 +167,7 @@ def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now
 
 
 def why_not_gone(absence: Absence, now: float) -> str:
-    """Text about a missing job that is not believed to be gone, with the reason."""
+    """Text that says why a missing job is not believed to be gone."""
     since = "appears as pending again" if absence.rewound else "is missing from squeue"
     return f"job {absence.job.id} {since}; {_witnesses([absence], now)}"
 

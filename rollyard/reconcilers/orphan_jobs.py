@@ -1,7 +1,7 @@
 """Search for orphans: jobs of this server that have no Allocation.
 
-An Allocation is stored before its job is submitted, and Allocations are read after the snapshot of the queue. So a job in
-the snapshot that has no Allocation is not one that was just submitted.
+An Allocation is stored before its job is submitted, and Allocations are read after the snapshot of the queue. So the
+Allocation of a job that was just submitted is always found.
 """
 
 from __future__ import annotations

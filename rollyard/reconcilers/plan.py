@@ -24,7 +24,7 @@ from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_start
 
 EMPTY_GRACE_SECONDS = 3.0
 """Seconds from the order to drain until an empty allocation may end. The order's recorded time is rounded down to whole
-seconds, so the real time may be up to a second shorter."""
+seconds, so the real wait may be up to a second shorter."""
 KEPT_ENDED = 3
 """Number of ended allocations that are kept for people to look at."""
 STAND_IN_SECONDS = 60.0
@@ -34,7 +34,8 @@ STUCK_SECONDS = 30.0
 
 
 def template_hash(pool: Pool) -> str:
-    """Hash of everything from which an allocation is made. An allocation with another hash is out of date.
+    """Hash of those parts of a pool's spec whose change replaces the pool's allocations. An allocation with another
+    hash is out of date.
 
     Default values are left out, so that a release with a new field does not replace present allocations.
     """
@@ -56,7 +57,7 @@ class Member:
     """Number of leases of a node agent. For a model server: number of live sessions or of running requests, whichever
     is greater."""
     silent: bool = False
-    """True: its process connected once, but no longer sends heartbeats."""
+    """True: the allocation's process connected once, but sends no heartbeats now."""
 
     @property
     def name(self) -> str:
@@ -72,13 +73,13 @@ class Member:
 
     @property
     def live(self) -> bool:
-        """Whether the job waits or runs, and the allocation is not being deleted. A COMPLETING job does no more work."""
+        """Whether the allocation has not ended and is not being deleted. An allocation with a COMPLETING job is not
+        live, because such a job does no more work."""
         status = self.allocation.status
         return not (status.is_ended or status.job_state == JobState.COMPLETING or self.deleting)
 
     @property
     def active(self) -> bool:
-        """Whether the allocation counts towards the size of the pool."""
         return self.live and not self.allocation.spec.drain
 
     @property
@@ -91,11 +92,11 @@ class Member:
 
     @property
     def serves(self) -> bool:
-        """Whether the allocation is ready and running, and is not about to end."""
         return self.active and self.ready and not self.suspended
 
     def missing(self, now: float) -> bool:
-        """Whether an allocation that served has been suspended or silent for at least STAND_IN_SECONDS."""
+        """Whether the allocation was ready once, is suspended or silent now, and became unready at least
+        STAND_IN_SECONDS ago."""
         status = self.allocation.status
         known = get_condition(status.conditions, "Ready")
         if status.ready_at is None or known is None or known.status == "True" or not (self.suspended or self.silent):
@@ -104,7 +105,8 @@ class Member:
 
     @property
     def ends(self) -> float | None:
-        """End of the walltime (Unix seconds); None if the end is unknown, or the job does not run."""
+        """End of the walltime (Unix seconds); None if it is unknown, if the job has not started, or if the allocation
+        is not live."""
         status = self.allocation.status
         return status.end_time.timestamp() if status.end_time is not None and self.started and self.live else None
 
@@ -129,7 +131,7 @@ class PoolPlan:
     surplus: tuple[str, ...] = ()
     """Members to end because the pool has enough without them."""
     outdated: tuple[str, ...] = ()
-    """Other members with an older template. They are replaced, at most `maxSurge` at a time."""
+    """Counted members with another template than the pool's, without those in `surplus`."""
     next_index: int = 0
     ends: EndCounts = field(default_factory=EndCounts)
     startup: float | None = None
@@ -188,10 +190,10 @@ class _PoolMembers:
     counted: list[Member]
     """Members that make up the size of the pool."""
     missing: list[Member]
-    """Members that have been suspended or silent for STAND_IN_SECONDS or longer. A member counts again once it is ready
-    again."""
+    """Active members for which `Member.missing` is true. While this is so, they do not count towards the size of the
+    pool."""
     pairs: list[tuple[Member, Member]]
-    """(old member, successor). The old member no longer counts, although it serves until the successor is ready."""
+    """(old member, successor). The old member no longer counts towards the size, although it may still serve."""
 
     @classmethod
     def of(cls, pool: Pool, members: Sequence[Member], now: float) -> _PoolMembers:
@@ -208,7 +210,8 @@ class _PoolMembers:
 
 
 def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[Successor, ...]:
-    """Successors to submit now: first for members that end soon, in the order of their ends, then for outdated members."""
+    """Successors to submit now: first for members that end soon, in the order of their ends, then for outdated members
+    that have started."""
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
@@ -227,7 +230,7 @@ def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[
 def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
     """Renewal times of members whose end is known, in the order of their ends.
 
-    A member that already has a successor is included, because the pair uses one of the `maxSurge` places.
+    An up-to-date member that already has a successor is included, because the pair uses one of the `maxSurge` places.
     """
     waiting = [old for old, _ in view.pairs if not view.outdated(old)]
     ends = sorted((m.ends, m.name) for m in [*view.counted, *waiting] if m.ends is not None)
@@ -237,8 +240,8 @@ def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
 def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
     """Members to end because the pool has enough without them.
 
-    Outdated members go first, then members that have not started, then members with little load, then members that end
-    soon. If there is a surplus, all missing members go too.
+    Counted members go in this order: outdated before up to date, then not started before started, then by rising load,
+    then by the end of their walltime. If there is a surplus, or `desired` is 0, all missing members go too.
     """
 
     def order(m: Member) -> tuple[bool, bool, int, float, int]:
@@ -251,8 +254,9 @@ def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
 def _replaced(view: _PoolMembers) -> list[Member]:
     """Members that may end because of their successor.
 
-    The first case: the successor is ready, and the member's retire time has come or one of the two is outdated. The
-    second case: the member takes no more work, and its successor is ready or waits for the member's end.
+    The first case: the successor is ready, and the member's retire time has come. If the member's end is unknown, or
+    the member or its successor is outdated, no retire time is awaited. The second case: the member is useless
+    (`_useless`), and its successor is ready or waits for the member's end.
     """
     found = _renewal_times(view)
 
@@ -273,7 +277,8 @@ def _blocks_successor(successor: Member) -> bool:
 
 
 def _useless(view: _PoolMembers, old: Member) -> bool:
-    """Whether the allocation can take no more work. A RolloutPool's allocation must also have no leases."""
+    """Whether the allocation is outdated, or has too little walltime left for new work. A RolloutPool's allocation that
+    has leases is not useless."""
     if isinstance(view.pool, RolloutPool) and old.load > 0:
         return False
     return view.outdated(old) or (old.ends is not None and not can_take_work(view.pool, old.ends, view.now))
@@ -282,7 +287,8 @@ def _useless(view: _PoolMembers, old: Member) -> bool:
 def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "") -> Reason | None:
     """Reason if a successor cannot be ready before the end of the member that it replaces.
 
-    `failed`: text about failed successors; empty if a successor has become ready since.
+    `failed`: text about the failures of the present template; empty if an allocation has become ready since the last
+    one.
     """
     if not any(m.active and m.ends is not None for m in members):
         return None
@@ -301,7 +307,8 @@ def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "")
 
 
 def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> tuple[Reason, float] | None:
-    """(reason, seconds of the gap) for a successor that does not start in time; None if it may start in time."""
+    """(reason, expected seconds without either allocation) for a successor that does not start in time; None if it may
+    start in time."""
     status = successor.allocation.status
     if successor.ready or successor.started or old.ends is None:
         return None
@@ -329,9 +336,9 @@ def _gap(old: Member, why: str, gap: float) -> str:
 def _outdated_before_use(view: _PoolMembers) -> list[Member]:
     """Outdated members to end because they have not served.
 
-    A started member stays, because it may still become ready. There is one exception: a started successor without work
-    that is not ready ends if the member that it should replace is still active. Otherwise the jobs of a bad template
-    would stay for as long as they hang.
+    A started member stays, because it may still become ready. There is one exception: a started successor ends if it is
+    not ready, has no work, and the member that it should replace is still active. Otherwise hanging jobs of a bad
+    template would stay.
     """
     hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]

@@ -29,7 +29,8 @@ class PoolObservation:
     why_not_ready: Reason | None = None
     """Reason why running allocations of the pool are not ready."""
     why_full: str = ""
-    """Reason why the pool, although ready, takes no more sessions; empty if the pool takes more."""
+    """Reason why the endpoints that are in service take no more sessions; empty if one of them takes more, or if none
+    is in service."""
     conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
     events: list[PoolEvent] = field(default_factory=list)

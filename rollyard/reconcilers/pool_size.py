@@ -20,7 +20,8 @@ SHOWN_SECONDS = 600
 def decide_size(
     pool: Pool, memory: ScalerMemory | None, metrics: Sequence[Metric], ledger: GpuLedger, now: float
 ) -> ScaleDecision:
-    """Decide the size. `memory`: state that the last call returned; None after a start of the server."""
+    """Decide the size. `memory`: state that the last call returned; None if there is none, as after a start of the
+    server."""
     spec = pool.spec
     if spec.suspend:
         return ScaleDecision(0, "suspended")

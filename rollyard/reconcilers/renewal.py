@@ -1,10 +1,10 @@
 """Times at which allocations are replaced, so that a successor is ready before the walltime ends. Pure.
 
-An allocation ends at `end`. Its successor has to be submitted by `end - lead`. `lead` is `before_expiry` plus the time
-that recent allocations of this pool took from submit to ready. At most `maxSurge` successors may exist beside the
-allocations that they replace. So if several allocations end at about the same time, they are renewed in groups of
-`maxSurge`, and the first group is renewed early enough for all. A successor that is ready early serves beside the old
-allocation until the old allocation's retire time, or until another successor needs the place.
+An allocation ends at `end`. Its successor has to be submitted by `end - lead`. `lead` is `before_expiry` plus the
+expected time from submit to ready. At most `maxSurge` successors may exist beside the allocations that they replace. So
+if several allocations end at about the same time, they are renewed in groups of `maxSurge`. The first group is renewed
+so early that the last group is still in time. A successor that is ready early serves beside the old allocation until
+the old allocation's retire time.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ measured start-up time is long. Without these limits an allocation would be rene
 MIN_LEFT_SECONDS = 20
 """Last seconds of a job, which are kept free for handing back work. New work must be able to end before them."""
 MARGIN_SECONDS = MIN_LEFT_SECONDS + 10
-"""Seconds that the default of `before_expiry` adds to a rollout's budgets: the successor is ready 10 s before its
-predecessor gets no more new work."""
+"""Seconds that the default of `before_expiry` adds to a rollout's budgets: the successor is ready 10 s before the
+last moment at which its predecessor gets new work."""
 
 
 def before_expiry(pool: Pool) -> float:
@@ -52,13 +52,13 @@ class RenewalTime(NamedTuple):
     submit_at: float
     """Time to submit the successor."""
     retire_at: float
-    """Time to end the allocation if its successor is ready. The time is earlier if another successor needs one of the
-    `maxSurge` places."""
+    """Time to end the allocation if its successor is ready: `before_expiry` before the end of the walltime, or earlier
+    if another successor needs one of the `maxSurge` places."""
 
 
 def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
-    """Renewal times for ends in ascending order. If many allocations end together, `round_seconds` of `due_times` is
-    shortened, so that an allocation runs for some time before it is replaced."""
+    """Renewal times for ends in ascending order. If there are many ends, `round_seconds` of `due_times` is shortened,
+    so that all groups fit into one walltime."""
     before, start, surge = before_expiry(pool), startup_seconds(pool), pool.spec.renewal.max_surge
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)

@@ -33,8 +33,8 @@ class RolloutPoolObserver:
         assert isinstance(pool, RolloutPool)
         queued = await self._rollouts.queued(pool.pool_key)
         in_flight = self._rollouts.leases.in_flight(*pool.pool_key)
-        # Leases are counted, because they outlive a restart of the server: an allocation is busy before its node agent
-        # reconnects.
+        # Leases are counted, because they outlive a restart of the server. So an allocation counts as busy even before
+        # its node agent reconnects.
         loads = self._rollouts.leases.by_allocation()
         agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
         stages = {

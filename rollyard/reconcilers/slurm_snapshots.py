@@ -32,8 +32,8 @@ TIMEOUT_SECONDS = 120.0
 """Time limit of a query. A query includes all attempts of the driver, and the waits for the driver's call budget."""
 SOON_POLL_SECONDS = 0.1
 OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
-"""Two limits of a query: seconds, and a multiple of the last query's duration. A query beyond both limits makes Slurm's
-state unknown until the answer."""
+"""Two limits of a query: seconds, and a multiple of the duration of the last answered query. A query beyond both limits
+makes Slurm's state unknown until the answer."""
 ACCOUNTING_SECONDS = 10.0
 """Seconds between two queries to accounting about the same missing jobs."""
 ACCOUNTING_POLL_SECONDS = 0.2
@@ -61,13 +61,13 @@ class SnapshotFeed:
         self._clock = clock
         self._soon = asyncio.Event()
         self._last_seconds = 0.0
-        """Seconds that the last query took."""
+        """Seconds that the last answered query took."""
         self._known_jobs = known_jobs
         self.missing: dict[str, Absence] = {}
-        """Known jobs that the last query did not show, by id."""
+        """Known jobs that the last answer lacked, or showed as pending although they ran, by id."""
         self.latest: Snapshot | None = None
         self.count = 0
-        """Number of believed snapshots so far. By this number a reader notices a new snapshot."""
+        """Number of believed snapshots so far. A higher number shows a reader that the snapshot is new."""
         self.unreachable_since: float | None = None
         """Unix seconds of the first failure; None after a success."""
         self.unreachable_why = ""
@@ -84,7 +84,7 @@ class SnapshotFeed:
         return QueueAccess(self.latest is not None, self.unreachable_since, self.unreachable_why, self.is_doubted)
 
     def refresh(self) -> None:
-        """Poll again soon, after a submit or a cancel."""
+        """Poll again soon, because jobs have changed or accounting has answered."""
         self._soon.set()
 
     async def run(self) -> None:
@@ -132,7 +132,7 @@ class SnapshotFeed:
         if why := self._why_doubted(snapshot):
             if self.is_doubted:
                 self._set_unreachable(why)
-            else:  # a controller that has just started may give one wrong answer, so query again soon
+            else:  # a slurmctld that has just started may give one wrong answer, so query again soon
                 self.is_doubted = True
                 self._soon.set()
             return seconds

@@ -13,7 +13,7 @@ from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, to
 from rollyard.server.routing.endpoint_state import EndpointState
 
 STATUS_METRICS_SECONDS = 30.0
-"""Greatest age of metrics in a status."""
+"""Age in seconds from which a copy of the metrics is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class StatusMetricsCache:
     """Last copy of the metrics for each pool.
 
     A new copy is taken if the last copy is old, or if other endpoints now have a known load or a limit of sessions.
+    While no endpoint's load is known, no copy is kept.
     """
 
     def __init__(self, clock: Clock) -> None:

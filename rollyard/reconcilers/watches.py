@@ -132,8 +132,7 @@ def owning_pool(old: Allocation | None, new: Allocation | None) -> Iterable[Obje
 
 
 def pool_itself(old: Pool | None, new: Pool | None) -> Iterable[ObjectKey]:
-    """Key of the changed pool; no key if the only change is one that the pool's reconciler itself wrote into the
-    status."""
+    """Key of the changed pool; no key if its declared part is the same, as after most writes of the status."""
     return (_seen(old, new).key,) if _declared_part(old) != _declared_part(new) else ()
 
 
@@ -186,7 +185,8 @@ def _matters_to_others(old: Pool | None, new: Pool | None) -> bool:
 
 
 def _declared_part(pool: Pool | None) -> tuple[object, ...] | None:
-    """The part of a pool whose change needs a reconcile: what users write, finalizers, and a requested weights update."""
+    """Values that change when the pool needs a reconcile: spec (by its generation), deletion, finalizers, and a
+    requested weights update. None if there is no pool."""
     if pool is None:
         return None
     meta = pool.metadata

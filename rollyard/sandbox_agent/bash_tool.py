@@ -54,11 +54,13 @@ class CommandFinished:
 
 
 class ShellEnded(Exception):
-    """Bash itself has ended: by `exit`, `exec` or `set -e`, or because it was killed."""
+    """Bash has ended (by `exit`, `exec` or `set -e`, or because it was killed), or its command does not end and bash
+    must be killed."""
 
 
 class BashTool:
-    """One bash. Only one thread may call `run`. Another thread may set `wake` to stop the running command."""
+    """One bash at a time. Only one thread may call the methods. Another thread may set `wake` to stop the running
+    command."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self.wake = WakeFlag()
@@ -91,7 +93,8 @@ class BashTool:
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
     def drain(self) -> None:
-        """Read the output of background jobs between calls, for the next call. Unread output would block the jobs."""
+        """Read the output of background jobs between calls; the next call returns it. Unread output would block the
+        jobs."""
         if self._terminal is None:
             return
         try:
@@ -104,7 +107,7 @@ class BashTool:
         return self._terminal.fd if self._terminal else None
 
     def _stop_command(self) -> None:
-        """End the running command, and keep bash. Raises ShellEnded if the command does not end."""
+        """End the running command, and keep bash. Raises ShellEnded if bash ends, or if the command does not end."""
         assert self._terminal is not None
         for signal_number, seconds in ((signal.SIGINT, INTERRUPT_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             deadline = time.monotonic() + seconds
@@ -235,7 +238,8 @@ class _Terminal:
                 os.killpg(group, signal_number)
 
     def end(self) -> int | None:
-        """Kill all remaining processes of this shell; return bash's exit code if it ended by itself."""
+        """Kill all remaining processes of bash's session; return bash's exit code, or None if bash had not ended
+        before."""
         self._wait(0.2)
         status = self._child.status
         # Stop the processes before killing them: a running fork bomb starts processes faster than they are killed.

@@ -1,7 +1,7 @@
 """Frames on a Unix socket. A frame has the lengths of its header and its body (4 bytes each, big-endian), then the
 header in JSON, then the body in raw bytes.
 
-Output of commands and contents of files are sent as bodies, so their bytes need no escaping.
+The output of a tool, and a file that is read or written whole, are sent as a body, so their bytes need no escaping.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stream:
             self._sock.sendall(LENGTHS.pack(len(head), len(body)) + head + body)
 
     def receive(self) -> tuple[Header, bytes] | None:
-        """Return the next frame; None if the other end is closed."""
+        """Return the next frame; None if the other end is closed. Raises ValueError if the header is not JSON."""
         lengths = self._exactly(LENGTHS.size)
         if lengths is None:
             return None

@@ -1,8 +1,9 @@
 """The Python process behind the `ipython` tool: one IPython shell that runs cells on request.
 
-The messages have the forms of the Jupyter protocol (execute_request in; execute_result, error, execute_reply out). Each
-message is one frame on an inherited socket. There is no `stream` message: the file descriptors of standard output and
-standard error are one pipe to the sandbox agent. So output of subprocesses and C libraries is included, in order.
+The messages have the forms of the Jupyter protocol (execute_request in; status, execute_result, error, execute_reply
+out). Each message is one frame on an inherited socket. There is no `stream` message: the file descriptors of standard
+output and standard error are one pipe to the sandbox agent. So output of subprocesses and C libraries is included, in
+order.
 """
 
 from __future__ import annotations

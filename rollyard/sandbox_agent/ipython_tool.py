@@ -30,7 +30,8 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class CellFinished:
-    """The result of one cell: all printed output, then its value or its traceback."""
+    """The result of one cell. `output`: what the cell printed, in bounded length, then the cell's value or
+    traceback."""
 
     output: bytes
     error: bool = False
@@ -43,8 +44,8 @@ class KernelUnusable(Exception):
 
 
 class IPythonTool:
-    """One IPython session. Only one thread may call the methods. Another thread may set `wake` to stop the running
-    cell."""
+    """One IPython session at a time. Only one thread may call the methods. Another thread may set `wake` to stop the
+    running cell."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
         self.wake = WakeFlag()
@@ -185,7 +186,10 @@ class _Kernel:
             self._stream.send({"header": header, "parent_header": {}, "metadata": {}, "content": content})
 
     def until_reply(self, cell: _Cell, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> bool:
-        """Read messages and output until the cell has ended; return False at the deadline or when `wake` is set."""
+        """Read messages and output until the cell has ended; return False at the deadline or when `wake` is set.
+
+        Raises KernelEnded.
+        """
         while received := self._await_message(capture, deadline, wake):
             if cell.add(received["header"]["msg_type"], received["content"]):
                 # The cell's output entered the pipe before the reply was sent.

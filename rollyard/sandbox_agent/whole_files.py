@@ -27,7 +27,7 @@ def read_file(path: str, limit: int) -> bytes:
 
 
 def write_file(path: str, data: bytes, mode: int) -> None:
-    """Create or replace a file. Missing folders above it are created."""
+    """Create or overwrite a file. Missing folders above it are created. Raises OSError."""
     os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, mode)
     with open(fd, "wb") as file:

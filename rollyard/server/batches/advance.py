@@ -110,7 +110,7 @@ class CancelRest:
 class GroupSettled:
     """Record the group's final verdict in the task's history, and in the rates and the lengths of the series.
 
-    The task of a faulty group is only put back.
+    A faulty group is not recorded there; its task is put back if `may_return` allows this.
     """
 
     verdict: Verdict
@@ -315,13 +315,15 @@ def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
 def wanted(request: BatchRequest, batch: BatchRecord) -> int:
     """Return the number of groups to draw now.
 
-    With a target, draw as many groups as the target still needs at the observed informative rate, also without workers,
-    so that an empty pool grows. If a later batch of the series can take over unfinished groups, draw at least enough
-    groups to fill idle slots.
+    With a target, draw as many groups as the target still needs at the observed informative rate. Draw them also
+    without workers, so that an empty pool grows. If the series can have a later batch, draw at least enough groups to
+    fill idle slots.
 
     A stream with `step_groups` draws as many groups as the next training step still needs, and more if slots are idle.
     Its limit is staleness: unacknowledged groups, and groups in flight that are expected to be informative, may fill at
     most `max_staleness` + 1 training steps. Other streams fill the slots.
+
+    In all cases QUEUE_AHEAD and the request's `in_flight` limit the number.
     """
     if batch.status.terminal or batch.drained:
         return 0

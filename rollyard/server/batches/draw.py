@@ -60,8 +60,10 @@ def draw(
     epochs: int | None,
     pass_over: bool,
 ) -> Drawing:
-    """Draw at most `count` tasks, beginning at the series' position. `stored`: number of tasks that a plug-in has
-    returned so far; it counts while the plug-in's number of tasks is unknown."""
+    """Draw at most `count` tasks: put-back tasks as soon as they are due, otherwise tasks from the series' position on.
+
+    `stored`: number of tasks that a plug-in has returned so far. It is used while the plug-in's total is unknown.
+    """
     drawn: list[DrawnTask] = []
     passed = looked = 0
     while len(drawn) < count and looked < MAX_LOOKED:
@@ -85,7 +87,8 @@ def draw(
 
 
 def with_end(series: SeriesRecord, tasks: int) -> SeriesRecord:
-    """Return the series with the number of tasks that its plug-in has now reported."""
+    """Return the series with the number of tasks that its plug-in has now reported. If the position has reached this
+    number, the next epoch begins."""
     series = replace(series, tasks=tasks)
     return replace(series, epoch=series.epoch + 1, position=0) if series.position >= tasks else series
 
@@ -106,8 +109,8 @@ def may_return(group: GroupRecord) -> bool:
 
 
 def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[DrawnTask]:
-    """Sort tasks by the mean seconds of their earlier rollouts, the longest first. A task without history counts as the
-    mean of the other tasks."""
+    """Sort tasks by the mean seconds of their earlier rollouts, the longest first. A task without history counts with
+    the mean of the tasks that have one."""
     seconds = [found.seconds if (found := history(t.index)) and found.rollouts else None for t in tasks]
     known = [s for s in seconds if s is not None]
     mean = sum(known) / len(known) if known else 0.0
@@ -116,8 +119,8 @@ def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[Draw
 
 
 def engine_priority(task: TaskHistory | None, mean_seconds: float) -> int | None:
-    """Return the priority of a task's requests at an engine; None if the task has no history. Engines serve lower numbers
-    first.
+    """Return the priority of a task's requests at an engine; None if the task has no history or `mean_seconds` is not
+    positive. Engines serve lower numbers first.
 
     A task that takes as long as the mean has priority 0, like requests without a priority. A longer task has a lower
     number.

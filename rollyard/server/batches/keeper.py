@@ -25,7 +25,7 @@ TICK_SECONDS = 1.0
 
 
 class BatchKeeper:
-    """Sends a tick each second to each running batch that needs it."""
+    """Sends a tick to each running batch that needs one, once a second and after `wake`."""
 
     def __init__(
         self,

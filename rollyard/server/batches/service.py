@@ -106,7 +106,8 @@ class BatchService:
 
     def _record(self, namespace: str, id: str, request: BatchRequest, tasks: Sequence[str]) -> BatchRecord:
         bare = evolve(request, id=None, tasks=request.tasks and request.tasks[:1])
-        # Without default values, so that a field of a later release does not change the digest of an equal request.
+        # Default values are left out, so that a field of a later release does not change the digest of an equal
+        # request.
         text = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)
         if len(text) > MAX_REQUEST_BYTES:
             raise Invalid(
@@ -151,7 +152,8 @@ class BatchService:
         return await self._apply(key, Acknowledged(now, upto), before)
 
     async def cancel(self, key: BatchKey, *, keep: bool) -> BatchView:
-        """End a batch. A batch that has ended stays as it is. `keep`: carry its live groups over. Raises NotFound."""
+        """End a batch. A batch that has ended stays as it is. `keep`: carry its live groups over, if the
+        request allows this. Raises NotFound."""
         return await self._apply(key, BatchCancelled(self._clock.time(), keep))
 
     async def tick(self, key: BatchKey, slots: int) -> None:
@@ -211,8 +213,9 @@ class BatchService:
     # groups
 
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
-        """Return the groups whose delivery number is greater than `after`. Wait until there is such a group or the
-        batch will deliver no more, but at most for `wait` seconds.
+        """Return the first `limit` groups whose delivery number is greater than `after`, and the batch.
+
+        Wait until there is such a group or the batch will deliver no more, but at most for `wait` seconds.
 
         Raises NotFound, and Expired if the next delivery is deleted.
         """

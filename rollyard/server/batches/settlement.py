@@ -173,7 +173,8 @@ class Settlement:
         self.advance(key, group, RolloutEnded(self._now, ended))
 
     def _settle(self, group: GroupRecord, verdict: Verdict) -> None:
-        """Record a final verdict in the series and in the task's history. The task of a faulty group is only put back."""
+        """Record a final verdict in the series and in the task's history. The task of a faulty group
+        is put back instead, if `may_return` allows this."""
         series = self._series_of(group.namespace, group.series)
         self._changes.outcomes[verdict.value] += 1
         if verdict is Verdict.FAULTY:

@@ -51,7 +51,8 @@ class TaskSources:
         """Lock for one call at a time, because a plug-in need not be thread-safe."""
 
     async def read(self, source: SourceRef, start: int, count: int) -> tuple[list[str], bool]:
-        """Return at most `count` tasks from index `start` on (canonical JSON), and whether the source has no more.
+        """Return at most `count` tasks from index `start` on (canonical JSON), and whether the source's end was
+        reached.
 
         Raises Invalid.
         """

@@ -14,8 +14,8 @@ WARNING_SECONDS = 120
 """Seconds before the end of the walltime at which Slurm sends SIGUSR1. Slurm may send the signal up to half a minute early,
 and end the job up to half a minute late."""
 OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
-"""Options that Rollyard sets itself. The user may set all others, also those for which a pool has fields, such as
-`partition`."""
+"""Options that the user may not set: Rollyard sets them, or needs sbatch's default for them. The user may set all
+others, also those for which a pool has fields, such as `partition`."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class JobOptions:
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
     """Build the script of the server's job.
 
-    Raises BadRequest for an option that Rollyard sets itself, and Invalid for a value with a line break.
+    Raises BadRequest for a malformed name and for an option in OWN_OPTIONS, and Invalid for a value with a line break
+    or another control character.
     """
     for option in options.directives:
         try:

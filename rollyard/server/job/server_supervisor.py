@@ -27,7 +27,7 @@ STOP_SECONDS = 20.0
 
 def run(place: ServerJobFolder, command: Sequence[str]) -> int:
     """Run until a stop signal (TERM, INT, or USR1 before the walltime ends), or until the server ends with status 0 or is
-    superseded. Return at once if no server is desired."""
+    superseded. Return the exit status. If no server is desired, return at once."""
     set_up_logging()
     os.umask(0o077)
     if place.desired_script() is None:
@@ -55,7 +55,8 @@ async def _supervise(command: Sequence[str]) -> int:
 
 
 async def _serve_once(command: Sequence[str], stop: asyncio.Event) -> int:
-    """Run the server once; return its exit status, which is negative for a signal."""
+    """Run the server until it ends, or stop it when `stop` is set; return its exit status, which is negative for a
+    signal."""
     child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL)
     ended = asyncio.create_task(child.wait())
     async with running(stop.wait()) as stopped:

@@ -47,8 +47,8 @@ class ServerJobRequest:
 
 
 async def start(request: ServerJobRequest, report: Print) -> RunningServer:
-    """Start a server, or find the running one. Raises RollyardError if another server has the folder, if the job is
-    refused or has ended, or if the server does not serve in time."""
+    """Start a server, or find the running one. Raises RollyardError, for example if another server has the folder, if
+    the job is refused or has ended, or if the server does not serve in time."""
     place, driver = await _open(request)
     try:
         live = await _live_jobs(place, driver)
@@ -113,7 +113,7 @@ def _script(place: ServerJobFolder, request: ServerJobRequest) -> str:
 
 
 def _check_free(place: ServerJobFolder) -> None:
-    """Raise Unavailable if a server that runs outside of the server's own jobs has the folder.
+    """Raise Unavailable if a process that belongs to none of the server's jobs has the folder.
 
     One of these jobs may still have the folder on a lost node. That is no obstacle: Slurm has just reported that none
     of these jobs lives, so the next job takes the folder over.
