@@ -20,29 +20,43 @@ def differences(
     """Return the differences of each sampled token's logprob, in float32. Fails when a segment's arrays do not match.
 
     `model`: for all tokens, or for those of each version. `kept`: versions that came in mode Pause; their tokens after
-    tokens of other versions in the same turn were sampled over the keys and values of those.
+    tokens of other versions in the same turn were sampled over the keys and values of those. If such a call goes on at
+    another endpoint later, that endpoint computes all keys and values with the newer version.
     """
     import torch
 
     torch.set_num_threads(1)  # two threads of a small model mostly wait for each other, on cores that other tests need
     found = []
     for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
-        ids = segment.token_ids
         for turn in _turns(segment):
             cache, fed = None, 0
             for version, at in turn:
-                folder = model if isinstance(model, Path) else model[version]
+                loaded = _model(model if isinstance(model, Path) else model[version])
                 if version not in kept:
                     cache, fed = None, 0
-                with torch.no_grad():
-                    out = _model(folder)(torch.tensor([ids[fed : at[-1]]]), past_key_values=cache, use_cache=True)
-                table = torch.log_softmax(out.logits[0].float(), -1)
-                for i in at:
-                    logprob = segment.logprobs[i]
-                    assert logprob is not None
-                    found.append(abs(table[i - 1 - fed, ids[i]].item() - logprob))
-                cache, fed = out.past_key_values, at[-1]
+                over_kept, next_cache = _run(loaded, segment, at, cache, fed)
+                if fed:
+                    anew, cache_anew = _run(loaded, segment, at, None, 0)
+                    errors = [max([*over_kept[:moved], *anew[moved:]]) for moved in range(len(at) + 1)]
+                    moved = errors.index(min(errors))
+                    over_kept = over_kept[:moved] + anew[moved:]
+                    next_cache = next_cache if moved == len(at) else cache_anew
+                found += over_kept
+                cache, fed = next_cache, at[-1]
     return found
+
+
+def _run(model: Any, segment: Segment, at: list[int], cache: Any, fed: int) -> tuple[list[float], Any]:
+    """Return the differences of the tokens at these positions, and the cache after them. The first `fed` are in `cache`."""
+    import torch
+
+    ids = segment.token_ids
+    with torch.no_grad():
+        out = model(torch.tensor([ids[fed : at[-1]]]), past_key_values=cache, use_cache=True)
+    table = torch.log_softmax(out.logits[0].float(), -1)
+    sampled = [(i, logprob) for i in at if (logprob := segment.logprobs[i]) is not None]
+    assert len(sampled) == len(at)
+    return [abs(table[i - 1 - fed, ids[i]].item() - logprob) for i, logprob in sampled], out.past_key_values
 
 
 @lru_cache(maxsize=32)
