@@ -72,7 +72,8 @@ class TokenClient:
         if sampling.logprobs != endpoint.logprobs:
             raise EndpointRefused(
                 f"endpoint {endpoint.id} returns {endpoint.logprobs} logprobs; ask for `sampling.logprobs: "
-                f"{endpoint.logprobs}`, or set the pool's `engine.vllm.logprobsMode: {sampling.logprobs}`"
+                f"{endpoint.logprobs}`, or set `logprobsMode: {sampling.logprobs}` in the pool's `engine.vllm`, or in the "
+                "endpoint's entry of `engine.external.endpoints`"
             )
         route = await self._routes.of(endpoint)
         if route.context is not None:

@@ -394,7 +394,7 @@ async def test_sampling_passes_through_whole(client: TokenClient, endpoint: Endp
 async def test_the_other_logprobs_are_refused_before_anything_is_asked(
     client: TokenClient, endpoint: Endpoint, server: Server
 ) -> None:
-    with pytest.raises(EndpointRefused, match=r"returns raw logprobs.*`engine.vllm.logprobsMode: processed`"):
+    with pytest.raises(EndpointRefused, match=r"returns raw logprobs.*`logprobsMode: processed`"):
         await client.complete(endpoint, PROMPT, Sampling(logprobs="processed"), 8, [2])
     server.scripts = [stream(chunk([2], "stop"))]
     processed = evolve(endpoint, logprobs="processed")
