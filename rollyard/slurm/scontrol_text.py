@@ -13,7 +13,7 @@ MIB = 1 << 20
 
 
 def read_site(config: str, partitions: str, nodes: str) -> Site:
-    """Parse the output of `scontrol show config`, and the outputs with one line for each partition and each node."""
+    """Parse the outputs of `scontrol show config`, `scontrol -o show partition` and `scontrol -o show node`."""
     version = re.search(r"SLURM_VERSION\s*=\s*(\S+)", config)
     known: dict[str, Node] = {}
     members: dict[str, set[str]] = {}

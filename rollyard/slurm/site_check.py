@@ -2,7 +2,7 @@
 
 It is an error if the jobs can never start. Nodes and partitions that are down count like others, because they will come
 back. It is only a warning if all suitable nodes or partitions are down, so that jobs must wait. It is also only a
-warning if a job exceeds a partition's limit, because a QOS may lift this limit.
+warning if a job exceeds the time or node limit of all its partitions, because a QOS may lift these limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.slurm.base import Node, Partition, Site
 
 GIB = 1 << 30
 MOST_NAMES = 12
-"""Greatest number of names that one message lists."""
+"""Greatest number of names in one list of a message."""
 
 
 def check(template: AllocationTemplate, site: Site) -> list[Cause]:
@@ -105,7 +105,7 @@ def _limits(template: AllocationTemplate, partition: Partition) -> Iterator[Caus
 
 
 def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]:
-    """Yield limits of a partition that the template exceeds.
+    """Yield a warning for each limit of the partition that the template exceeds.
 
     A QOS with the flag PartitionTimeLimit or PartitionMaxNodes lifts such a limit, but `Site` does not have the flags
     of a QOS.
@@ -119,7 +119,8 @@ def _bounds(template: AllocationTemplate, partition: Partition) -> Iterator[str]
 
 
 def _sizes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Cause]:
-    """Return errors if too few of the partition's nodes are large enough and permitted by `nodelist` and `exclude`.
+    """Return errors if a node in `nodelist` is not in the partition, if `exclude` names all nodes, or if too few of the
+    remaining nodes are large enough.
 
     First each resource is checked separately. If every resource passes, all of them are checked together.
     """
@@ -166,7 +167,7 @@ def _requested_sizes(
 def _nodes(template: AllocationTemplate, partition: Partition, site: Site) -> list[Node]:
     """Return the nodes on which a job may start: a partition's known nodes without the excluded ones.
 
-    If a job of one node has a `nodelist`, they are only the nodes in this list. A job of several nodes may also get
+    A job of one node with a `nodelist` may start only on the nodes in this list. A job of several nodes may also get
     nodes that its `nodelist` does not name.
     """
     excluded = {name for text in template.exclude for name in expand(text)}

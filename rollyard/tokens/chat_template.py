@@ -30,7 +30,7 @@ class ChatTemplate:
         """Ids of tokens that end a turn. The first id is the tokenizer's own `eos_token_id`, if it has one."""
         added = tokenizer.added_tokens_decoder
         self.ends = {i: added[i].content if i in added else self.decode([i]) for i in self.stop_ids}
-        """Stop id -> text that the template writes for this id."""
+        """Stop id -> text of its token."""
         self._parts = roles_in_parts(self._rendered)
         self._check_end()
 
@@ -100,7 +100,7 @@ class ChatTemplate:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Decode ids to a text for people and parsers. This text must never be tokenised again."""
+        """Decode ids to a text. If this text is tokenised, the ids may be different ones."""
         if self._fast is not None:
             text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special)
         else:
@@ -111,7 +111,7 @@ class ChatTemplate:
 
     @cached_property
     def _has_start_ids(self) -> bool:
-        """Whether a text at the start gets other ids than the same text after a stop token."""
+        """Whether a text gets other ids alone than after a stop token."""
         return self.encode(self.ends[self.stop_ids[0]] + "a")[1:] != self.encode("a")
 
     def _rendered(

@@ -81,7 +81,7 @@ class Conversation:
         """Append the answer that the model sampled after `prompt_ids()`. Return the answer's text without the token
         that ended the turn.
 
-        `logprobs` and versions are None for ids that the caller itself put at the beginning of the answer.
+        Logprob and version are None for an id that the caller itself put at the beginning of the answer.
         `weights_version`: one version for all ids, or one for each id. Raises ValueError if the lengths differ.
         """
         versions = [weights_version] * len(ids) if isinstance(weights_version, str) else list(weights_version)
@@ -165,10 +165,10 @@ class Conversation:
             self.breaks.pop()
 
     def _open_segment(self, rendered: str) -> str:
-        """Open a segment with the beginning of a rendering, up to its last sampled turn.
+        """Open a segment with the beginning of a rendering.
 
-        Sampled turns whose exact text is in the rendering keep their ids. Return the text after the last of these
-        turns.
+        Sampled turns whose exact text is in the rendering keep their ids. The beginning ends with the last of these
+        turns. Return the text after it.
         """
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]

@@ -1,10 +1,11 @@
 """Dialects of model servers: how a request is written, and where a chunk of the answer has each value.
 
 There are three:
-- `/v1/completions`: for Rollyard's own engines, whose reverse proxy adds the weights version, and for servers that have
-  neither of the next two.
-- `/inference/v1/generate` (vLLM with --enable-scale-out): for other servers that have it. The server does not decode
-  the ids to text. It sends the token id of each logprob, and the weights version of each token.
+- `/v1/completions`: for Rollyard's own engines, whose reverse proxy adds the weights version, and for servers to
+  which neither of the next two applies.
+- `/inference/v1/generate` (vLLM with --enable-scale-out): for other servers that have it and report the length of
+  their context. The server does not decode the ids to text. It sends the token id of each logprob, and the weights
+  version of each token.
 - `/generate` (SGLang): for endpoints whose `dialect` is `sglang`.
 """
 

@@ -38,8 +38,8 @@ class Routes:
     async def of(self, endpoint: Endpoint) -> Route:
         """Return the route of an endpoint; never raises.
 
-        If the probe fails, return a route with `/v1/completions`. If the server is down, the caller's request reports
-        it.
+        If the probe fails, return a route with `/v1/completions`. If the server is down, the caller's
+        own request fails.
         """
         if endpoint.ca:  # our own engine: its reverse proxy adds the weights version only to completions
             return Route(COMPLETIONS, None, 0.0)

@@ -1,8 +1,8 @@
 """Sampling that survives the failure of an endpoint.
 
-A conversation stays on one endpoint. If this endpoint fails, the conversation continues on another endpoint with the ids
-sampled so far. The node agent uses this module for its leases, and the gateway for the sessions of external agents. Each
-caller passes its own `Checkout`.
+A conversation stays on one endpoint until its `Checkout` returns another. If an endpoint fails during a turn, another
+endpoint continues with the ids sampled so far. The node agent uses this module for its leases, and the gateway for the
+sessions of external agents. Each caller passes its own `Checkout`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL_SECONDS = 0.2
 
 
 class Checkout(Protocol):
-    """Chooses an endpoint. It is called before each turn and after each failure."""
+    """Chooses an endpoint. It is called before each turn, after each failure, and by `FailoverPolicy.leave`."""
 
     async def __call__(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
         """Return `current` or another endpoint. Raises Unavailable if there is none; `FailoverPolicy` then calls again.
@@ -78,7 +78,7 @@ class FailoverPolicy:
         """Sample one turn. After a failure another endpoint continues with the ids sampled so far.
 
         Raises StreamLost if an endpoint failed after MAX_MOVES moves; `.partial` has all sampled tokens. Also raises
-        ContextExceeded, EndpointRefused, NoEndpoint, and the errors of the checkout.
+        ContextExceeded, EndpointRefused, NoEndpoint, and the errors of the checkout except Unavailable.
         """
         self._sampling += 1
         try:

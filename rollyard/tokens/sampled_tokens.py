@@ -29,8 +29,7 @@ class Sampled:
         )
 
     def ended(self, stop_ids: Sequence[int], max_tokens: int) -> Sampled | None:
-        """Return the finished answer if the tokens show that it is complete and only the finish reason is missing; else
-        None."""
+        """Return the answer with a finish reason if its tokens show that it is complete; else None."""
         if self.token_ids and self.token_ids[-1] in stop_ids:
             return Sampled(self.token_ids, self.logprobs, self.weights_versions, "stop")
         if len(self.token_ids) >= max_tokens:

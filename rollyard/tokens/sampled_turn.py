@@ -29,7 +29,8 @@ class SampledTurn:
     """Text of the token that ended the turn; empty if a limit ended the turn."""
     spellings: tuple[str, ...]
     """Possible texts of the turn within a rendering. There may be two, because some tokenizers omit a space at the
-    beginning of a text. Empty if the turn ends or begins within a character."""
+    beginning of a text. Empty if the turn begins or ends within a character, so that its text depends on the ids
+    around it."""
     marker: str = ""
     """Marker after the turn's thoughts; empty if the turn has no thoughts or the template has no marker."""
 
@@ -68,7 +69,7 @@ class SampledTurn:
 
 
 def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[int] = ()) -> SampledTurn:
-    """Make a turn from ids that were sampled after a prompt. The ids are only decoded; nothing is tokenised."""
+    """Make a turn from ids that were sampled after a prompt. The turn keeps these ids."""
     ended = bool(ids) and ids[-1] in template.stop_ids
     content = list(ids[:-1] if ended else ids)
     text, end = template.decode(content), template.ends[ids[-1]] if ended else ""

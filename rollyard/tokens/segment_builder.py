@@ -27,9 +27,9 @@ class BreakCause(StrEnum):
     THOUGHTS_DROPPED = "ThoughtsDropped"
     """The rendering leaves out a turn's thoughts."""
     HISTORY_CHANGED = "HistoryChanged"
-    """An external agent sent a history that continues no earlier call.
+    """An agent with its own loop sent a history that continues no earlier call.
 
-    The agent edited or shortened the history, started a sub-agent, or sent two calls in parallel.
+    For example, the agent edited or shortened the history, started a sub-agent, or sent two calls in parallel.
     """
 
 
@@ -49,9 +49,9 @@ class PlacedTurn:
     number: int
     first: int
     start: int
-    """Position of the turn's beginning in the segment's text. `end`: position after the turn and, if the segment has
-    it, the token that ended it."""
+    """Position of the turn's beginning in the segment's text."""
     end: int
+    """Position after the turn. If `ended`, position after the token that ended the turn."""
     ended: bool
     """Whether the segment has the token that ended the turn."""
 
@@ -69,7 +69,7 @@ class SegmentBuilder:
     logprobs: list[float | None] = field(default_factory=list)
     weights_version: list[str | None] = field(default_factory=list)
     prompt_length: int | None = None
-    """Number of tokens before the first sampled turn; None if no turn was sampled yet."""
+    """Number of tokens before the first turn that was sampled in this segment; None if there is no such turn yet."""
     finish_reasons: list[str] = field(default_factory=list)
     opened_by: Break | None = None
 
@@ -128,7 +128,8 @@ def locate_turns(
 ) -> Iterator[PlacedTurn]:
     """Yield the sampled turns whose exact text a rendering contains, in order.
 
-    `marked`: rendering with placeholders, which shows where to search. A turn whose text differs is skipped.
+    `marked`: rendering with placeholders, which shows where to search. A turn whose text differs is skipped. The search
+    ends at the first text between turns that `rendered` does not contain.
     """
     position, free = 0, 0
     for before, seen in zip(marked.texts, marked.turns, strict=False):

@@ -83,8 +83,8 @@ class StreamedResponse:
         """Read the answer to its end.
 
         Raises TimeoutError if no data comes for `first_seconds`, or for `next_seconds` after the first event. Raises
-        ValueError, KeyError or TypeError for an event of another form, and PromptTooLong, EndpointRefused, StreamLost or
-        AnswerRefused for a wrong answer or an error in it.
+        ValueError, KeyError, TypeError or AttributeError for a malformed event. Raises PromptTooLong, EndpointRefused
+        or StreamLost for an error in the answer, and AnswerRefused for an answer that cannot be trained on.
         """
         async for event in _events(content, first_seconds, next_seconds):
             self._add_event(event)
@@ -212,7 +212,7 @@ class StreamedResponse:
         return Sampled(self._ids, self._logprobs, self._versions, finish_reason)
 
     def _plain(self, text: str) -> str:
-        """Shorten a text and remove the access token, because a server may repeat the request in its error."""
+        """Remove the access token, which a server may repeat in its error, and shorten the text."""
         if self._endpoint.token:
             text = text.replace(self._endpoint.token, "…")
         return " ".join(text.split())[:MAX_MESSAGE]

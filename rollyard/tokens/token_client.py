@@ -30,8 +30,8 @@ class StreamTimeouts:
 
     connect: float = 10.0
     first_token: float = 300.0
-    """Time to the header of the answer, and again from there to the first token. It includes the wait in the engine's
-    queue and the processing of the prompt."""
+    """Limit from the request to the header of the answer, and also from the header to the first token. The wait in the
+    engine's queue and the processing of the prompt count."""
     next_token: float = 60.0
 
     @classmethod
@@ -66,8 +66,8 @@ class TokenClient:
         """Sample one turn on one endpoint.
 
         Raises StreamLost if the endpoint fails or `in_flight` ends the request; `.partial` has the tokens received so far.
-        Raises EndpointRefused if the endpoint refuses the request, AnswerRefused if the answer cannot be trained
-        on, and ContextExceeded if no token fits after the prompt.
+        Raises EndpointRefused if the endpoint refuses the request or returns other logprobs than `sampling` names,
+        AnswerRefused if the answer cannot be trained on, and ContextExceeded if no token fits after the prompt.
         """
         if sampling.logprobs != endpoint.logprobs:
             raise EndpointRefused(

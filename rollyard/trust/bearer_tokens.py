@@ -24,7 +24,8 @@ KEY_BYTES = 32
 
 class Role(StrEnum):
     ADMIN = "admin"
-    """A person or trainer, with every right. Whoever can write a pool can run any command on its nodes."""
+    """A person or trainer, for all requests except those of node agents and engines. An admin can run any command on a
+    pool's nodes, because an admin can write the pool."""
     NODE = "node"
     """A node agent, for its own allocation."""
     ENGINE = "engine"

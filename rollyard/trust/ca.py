@@ -33,8 +33,8 @@ class Authority:
 
     @classmethod
     def open(cls, folder: Path) -> Authority:
-        """Open the authority in `folder` (0700), or create it if it is missing. The file `ca.pem` in it has the
-        authority's key and certificate.
+        """Open the authority in `folder`, or create it if it is missing. The file `ca.pem` (0600) in the folder has
+        the authority's key and certificate.
 
         Raises Unavailable if `ca.pem` does not contain an elliptic-curve key and its certificate.
         """
@@ -60,7 +60,7 @@ class Authority:
         """Return a PEM file (0600) with the server's key and certificate.
 
         The file is made again if the hosts have changed, if another authority signed the certificate, or if the
-        certificate expires within RENEW_BEFORE_DAYS.
+        certificate expires within RENEW_BEFORE_DAYS. Raises Invalid for an empty list or an invalid host.
         """
         path = self._folder / "server.pem"
         if not (path.exists() and self._still_good(path, hosts)):

@@ -49,7 +49,7 @@ def read_arrays(
 ) -> tuple[dict[str, Array], Mapping[str, str]]:
     """Return the arrays with these names, and the metadata. The arrays share the memory of `data`.
 
-    Raises ValueError, KeyError, TypeError or OverflowError if the file is damaged or lacks one of the arrays.
+    Raises ValueError, LookupError, TypeError or OverflowError if the file is damaged or lacks one of the arrays.
     """
     size = int.from_bytes(data[:8], "little")
     if size > min(MAX_HEADER_BYTES, len(data)):

@@ -1,7 +1,8 @@
 """Base class of all messages, the identity of a sender, and the version of the protocol.
 
 Messages only grow: new fields have defaults, and receivers ignore unknown fields and unknown message types. So an old
-node agent or engine can finish its work under a new server. A new field does not change PROTOCOL.
+node agent or engine can finish its work under a new server. A new field does not change PROTOCOL. Unknown fields are
+errors only in what users write: `agent`, `sampling` and `budgets` of a lease, and the spec of an engine.
 """
 
 from __future__ import annotations

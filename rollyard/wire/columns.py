@@ -1,11 +1,13 @@
 """Columns files: results in one safetensors file, with all data of tokens as arrays that need no parsing.
 
-The tokens of all segments follow each other in one array. An array of offsets has the index at which each segment
-begins, and as its last number the index at which the last segment ends. The segments and turns of all samples are
-stored in the same way. The prompt lengths of segments, and the prompt and response lengths of turns, are arrays too.
-All other fields are JSON: one text for each sample, segment and turn, which is parsed on demand, and the text `about`
-for the whole file. The metadata has the name of the form and its version. A later release may add arrays under the same
-version: a reader ignores arrays that it does not know, and refuses a file of a higher version."""
+Each array of tokens has the tokens of all segments, one segment after another. An array of offsets has the index at
+which each segment begins, and as its last number the index at which the last segment ends. The segments and turns of
+all samples are stored in the same way. These fields are arrays too: the prompt length of a segment, and the segment,
+prompt length and response length of a turn. All other fields are JSON: one text for each sample, segment and turn,
+which is parsed on demand, and the text `about` for the whole file. The metadata has the name of the form and its
+version. A later release may add arrays under the same version: a reader ignores arrays that it does not know, and
+refuses a file of a higher version.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +99,8 @@ class Columns:
         samples = [model.model_validate({**found, "segments": [], "turns": []}, extra=extra) for found in self.samples]
         whole = [evolve(sample, **parts) for sample, parts in zip(samples, self._parts(segments, turns), strict=True)]
         # Tokens are filled in after all objects exist. While objects are created, Python's garbage collector runs, and each
-        # run would read every element of the lists. The lists go into the frozen segments as they are: a copy of each
-        # would take a quarter of the time.
+        # run would read every element of the lists. The lists go into the frozen segments as they are: to copy them
+        # would take a quarter of this method's time.
         for segment, tokens in zip(segments, self._tokens(), strict=True):
             vars(segment).update(tokens)
         return whole
@@ -329,7 +331,7 @@ def _logprobs(values: Sequence[float | None], mask: Array) -> Array:
 def _indices(values: Sequence[str | None], mask: Array, versions: dict[str | None, int]) -> Array:
     """Return the index of each token's version, and add new versions to `versions`.
 
-    Most runs of sampled tokens have only one version. To count it takes a tenth of the time of a look-up for each token.
+    Most runs of sampled tokens have only one version. `count` takes a tenth of the time of a look-up for each token.
     """
     indices = np.full(len(values), -1, np.int32)
     for start, end in _runs(mask != 0):

@@ -31,8 +31,8 @@ class Endpoint(WireMessage):
     patience: Patience = Patience()
     """Time limits for this model server. If one of them is exceeded, another endpoint is used."""
     dialect: Literal["openai", "sglang"] = "openai"
-    """API for requests with token ids. openai: `/v1/completions`, or vLLM's `/inference/v1/generate` if the server has
-    it. sglang: SGLang's own `/generate`."""
+    """API for requests with token ids. openai: `/v1/completions`, or vLLM's `/inference/v1/generate` on a server
+    that is not Rollyard's own and has it. sglang: SGLang's own `/generate`."""
     logprobs: Literal["raw", "processed"] = "raw"
     """Distribution whose logprobs the model server returns, as in `Sampling.logprobs`."""
 

@@ -34,7 +34,7 @@ class WeightsTarget(WireMessage):
     checksum: str | None = None
     """Expected checksum of the folder. The engine refuses a folder with another checksum. Null: any content is accepted."""
     attempt: int = 1
-    """Sequence number of the attempt. After a failure the engine tries again only if it gets a higher number."""
+    """Sequence number of the attempt. With a higher number the engine tries a failed target again."""
     transfer: bool = False
     """True: the trainer sends the weights into the running engine. An engine that cannot receive them loads `path`."""
 
@@ -89,8 +89,8 @@ class WeightsReport(WireMessage):
     """`attempt` of the target that failed; null if none failed, and from an older engine, which does not send this
     field."""
     note: str | None = None
-    """Reason why the engine loaded the folder although the target was a transfer; else empty. Null from an older engine that
-    knows no transfers."""
+    """Reason why the target was a transfer but the weights did not come by a transfer; else empty. Null from an older
+    engine that knows no transfers."""
 
     @property
     def settled(self) -> bool:
@@ -99,7 +99,7 @@ class WeightsReport(WireMessage):
 
 
 UNHEALTHY = "Unhealthy"
-"""Value of `reason` for an engine that was ready before and no longer answers its supervisor."""
+"""Word of `reason` for an engine that was ready before, and whose latest health probe has failed."""
 
 
 class EngineHeartbeat(WireMessage):

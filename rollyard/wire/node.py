@@ -72,8 +72,8 @@ class Lease(LeaseRef):
     def _dump_without_defaults(self, given: AgentSpec | Sampling | Budgets) -> dict[str, Any]:
         """Leave out fields with default values.
 
-        An older node agent refuses a lease with unknown fields. Without the defaults it gets a new field only if the user
-        has set this field.
+        An older node agent refuses a lease with unknown fields in these parts. Without the defaults it gets a new field
+        only if the user has set this field to another value.
         """
         return given.model_dump(mode="json", exclude_defaults=True)
 

@@ -1,8 +1,8 @@
 """Translation of sbatch's options to fields of a job in slurmrestd, which does not read a script's `#SBATCH` lines.
 
 `TABLE` has one column for v0.0.38 and one for v0.0.40 and later. v0.0.38 passes each value to sbatch's own parser; later
-versions have typed fields. To support another option, add a row. This module's test submits each option with sbatch and
-with slurmrestd, and compares the jobs that Slurm records.
+versions have typed fields. To support another option, add a row. A test in `test_rest_driver.py` submits nearly every
+option with sbatch and with slurmrestd, and compares the jobs that Slurm records.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
 
 
 def job_variables(directives: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that sbatch would set in a job's environment. An `srun` in the script reads them."""
+    """Return the variables of `VARIABLES` whose options are in `directives`. An `srun` in the script reads them."""
     return {variable: directives[option] for option, variable in VARIABLES.items() if option in directives}
 
 
@@ -56,14 +56,14 @@ def _fields_of(option: str, value: str, column: int, version: str) -> Fields | N
 
 
 def _joined(first: object, second: object) -> object:
-    """Join the values of two options for the same field, such as `gres` and `gpus-per-node`, or two flags."""
+    """Join the values of two options that set the same field, such as `gres` and `gpus-per-node`."""
     if isinstance(first, list) and isinstance(second, list):
         return first + second
     return f"{first},{second}"
 
 
 def _count_tasks(fields: Fields) -> None:
-    """Set the number of tasks as sbatch does.
+    """Set the field `tasks` as sbatch does.
 
     Without this field Slurm would assume one task for the whole job, and would allocate CPUs for one task only.
     """

@@ -16,8 +16,8 @@ from rollyard.core.errors import SlurmUnreachable
 from rollyard.slurm.rest.codec import Codec, QueueAnswer, parse_json
 
 SMALL_BYTES = 256 << 10
-"""Greatest size of an answer that the server parses itself. This takes some milliseconds, about as long as a call to
-the child."""
+"""Greatest size of an answer that the server parses itself. To parse this many bytes takes some milliseconds, about as
+long as a call to the child."""
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8
 """Number of bytes of the length (big-endian) before each message."""
@@ -59,7 +59,7 @@ class QueueReader:
         return found
 
     async def close(self) -> None:
-        """Kill the child. A call that waits for its answer fails."""
+        """Kill the child. A call that waits for the child's answer fails."""
         child, self._child = self._child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,6 +1,7 @@
-"""Driver that uses slurmrestd, with a version of the bodies that slurmrestd and Rollyard both support.
+"""Driver that uses slurmrestd, with a version of the API that slurmrestd and Rollyard both support.
 
-slurmrestd always sends all fields of all users' jobs. So on a large cluster Slurm's commands answer faster.
+After each change of the queue, slurmrestd sends all fields of all users' jobs. So on a large cluster Slurm's commands
+answer faster.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from rollyard.slurm.rest.version_choice import RestVersions, negotiate
 
 T = TypeVar("T")
 OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
-"""Prefixes of variables that jobs do not get. Such a variable may override one that the job sets itself, or contain a
-token."""
+"""Prefixes of variables that jobs do not inherit. Such a variable may override one that the job sets itself, or contain
+a token."""
 NOT_FOUND = {2017, 2021}
 """Slurm's error numbers: the job does not exist; the job has ended."""
 NOTHING_FOUND = 9003
@@ -46,7 +47,7 @@ class RestDriver:
         *,
         limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
-        """`env`: environment of the jobs. Default: the environment of this process."""
+        """`env`: environment that jobs inherit, without OMITTED_VARIABLES. Default: the environment of this process."""
         source = os.environ if env is None else env
         self._env = {k: v for k, v in source.items() if not k.startswith(OMITTED_VARIABLES)}
         self._umask = umask()
@@ -125,7 +126,8 @@ class RestDriver:
     async def _negotiate(self) -> RestVersions:
         """Return the versions to use; negotiate them if they are not known.
 
-        After a failed call the versions are negotiated again, because slurmrestd may have been replaced by another release.
+        After a request without a usable HTTP answer the versions are negotiated again, because slurmrestd may have been
+        replaced by another release.
         """
         if self._versions is None:
             body = await self._call("GET", "/openapi/v3")
@@ -163,22 +165,22 @@ class RestDriver:
             raise
 
     def _why_silent(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
-        """Return the error for an answer of slurmrestd that shows no decision of slurmctld.
+        """Return SlurmUnreachable with the errors in an answer.
 
-        Such an answer rarely contains the cause. So the error mentions the token, because a bad token may be the cause.
+        The errors rarely name the cause. So the message mentions the token, if one was sent: it may be the cause.
         """
         return SlurmUnreachable(
             f"slurmrestd: {_errors_text(wrong) or 'it sent neither a job nor an error'}{self._link.token_hint()}"
         )
 
     def _variables(self, script: BatchScript) -> Mapping[str, str]:
-        """Return the environment that sbatch would make for the job. Raises SubmitRefused for an unknown `--export`."""
+        """Return the environment that sbatch would make for the job. Raises SubmitRefused for `--export` with names."""
         options = directives(script.text)
         own = {"SLURM_SUBMIT_DIR": script.directory, "SLURM_UMASK": self._umask, **job_variables(options)}
         match options.get("export", "ALL").upper():
             case "ALL":
                 return self._env | own
-            case "NONE":  # as with sbatch, the node makes the environment of a login
+            case "NONE":  # as with sbatch, the node makes a login environment
                 return {"SLURM_EXPORT_ENV": "NONE", "SLURM_GET_USER_ENV": "1", **own}
             case word:
                 raise SubmitRefused(f"--export={word}: write ALL or NONE, and put variables into `env`")

@@ -21,7 +21,7 @@ class SlurmrestdClient:
     def __init__(self, address: SlurmrestdAddress, identity: SlurmCredentials, limit_seconds: float) -> None:
         self._address, self._identity, self._limit = address, identity, limit_seconds
         self._presented = ""
-        """User of the last request's token; empty if the request had none."""
+        """User of the last request's token; empty if the request had no token."""
 
     async def user(self) -> str:
         """Return the name of the user who owns our jobs."""
@@ -37,8 +37,9 @@ class SlurmrestdClient:
     ) -> T:
         """Send a request; return the body of the answer, parsed by `read`.
 
-        `read` raises NotJson if the body is not JSON. Raises SlurmUnreachable if there is no answer in time, if the token
-        is rejected (401, 403) or if the body is not JSON. Other statuses are accepted, because the body has the error.
+        `read` raises NotJson if the body is not JSON; its other errors are raised unchanged. Raises SlurmUnreachable if
+        the token cannot be read or has expired, if the connection fails, if there is no answer in time, if the token is
+        rejected (401, 403) or if the body is not JSON. Other statuses are accepted, because the body has the error.
         """
         headers = await self._headers()
         target = f"{path}?{urlencode(query)}" if query else path
@@ -64,8 +65,8 @@ class SlurmrestdClient:
         return {} if token is None else {"X-SLURM-USER-NAME": self._presented, "X-SLURM-USER-TOKEN": token}
 
     def token_hint(self) -> str:
-        """Return a hint for errors that our token may have caused. If slurmctld refused the token, slurmrestd does not
-        say so."""
+        """Return a hint for errors that our token may have caused; empty if no token was sent. If slurmctld refuses the
+        token, slurmrestd does not report it."""
         if not self._presented:
             return ""
         return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"

@@ -1,4 +1,4 @@
-"""Chooses the version of the bodies from the OpenAPI description that slurmrestd serves. Pure."""
+"""Chooses the version of slurmrestd's API from the OpenAPI description that slurmrestd serves. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.codec_v40 import NewCodec
 
 OLDEST, FIRST_OF_NOW, LAST_TRIED = 38, 40, 45
-"""Supported versions: v0.0.38 (from Slurm 22.05 on), and v0.0.40 or later. The newest tested version is v0.0.45 (Slurm
-26.05).
+"""Supported versions: v0.0.38 (Slurm 22.05 to 23.11), and v0.0.40 or later (from Slurm 23.11 on). The newest tested
+version is v0.0.45 (Slurm 26.05).
 
-v0.0.39 has another form and is not supported. Each slurmrestd that serves v0.0.39 also serves a supported version.
+v0.0.39 has other bodies and is not supported. Each slurmrestd that serves v0.0.39 also serves a supported version.
 """
 
 
@@ -27,7 +27,8 @@ class RestVersions:
 
 
 def negotiate(openapi: Body) -> RestVersions:
-    """Choose the versions. Raises SlurmUnreachable if slurmrestd serves no supported version."""
+    """Choose the versions. Raises SlurmUnreachable if slurmrestd serves no supported version, and one of
+    `queue_reader.FAULTS` for a malformed description."""
     paths = list(openapi["paths"])
     served = _served(paths, r"/slurm/v0\.0\.(\d+)/jobs/?")
     version = _best(served)
@@ -51,7 +52,10 @@ def _served(paths: Iterable[str], pattern: str) -> set[int]:
 
 
 def _best(served: Iterable[int]) -> int | None:
-    """Return the newest tested version that is served. If there is none, return the oldest version after LAST_TRIED."""
+    """Return the newest served version up to LAST_TRIED. If there is none, return the oldest served version after it.
+
+    Return None if no supported version is served.
+    """
     spoken = {v for v in served if v == OLDEST or v >= FIRST_OF_NOW}
     tried = {v for v in spoken if v <= LAST_TRIED}
     return max(tried) if tried else min(spoken, default=None)

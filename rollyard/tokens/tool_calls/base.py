@@ -36,8 +36,8 @@ class ToolCallParser(Protocol):
     """Role of the answer to a malformed call: `tool`, or `user` if the chat template accepts the role `tool` only after a
     well-formed call.
 
-    If calls before the malformed call were run, their results are messages with the role `tool`. If the role here is
-    `user`, no message is added in this case: the answer is appended to the text of the last result.
+    If calls before the malformed call were run and the role is `user`, the answer is no message of its own: it is
+    appended to the result of the last of these calls.
     """
 
     def parse(self, text: str) -> ParsedTurn:

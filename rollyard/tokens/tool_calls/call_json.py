@@ -36,7 +36,7 @@ def load_first(text: str) -> tuple[Any, str]:
 
 
 def checked(value: Any) -> Any:
-    """Return the value if it can be stored as JSON. Raises MalformedCall or ValueError.
+    """Return the value if it can be stored as JSON. Else raise MalformedCall, ValueError, TypeError or RecursionError.
 
     The check is needed because Python's parser accepts values that JSON does not have.
     """

@@ -25,7 +25,7 @@ def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
 
 
 def _check(call: ToolCall) -> None:
-    """Check that a call can be stored. Raises MalformedCall, TypeError or ValueError if the call cannot be stored."""
+    """Check that a call can be stored. Raises TypeError or an error of `checked` if the call cannot be stored."""
     if not isinstance(call.name, str) or not isinstance(call.arguments, dict):
         raise TypeError(f"it gave the call {call!r}")
     checked(call.arguments)

@@ -30,7 +30,7 @@ def parse_tagged(text: str, opening: str, closing: str, read: Callable[[str], To
 def split_thoughts(text: str, opening: str, closing: str) -> tuple[str, str]:
     """Return (thoughts, remaining text). Calls inside the thoughts are ignored.
 
-    If the end marker of the thoughts stands inside a call, there are no thoughts, and the first part is empty.
+    The first part is empty if the text has no end marker of thoughts, or if the marker stands inside a call.
     """
     thoughts, ends, rest = text.partition(THINK_ENDS)
     if ends and thoughts.rfind(opening) <= thoughts.rfind(closing):

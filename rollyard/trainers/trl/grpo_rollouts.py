@@ -1,8 +1,8 @@
 """Rollouts for TRL's `GRPOTrainer`: a `rollout_func`, and a reward function to use with it.
 
 TRL takes one token sequence for each sample. A rollout may have several (its segments). Then TRL gets the segment with
-the greatest number of sampled tokens. The metric `rollout/left_out_tokens` is the mean number of sampled tokens of a
-rollout that TRL does not get.
+the greatest number of sampled tokens. The metric `rollout/left_out_tokens` is the number of sampled tokens that TRL
+does not get, as a mean over the rollouts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Pushes weights from TRL's trainers to a pool. Each push returns when each endpoint serves the new version or has
-failed to load it."""
+failed to load it. It raises NoProgress if no endpoint serves the new version."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class PushWeights(TrainerCallback):  # type: ignore[misc]
 
 
 def whole_model(model: Any) -> Any:
-    """Return the model. For a model with a LoRA adapter, return the model's tensors by name, with the adapter merged in."""
+    """Return a model without a LoRA adapter unchanged. Else return its tensors by name, with the adapter merged in."""
     if not hasattr(model, "merge_adapter"):
         return model
     model.merge_adapter()
@@ -56,7 +56,7 @@ def whole_model(model: Any) -> Any:
 
 
 def merged_tensors(model: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parameters of a peft model, under the names that they have in the base model."""
+    """Yield the parameters of a peft model, except the adapter's, under their names in the base model."""
     for name, tensor in model.named_parameters():
         if model.prefix not in name and "original_module" not in name:
             plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
@@ -75,8 +75,7 @@ class WeightTransfer:
         self._numbers: dict[str, int] = {}
 
     def number(self, version: str) -> int:
-        """Return which push of this training made a version: 1 for the first push; 0 for a version that is older than
-        this training."""
+        """Return which push of this object made a version: 1 for the first push; 0 if none of its pushes made it."""
         return self._numbers.get(version, 0)
 
     def init_weight_transfer(self) -> None:
