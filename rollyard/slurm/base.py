@@ -14,7 +14,7 @@ from typing import Protocol
 from rollyard.kinds.values.job_state import JobState
 
 LIMIT_SECONDS = 30.0
-"""Time limit of one call to Slurm. If slurmctld is down, every command takes 9 s before it fails."""
+"""Time limit of one command or request to Slurm. If slurmctld is down, every command takes 9 s before it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +144,10 @@ class Driver(Protocol):
     async def submit(self, script: BatchScript) -> list[str]:
         """Submit a job; return a list with its id. For an array, return the ids in order of the tasks.
 
-        A driver that notices complaints of Slurm about an accepted job returns a `JobIds`. Raises
-        SubmitRefused with Slurm's message, and SlurmUnreachable if it is unknown whether Slurm accepted the job.
+        A driver that notices complaints of Slurm about an accepted job returns a `JobIds`.
+
+        Raises SubmitRefused with Slurm's message, and SlurmUnreachable if Slurm did not answer. After SlurmUnreachable
+        the job may exist.
         """
         ...
 

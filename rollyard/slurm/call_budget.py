@@ -33,7 +33,8 @@ class BudgetedDriver:
         self._tokens, self._filled_at = self._burst, time.monotonic()
         self._failures = 0
         self._paused_until = 0.0
-        """Monotonic time, in seconds, at which the present pause ends. Before this time no call is begun."""
+        """Monotonic time, in seconds, at which the present pause ends. Until then `snapshot` waits, and other calls are
+        refused."""
         self._why = ""
 
     async def snapshot(self) -> Snapshot:

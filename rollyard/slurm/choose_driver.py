@@ -96,7 +96,8 @@ async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
 
 
 async def slurm_is_here() -> bool:
-    """Whether this machine is configured for a Slurm cluster. The cluster may be down at present."""
+    """Whether this machine is configured for a Slurm cluster. The cluster may be down, unless the machine gets its
+    configuration from slurmctld."""
     return await _commands_are_here() or URL_VARIABLE in os.environ
 
 

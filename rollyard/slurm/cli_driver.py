@@ -1,7 +1,7 @@
 """The driver that calls Slurm's commands and parses their text. It works with Slurm 20.11 to 26.05.
 
-The option `--json` is not used. The text has had the same field names for years. To get the text about 1,000 jobs takes
-milliseconds; to get JSON takes a second.
+The option `--json` is not used, for two reasons. The text has had the same field names for years. A query of 1,000 jobs
+takes milliseconds as text, and a second as JSON.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class CliDriver:
     name = "cli"
 
     def __init__(self, env: Mapping[str, str] | None = None, *, limit_seconds: float = LIMIT_SECONDS) -> None:
-        """`env`: environment of the commands; None for the environment of this process.
+        """`env`: environment of the commands. Default: the environment of this process. Most of Slurm's variables are
+        removed from it.
 
-        The jobs get this environment too, because `--export=ALL` is sbatch's default.
+        The jobs get the same environment, because `--export=ALL` is sbatch's default.
         """
         # SBATCH_* would override the directives in the script. If the server runs in a Slurm job, its own jobs must not
         # get the SLURM_* variables of that job.

@@ -1,8 +1,8 @@
 """Driver that checks before each change of a job whether a newer server has replaced this server.
 
-A server may not know yet that it has been replaced. It must not end jobs of the newer server. Slurm has no fencing
-tokens, so a gap remains between the check and the call. If both servers submit a job for one allocation in this gap,
-only the job whose process registers first counts (`Allocation.status.binding`).
+A server may not know yet that it has been replaced. Such a server must not end jobs of the newer server. Slurm
+has no fencing tokens, so a gap remains between the check and the call. If both servers submit a job for one allocation
+in this gap, only the job whose process registers first counts (`Allocation.status.binding`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Jobs that run as steps of a job which the user already has (`spec.allocation.within`).
 
 A step lives as long as the srun that started it. The local driver runs each srun as a job on the server's machine. So
-the srun outlives the server, and a restarted server learns its exit code. A server that moves to another machine does
-not find the old steps and makes new ones. If a process of an old step connects, the server closes the connection with
-`CLOSE_FENCED`, and the process exits.
+the srun outlives the server, and a restarted server learns srun's exit code. A server that moves to another machine
+does not find the old steps and makes new ones. If a process of an old step connects, the server closes the connection
+with `CLOSE_FENCED`, and the process exits.
 """
 
 from __future__ import annotations

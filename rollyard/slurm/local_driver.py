@@ -1,7 +1,8 @@
 """Driver for a single machine. A job is a process tree with Slurm's states, exit codes, signals and time limits.
 
 The state of each job is in a folder, so a restarted server finds its jobs. Cores and memory are not allocated to jobs: a
-submitted job starts immediately. Before a process gets a signal, its identity is checked (`process_identity.py`).
+submitted job starts immediately. The driver checks the identity of a process before it sends a signal
+(`process_identity.py`).
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class LocalJob:
         local_step.write(self.folder / "job.json", data)
 
     def start(self) -> None:
-        """Start the job's step, a process that outlives the server. Blocks for some milliseconds."""
+        """Start the job's step, a process that outlives the server. Blocks, usually for milliseconds, at most for
+        START_SECONDS."""
         data = self._read("job")
         assert data is not None
         command = [sys.executable, "-I", "-S", local_step.__file__, str(self.folder)]
@@ -98,7 +99,8 @@ class LocalJob:
         )
 
     def cancel(self) -> None:
-        """Request the job's end. The job's step or, without a living step, the next `observe` ends the job."""
+        """Request the job's end. A living step then ends the job. Without a living step, this method sends TERM to the
+        job's first process, and later calls of `observe` end the job."""
         # The file is made before step.json is read; local_step.run explains why. An existing file is kept, because its
         # age shows when KILL is due.
         with contextlib.suppress(FileExistsError):

@@ -106,7 +106,7 @@ def run(folder: Path, job: dict[str, Any]) -> tuple[str, int]:
 
 
 def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
-    """Wait until the job has ended; return its state and exit code.
+    """Wait until the leader has ended; return the job's state and exit code.
 
     A SIGTERM to this process cancels the job. In this case, and at the time limit, the leader gets TERM. As in Slurm
     (cgroup.conf, SignalChildrenProcesses=no) the leader's children get no TERM, so that the leader can end them in its

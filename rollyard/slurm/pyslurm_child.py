@@ -72,7 +72,7 @@ def exit_code_and_signal(status: int) -> tuple[int, int]:
 
 
 def jobs(prefix: str) -> list[dict[str, Any]]:
-    """Return our user's jobs whose names have this prefix. Slurm's library can only list the jobs of all users."""
+    """Return our user's jobs whose names have this prefix. pyslurm can only list the jobs of all users."""
     me, now = os.getuid(), time.time()
     found: list[dict[str, Any]] = []
     for job in pyslurm.Jobs.load().values():

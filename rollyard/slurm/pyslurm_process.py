@@ -31,7 +31,7 @@ _SOURCE = Path(__file__).with_name("pyslurm_child.py")
 
 
 class _ChildFailed(Exception):
-    """Raised if the child has ended, or if its output is not an answer."""
+    """Raised if the child cannot be started, has ended, or prints something that is not an answer."""
 
 
 class PyslurmProcess:
@@ -60,7 +60,7 @@ class PyslurmProcess:
 
         The time limit applies to the wait for earlier requests, and again to this request.
 
-        Raises SlurmUnreachable with the library's error, or with the reason why the child ended.
+        Raises SlurmUnreachable with the reason: an error that the child reported, a time-out, or a failed child.
         """
         try:
             async with asyncio.timeout(self._limit):
@@ -104,8 +104,8 @@ class PyslurmProcess:
         await child.write(request)
         while True:
             answer = await child.read()
-            # An error with id 0 means that the child could not start. Two kinds of answers are skipped: pyslurm's version,
-            # which has id 0, and answers to cancelled calls.
+            # An error with id 0 means that the child could not load pyslurm. Two kinds of answers are skipped:
+            # pyslurm's version, which has id 0, and answers to cancelled calls.
             if answer["id"] == request["id"] or (answer["id"] == 0 and "error" in answer):
                 return answer
 

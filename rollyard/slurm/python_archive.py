@@ -71,7 +71,7 @@ class PythonArchive:
 def _files() -> Iterator[tuple[Path, str]]:
     """Yield each file with its path in the archive, which is its path below site-packages.
 
-    Rollyard's files come from its source folder, also if this release is not installed.
+    Rollyard's files come from the folder of the running package.
     """
     for found in _distributions():
         for file in found.files or ():

@@ -61,7 +61,7 @@ class GroupRecord:
     id: str
     series: str
     number: int
-    """Number of the group within the series, from 0. A number is skipped if rollouts with its ids exist already."""
+    """Number of the group within the series, from 0. A number is skipped if one of its rollout ids exists already."""
     pool: str
     n: int
     task_index: int
@@ -96,9 +96,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class LengthSums:
-    """Sums of the lengths of rollouts with a reward. For a group that is discarded while it is live, the expected
-    lengths are added, multiplied by the probability that the group is informative
-    (`server.batches.discarded_lengths`)."""
+    """Sums of the lengths of rollouts with a reward."""
 
     rollouts: float = 0.0
     tokens: float = 0.0
@@ -157,7 +155,7 @@ class BatchRecord:
     informative: int = 0
     """Number of live groups whose verdict is informative."""
     unfinished: int = 0
-    """Number of live groups' rollouts that have not ended."""
+    """Number of rollouts that have not ended, in live groups."""
     delivered: int = 0
     acknowledged: int = 0
     drawn: int = 0
@@ -173,8 +171,9 @@ class BatchRecord:
     staleness: int = 0
     """Sum of the staleness of delivered groups: training steps between draw and use."""
     whole_lengths: LengthSums = LengthSums()
-    """Lengths of the rollouts in all informative groups, delivered or not, with the expected lengths of discarded
-    groups."""
+    """Lengths of the rollouts in all informative groups, delivered or not. For a group that is discarded while it is
+    live, the expected lengths are added, multiplied by the probability that the group is informative
+    (`server.batches.discarded_lengths`)."""
     delivered_lengths: LengthSums = LengthSums()
 
     @property
@@ -199,7 +198,8 @@ class PutBack:
     tries: int
     """Number of faulty groups of this task in this epoch."""
     due: int
-    """Number of the first group of the series for which the task may be drawn again."""
+    """Number of the first group of the series for which the task may be drawn again. It does not count after the last
+    epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class SeriesRecord:
     """`number` of the group that is drawn next."""
     put_back: tuple[PutBack, ...] = ()
     step: int = 0
-    """Number of training steps that used groups of the series."""
+    """Number of training steps in the ended batches of the series. Each ended batch counts as at least one step."""
     settled: float = 0.0
     settled_informative: float = 0.0
     passed_over: int = 0
@@ -236,7 +236,7 @@ class SeriesRecord:
 
 @dataclass(frozen=True, slots=True)
 class TaskHistory:
-    """Earlier groups of one task of a dataset."""
+    """Earlier informative and uninformative groups of one task of a dataset."""
 
     groups: int = 0
     informative: int = 0
@@ -245,10 +245,10 @@ class TaskHistory:
     rollouts: int = 0
     """Number of rollouts with a reward."""
     seconds: float = 0.0
-    """Mean seconds of a rollout with a reward. In both means all earlier rollouts together count as at most
-    `task_history.MEAN_ROLLOUTS`."""
+    """Mean seconds of a rollout with a reward."""
     tokens: float = 0.0
-    """Mean sampled tokens of a rollout with a reward."""
+    """Mean sampled tokens of a rollout with a reward. In this mean and in `seconds`, all earlier rollouts together
+    count as at most `task_history.MEAN_ROLLOUTS`."""
 
 
 @dataclass(frozen=True, slots=True)

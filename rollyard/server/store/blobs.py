@@ -107,7 +107,8 @@ def newest_epoch(folder: Path) -> int | None:
 
 
 def read_blob(folder: Path, ref: BlobRef) -> bytes:
-    """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged."""
+    """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged, and OSError if a read
+    fails."""
     if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
         raise Unavailable(f"{ref.pack!r} is not a pack of this store")
     try:

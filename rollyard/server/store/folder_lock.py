@@ -53,7 +53,10 @@ class FolderLock:
         self._fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def acquire(self) -> bool:
-        """Try to take the lock; return whether this object holds it. Raises Unavailable if the file system has no locks."""
+        """Try to take the lock; return whether this object holds it.
+
+        Raises Unavailable if the file system has no locks, and OSError if the holder's name cannot be written.
+        """
         if self.held:
             return True
         try:

@@ -21,7 +21,7 @@ from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.writer import WriteUnit
 
 KEPT_CHANGES = 10_000
-"""The log keeps at least this many changes. A watch may begin up to this many changes in the past."""
+"""The log keeps at least this many changes, so a watch may begin this many changes in the past."""
 _PRUNE_EVERY = 1000
 _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -64,7 +64,8 @@ def delete_unchanged(unit: WriteUnit, objects: Sequence[KindObject]) -> int:
 
 
 def load(db: sqlite3.Connection) -> list[KindObject]:
-    """Return all stored objects. Raises Unavailable if this version cannot read an object; the message names it."""
+    """Return all stored objects. Raises Unavailable if this version cannot read an object. The message names the
+    object."""
     found = []
     for kind, name, body in db.execute("SELECT kind, namespace || '/' || name, body FROM objects"):
         try:
@@ -170,7 +171,7 @@ def _dump(obj: KindObject) -> str:
 
 
 def _record(unit: WriteUnit, change: Change, obj: KindObject) -> KindObject:
-    """Write the object, and add its change to the log. Return the object with its new resourceVersion."""
+    """Write or delete the object, and add the change to the log. Return the object with its new resourceVersion."""
     version = latest_version(unit.db) + 1
     body = _dump(_with_metadata(obj, resource_version=str(version)))
     key = obj.key

@@ -1,4 +1,7 @@
-"""Read-only connections, used in separate threads. A slow query delays neither the event loop nor the writer."""
+"""Read-only connections, used in separate threads. A slow query does not delay the event loop.
+
+In the journal mode WAL, a slow query does not delay the writer. In other modes a commit waits for running queries.
+"""
 
 from __future__ import annotations
 

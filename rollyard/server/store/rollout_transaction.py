@@ -25,7 +25,8 @@ class RolloutTransaction:
         self._db = unit.db
         self.batches = SqliteBatchTables(unit.db)
         self._cursor: int | None = None
-        """Newest cursor, once a record of this transaction is terminal. A query for each record would take longer."""
+        """Newest cursor; None before the first terminal record of this transaction. A query for each record would take
+        longer."""
 
     def get(self, namespace: str, id: str) -> RolloutRecord | None:
         return rollout_queries.get_rollout(self._db, namespace, id)

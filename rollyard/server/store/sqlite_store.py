@@ -41,7 +41,8 @@ DELETED_GROUPS = 16
 
 
 class SqliteStore:
-    """A `Store` in a data folder, created with `open`. Only one process at a time can have a folder open."""
+    """A `Store` in a data folder, created with `open`. If two processes have the folder open, only the newer one can
+    write."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.epoch = database.epoch
@@ -63,18 +64,19 @@ class SqliteStore:
         """Open the folder and create missing files.
 
         `run`: the run of the Slurm job in which this process runs. The lock of an earlier run of the same job is taken
-        over. `told_epoch`: the newest epoch that other processes know. The new epoch is higher, even if a database from
-        a backup has a lower one.
+        over. `told_epoch`: the newest epoch that other processes know. The new epoch is higher than `told_epoch`, even
+        if the database comes from a backup.
 
         Raises Unavailable if another process uses the folder, if the folder cannot be written, or if this release
-        cannot read its schema.
+        cannot read the database.
         """
         return cls(await asyncio.to_thread(open_database, folder, run, told_epoch), clock or SystemClock())
 
     async def confirm(self) -> None:
         """Check that the folder still belongs to this process.
 
-        Raises Superseded if a newer server uses the folder, and Unavailable if the folder cannot be locked or read.
+        Raises Superseded if a newer server uses the folder, and Unavailable if the database cannot be read or the file
+        system has no locks. A lock that another process holds is no error.
         """
         if not self._lock.held:
             await asyncio.to_thread(self._lock.acquire)  # the earlier holder may have released the lock by now

@@ -1,11 +1,11 @@
 """The tables of the database, and the migration of older data folders.
 
-The SQL works with SQLite 3.24, which old clusters still have.
+The SQL of this module works with SQLite 3.24, which old clusters still have.
 
 The schema only grows. A released script is never changed. All changes between two releases are in one new script. Every
 change of stored data, also of a field in a JSON body, raises the number of this script. So no server reads a folder
-that it would misunderstand: older servers refuse the folder, and this release refuses a folder whose number lies
-between those of two releases, because a development version wrote it.
+that it would misunderstand. Older servers refuse a folder with a newer number. This release also refuses a number
+between the numbers of two releases, because a development version wrote such a folder.
 """
 
 from __future__ import annotations
@@ -197,7 +197,8 @@ def last_epoch(db: sqlite3.Connection) -> int:
 def check_epoch(db: sqlite3.Connection, epoch: int) -> None:
     """Raise Superseded if another epoch has begun.
 
-    Call this in the transaction that writes: until the transaction ends, no other process can begin an epoch.
+    In a write transaction the check stays valid until the transaction ends: before that, no other process can begin an
+    epoch.
     """
     newest = last_epoch(db)
     if newest != epoch:

@@ -18,7 +18,7 @@ from rollyard.server.store.objects import KEPT_CHANGES
 IN_MEMORY = 1000
 """Number of changes kept in memory. A watcher that is further behind reads the log."""
 ReadLog = Callable[[int], Awaitable[list[tuple[int, WatchEvent]]]]
-"""Function that reads the changes after a version from the log on disk."""
+"""Function that takes a version, and reads the later changes from the log on disk."""
 
 
 class WatchFeed:

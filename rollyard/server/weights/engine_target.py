@@ -21,9 +21,9 @@ class EndpointWeights:
     is_heard: bool = False
     """Whether this server got a report recently."""
     known_for: float = math.inf
-    """An update's time limit counts at most this number of seconds, so that the time before the server's start does not
-    count. If the endpoint has become silent: the seconds since its last report or registration. Otherwise: the seconds
-    since the server's start."""
+    """Greatest number of seconds that count towards an update's time limit, so that a time without a server does not
+    count. For a silent endpoint: the seconds since its last report or registration. Otherwise: the seconds since the
+    server's start."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
     """Target that the endpoint had received before it sent the report."""
@@ -42,8 +42,9 @@ def has_weights(member: EndpointWeights, record: WeightsRecord) -> bool:
 def is_at_target(member: EndpointWeights, operation: WeightsOperation) -> bool:
     """Whether the endpoint serves the operation's target.
 
-    The first reported checksum becomes the checksum of the target. It counts only if the endpoint has received this
-    target. Otherwise the endpoint's weights may come from an earlier target with the same version and another folder.
+    The first reported checksum becomes the checksum of the target, but only if the endpoint had received this target
+    before the report. Otherwise the endpoint's weights may come from an earlier target with the same version and
+    another folder.
     """
     target, progress = operation.target, operation.endpoints.get(member.id)
     if target.proven is not None or not member.report.checksum:
@@ -73,16 +74,16 @@ def target_for(weights: WeightsStatus, id: str, *, fresh: bool = False) -> Weigh
 
 
 def _from_folder(order: WeightsTarget) -> WeightsTarget:
-    """Target without a transfer. The update to this target has ended, so its trainer no longer sends weights."""
+    """Target without a transfer. The update to this target has ended, so the trainer no longer sends weights."""
     return evolve(order, transfer=False)
 
 
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
     """Target of a record. `attempt`: sequence number of a retry; None for the first attempt.
 
-    The target of a retry also contains the checksum that an engine computed first (`proven`), so that the engine checks
-    the files against this checksum. In the failed attempt the engine may have read files that differ from those of the
-    other engines.
+    The target of a retry also contains the first checksum that an engine of the pool reported (`proven`). The engine
+    that retries checks its files against this checksum. In the failed attempt, this engine may have read files that
+    differ from those of the other engines.
     """
     return WeightsTarget(
         version=record.version,

@@ -25,8 +25,8 @@ from rollyard.kinds.weights import (
 from rollyard.server.weights.engine_target import EndpointWeights, has_weights, is_at_target, target_of
 
 ENDPOINTS_PER_RELOAD = 4
-"""In mode Drain, a pool of n endpoints reloads n // ENDPOINTS_PER_RELOAD at a time, but at least one. The others keep
-serving."""
+"""In mode Drain, n // ENDPOINTS_PER_RELOAD of a pool's n endpoints reload at a time, but at least one. The others keep
+serving. Endpoints that serve nothing reload at once, without this limit."""
 GIVE_UP_FAILURES = 3
 """In mode Drain, an update is given up after this many failed endpoints, if no endpoint has succeeded. The other endpoints
 keep their weights."""
@@ -312,10 +312,8 @@ def _next_to_update(
     members: Sequence[EndpointWeights],
     now: datetime,
 ) -> dict[str, EndpointProgress]:
-    """Begin the update at all waiting endpoints that serve nothing.
-
-    Also begin it at some waiting endpoints that serve: at as many as the mode permits.
-    """
+    """Begin the update at waiting endpoints: at all that report but serve nothing, and at as many serving endpoints as
+    the mode permits."""
     phases = [p.phase for p in endpoints.values()]
     waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.is_heard]
     free = [m for m in waiting if not m.is_serving]
@@ -344,7 +342,8 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
 
 
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
-    """End the operation if all endpoints have ended their update, or if the operation is given up.
+    """End the operation once no endpoint is being updated. Endpoints that wait for their update keep the operation
+    running, unless it is given up.
 
     If endpoints failed and none succeeded, the earlier version stays current.
     """

@@ -67,8 +67,8 @@ class SlurmCredentials:
         return cls(env.get(TOKEN_VARIABLE) or None, Path(file) if file else None)
 
     def read(self) -> str | None:
-        """Return the current token; None if there is none. On a Unix socket no token is needed, because slurmrestd sees
-        the caller's user id there.
+        """Return the current token; None or an empty text if there is none. On a Unix socket no token is needed,
+        because slurmrestd sees the caller's user id there.
 
         Raises SlurmUnreachable if the file cannot be read or the token has expired.
         """

@@ -62,7 +62,7 @@ class Codec(ABC):
 
     @abstractmethod
     def exit_code(self, value: Any, state: JobState) -> int | None:
-        """Return the exit code as a shell shows it (128 + n for signal n); None if there is no exit code."""
+        """Return the exit code as a shell shows it (128 + n for signal n); None if it is unknown."""
 
     @abstractmethod
     def environment(self, variables: Mapping[str, str]) -> object: ...
