@@ -3,8 +3,9 @@
     async with client.weights("policy", folder="/shared/weights") as weights:
         version = await weights.push(model)        # step1, step2, ...
 
-While a folder is written, its name begins with `.writing-`. A complete folder is renamed to its version. The server
-never gets the path of an unfinished folder.
+While a folder is written, its name begins with `.writing-`. A complete folder is renamed to its version, with a suffix
+if that folder exists: engines may load it for an earlier push of the same version, so its files must not change. The
+server never gets the path of an unfinished folder.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class WeightsPush:
         keep: int = 2,
     ) -> None:
         """`folder`: where versions are written; the engines' nodes must read it too. Default: ~/.rollyard/weights/POOL.
-        `keep`: number of newest folders that stay. When a new version is served, this WeightsPush deletes the older
-        folders that it has written.
+        `keep`: number of served versions whose folders stay, the newest ones. When a new version is served, this
+        WeightsPush deletes the other folders that it wrote before.
         """
         if keep < 1:
             raise ValueError("`keep` must be at least 1: engines that restart read the folder of the served version")
@@ -81,13 +82,13 @@ class WeightsPush:
         first push: the highest such number in the pool's status, or 0."""
         self.version: str | None = None
         """Last version that `push` returned."""
-        self._written: list[Path] = []
+        self._written = set[Path]()
+        self._served: list[Path] = []
+        """Folders of the newest served versions, at most `keep`, oldest first."""
 
     async def __aenter__(self) -> Self:
         status = await self._client.weights_status(self.namespace, self.pool)
-        names = [record.version for record in (status.current, *status.history) if record is not None]
-        names += [status.operation.target.version] if status.operation is not None else []
-        self.step = max((int(found[1]) for name in names if (found := STEP.fullmatch(name))), default=0)
+        self.step = _last_step(status)
         await asyncio.to_thread(self.folder.mkdir, parents=True, exist_ok=True)
         return self
 
@@ -97,14 +98,18 @@ class WeightsPush:
         """Keep the folders, because engines that restart read the last folder."""
 
     async def push(self, weights: Weights, version: str | None = None) -> str:
-        """Write the weights, and return their version when the update is complete. Default version: `step<n>`.
+        """Write the weights, and return their version when the update is complete. Default version: `step<n>` with a
+        number greater than those in the pool's status.
 
         The update is complete when each endpoint serves the version or has failed, and at least one serves it.
         Raises NoProgress if the update failed or another update replaced it, and the errors of `update_weights`.
         """
-        number = self.step + 1
+        older = self._written.copy()
+        status = await self._client.weights_status(self.namespace, self.pool)
+        number = 1 + (self.step if version else max(self.step, _last_step(status)))
         version = version or f"step{number}"
-        await self._check_new(version)
+        if status.record(version) is not None:
+            raise Conflict(f"weights {version!r} exist already in pool {self.pool!r}; choose another version")
         path = await self._write(weights, version)
         update = WeightsUpdate(version=version, path=str(path), mode=self._mode)
         await self._client.update_weights(self.namespace, self.pool, update)
@@ -114,7 +119,10 @@ class WeightsPush:
             why = operation.message if operation is not None and operation.target.version == version else ""
             raise NoProgress(f"weights {version} are not served: {why or 'another update replaced this one'}")
         self.version, self.step = version, number
-        await asyncio.to_thread(self._delete_old)
+        self._served = [*(folder for folder in self._served if folder != path), path][-self._keep :]
+        for folder in older - set(self._served):
+            self._written.discard(folder)
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return version
 
     async def _write(self, weights: Weights, version: str) -> Path:
@@ -122,12 +130,6 @@ class WeightsPush:
             return weights.absolute()
         config = None if isinstance(weights, SavesPretrained) else await self._config()
         return await asyncio.to_thread(self._write_folder, weights, version, config)
-
-    async def _check_new(self, version: str) -> None:
-        """Raise Conflict for a version that the pool has served, because the version's folder must not change."""
-        status = await self._client.weights_status(self.namespace, self.pool)
-        if status.record(version) is not None:
-            raise Conflict(f"weights {version!r} exist already in pool {self.pool!r}; choose another version")
 
     async def _config(self) -> Path:
         """Return the path of the pool's config.json, which a model needs in addition to its tensors. Raises Invalid."""
@@ -154,18 +156,21 @@ class WeightsPush:
             for file in unfinished.iterdir():
                 _sync(file)
             path = self.folder / version
-            if path.exists():  # from a push that died or failed before this pool served the version
-                shutil.rmtree(path)
+            if path.exists():
+                path = self.folder / f"{version}-{secrets.token_hex(4)}"
             unfinished.rename(path)
             _sync(self.folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        self._written.append(path)
+        self._written.add(path)
         return path
 
-    def _delete_old(self) -> None:
-        while len(self._written) > self._keep:
-            shutil.rmtree(self._written.pop(0), ignore_errors=True)
+
+def _last_step(status: WeightsStatus) -> int:
+    """Return the highest number of a version `step<n>` in the pool's status, or 0."""
+    names = [record.version for record in (status.current, *status.history) if record is not None]
+    names += [status.operation.target.version] if status.operation is not None else []
+    return max((int(found[1]) for name in names if (found := STEP.fullmatch(name))), default=0)
 
 
 def _save_tensors(tensors: Mapping[str, Any], file: Path) -> None:
