@@ -44,8 +44,6 @@ WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
 """Seconds between two looks for engines that wait for weights. Short, because agents' requests wait during a transfer."""
-WAITS_AT_ONCE = 256
-"""Greatest number of rollouts for whose end one `as_completed` waits at the same time."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
@@ -358,7 +356,8 @@ class AsyncClient(BatchClient):
         backoff, logged = Backoff(), ""
         while True:
             try:
-                view, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
+                async with self._http.waits:
+                    view, trajectory = await self.rollout(id, namespace, wait=WAIT_SECONDS)
             except Unavailable as error:
                 if str(error) != logged:  # an error that lasts is logged once
                     logged = str(error)
@@ -419,13 +418,8 @@ class AsyncClient(BatchClient):
 
     async def as_completed(self, ids: Iterable[str], namespace: str | None = None) -> AsyncGenerator[Trajectory]:
         """Yield the trajectories of rollouts in the order in which the rollouts end. Raises NotFound."""
-        gate, warned = asyncio.Semaphore(WAITS_AT_ONCE), set[str]()
-
-        async def ended(id: str) -> Trajectory:
-            async with gate:
-                return await self._wait(id, namespace, warned)
-
-        waits = [asyncio.create_task(ended(id)) for id in ids]
+        warned = set[str]()
+        waits = [asyncio.create_task(self._wait(id, namespace, warned)) for id in ids]
         try:
             for next_one in asyncio.as_completed(waits):
                 yield await next_one

@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 30.0
 """Time for which a call retries while the server is unreachable or overloaded. A restart takes a second or two."""
 REQUEST_SECONDS = 90.0
+WAITS_AT_ONCE = 256
+"""Greatest number of waits for the end of a rollout that a client has at the server at the same time."""
+OTHER_CONNECTIONS = 64
+"""Connections that the waits leave to other calls. A wait holds its connection for up to half a minute."""
 
 
 class ServerConnection:
@@ -40,7 +44,10 @@ class ServerConnection:
         self.context = context
         self._warn = warn
         self._retry_seconds = retry_seconds
-        connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=64)
+        self.waits = asyncio.Semaphore(WAITS_AT_ONCE)
+        """Each long wait holds one place."""
+        limit = WAITS_AT_ONCE + OTHER_CONNECTIONS
+        connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=limit)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         headers = {"Authorization": f"Bearer {context.token}"}
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)

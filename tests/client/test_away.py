@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web
 
-from rollyard.client import AsyncClient, server_link
+from rollyard.client import AsyncClient, server_connection, server_link
 from rollyard.client import async_client as module
 from rollyard.client.kubeconfig import Context
 from rollyard.core.errors import Unavailable
@@ -21,6 +21,7 @@ from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
 from simulation.serving import serve_app
 from tests.support import make
+from tests.support.until import until
 
 LIMIT_SECONDS = 60.0
 ENDED = {
@@ -259,3 +260,25 @@ async def test_a_wait_that_does_not_end_by_itself_is_told_once(servers: Servers,
     async with AsyncClient(context, warn=told.append) as client:
         await soon(client.wait_many(["r"]))
     assert told == ["rollout r waits: WeightsVersion: policy has not served v2 yet; for 2 s"]
+
+
+async def test_many_waits_leave_connections_for_other_calls(servers: Servers, client: AsyncClient) -> None:
+    """The waits held all connections, so a submit waited for one, and failed after 90 s."""
+    over = asyncio.Event()
+
+    async def handler(request: web.Request) -> web.Response:
+        if request.path.endswith("/counts"):
+            return web.json_response({"queued": 3})
+        await over.wait()
+        id = request.path.rpartition("/")[2]
+        return web.json_response({part: {**fields, "id": id} for part, fields in ENDED.items()})
+
+    await servers.start(handler)
+    most = server_connection.WAITS_AT_ONCE
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(2):  # the waits of all calls count together
+            tasks.create_task(soon(client.wait_many([f"r{n}" for n in range(most)])))
+        await until(lambda: len(servers.asked) >= most)
+        assert await soon(client.counts()) == {"queued": 3}
+        assert len(servers.asked) == most + 1
+        over.set()
