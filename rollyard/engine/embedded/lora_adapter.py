@@ -65,6 +65,10 @@ def read_adapter(folder: Path) -> Adapter:
         raise Invalid(
             f"{folder}: {FILE} must contain only pairs of lora_A and lora_B; it contains {sorted(strange)[:1] or 'none'}"
         )
-    rank = int(raw["r"])
-    scale = float(raw["lora_alpha"]) / (math.sqrt(rank) if raw.get("use_rslora") else rank)
+    rank, alpha = raw.get("r"), raw.get("lora_alpha")
+    if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float)):
+        raise Invalid(
+            f"{folder}: adapter_config.json must contain `r`, an integer of at least 1, and the number `lora_alpha`"
+        )
+    scale = alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank)
     return Adapter(folder, scale, frozenset(f"{target}.weight" for target in targets), found)

@@ -86,6 +86,10 @@ def test_an_adapter_that_cannot_be_merged_is_refused(adapter: tuple[Path, Path],
     (folder / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
     with pytest.raises(Invalid, match="use_dora must be false, not true"):
         read_adapter(folder)
+    for change in ({"r": None}, {"lora_alpha": None}, {"r": 0}, {"r": "4"}):
+        (folder / "adapter_config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(Invalid, match="must contain `r`"):
+            read_adapter(folder)
 
 
 @pytest.mark.parametrize(
