@@ -84,17 +84,26 @@ def cgroups() -> Finding:
 
     Rollyard's own memory limit holds for each process of a sandbox alone, not for the sum.
     """
-    for line in _read("/proc/self/cgroup").splitlines():
+    limit = memory_limit(_read("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    if limit is None:
+        return Finding("OK", "cgroups", "nothing limits the memory of this process and its children")
+    return Finding("OK", "cgroups", f"the memory of this process and its children is limited to {limit >> 20} MiB")
+
+
+def memory_limit(own_cgroups: str, root: Path) -> int | None:
+    """Return the smallest limit in bytes of a process's cgroup and of the cgroups above it; None without a limit.
+
+    `own_cgroups`: content of `/proc/PID/cgroup`. `root`: folder in which cgroups are mounted. Slurm may limit only the
+    job or the step, and start processes in a cgroup below.
+    """
+    limits = []
+    for line in own_cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
-        file = "memory/memory.limit_in_bytes" if controllers == "memory" else "memory.max"
-        root, _, name = file.rpartition("/")
         if controllers in ("", "memory"):
-            limit = _read(str(Path("/sys/fs/cgroup", root, path.lstrip("/"), name)))
-            if limit.isdecimal() and int(limit) < 1 << 50:
-                return Finding(
-                    "OK", "cgroups", f"the memory of this process and its children is limited to {int(limit) >> 20} MiB"
-                )
-    return Finding("OK", "cgroups", "nothing limits the memory of this process and its children")
+            top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+            own = Path(path.lstrip("/"))
+            limits += [_read(str(top / cgroup / name)) for cgroup in (own, *own.parents)]
+    return min((int(limit) for limit in limits if limit.isdecimal() and int(limit) < 1 << 50), default=None)
 
 
 def folder(what: str, path: Path) -> Finding:
