@@ -63,9 +63,12 @@ def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:
 
 
 def _set_limit(kind: int, most: int) -> None:
-    """Set a limit, but not above the inherited hard limit. Slurm passes on the limits of the submitting user."""
+    """Set a limit below the inherited hard limit. Slurm passes on the limits of the submitting user.
+
+    At the hard limit of CPU time the kernel sends SIGKILL instead of SIGXCPU, also if both limits are equal.
+    """
     hard = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard - 1), hard))
 
 
 def _read_question() -> list[bytes]:

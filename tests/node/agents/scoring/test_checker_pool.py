@@ -39,7 +39,7 @@ def check(what, *more):
 if "LIMIT" in os.environ:
     kind, most = map(int, os.environ["LIMIT"].split())
     resource.setrlimit(kind, (most, most))
-serve(check, 1, 1 << 30)
+serve(check, int(os.environ.get("CPU_SECONDS", "1")), 1 << 30)
 """
 
 
@@ -129,3 +129,13 @@ async def test_a_lower_limit_of_the_site_stays(
     most = {resource.RLIMIT_CPU: 3600, resource.RLIMIT_AS: 900 << 20}[kind]
     monkeypatch.setenv("LIMIT", f"{kind} {most}")
     assert await checkers.ask(b"limits", str(kind).encode()) == {"hard": most}
+
+
+async def test_a_question_that_reaches_a_low_cpu_limit_of_the_site_is_timed_out(
+    checkers: CheckerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the hard limit the kernel sends SIGKILL, which reads as a kill from outside."""
+    monkeypatch.setenv("LIMIT", f"{resource.RLIMIT_CPU} 3")
+    monkeypatch.setenv("CPU_SECONDS", "9")
+    with pytest.raises(CheckerKilled, match="timed_out"):
+        await checkers.ask(b"burn")
