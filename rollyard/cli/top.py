@@ -32,7 +32,7 @@ GROUPS = ("inference", "rollouts")
     "--watch",
     "seconds",
     type=click.FloatRange(min=0),
-    help="seconds between refreshes; 0: print once  [default: 2 on a terminal, else 0]",
+    help="seconds between refreshes; 0: print once  [default: 2 for tables on a terminal, else 0]",
 )
 @click.option("-A", "--all-namespaces", is_flag=True, help="pools of all namespaces")
 @click.option("-o", "--output", "form", type=click.Choice(["table", "json"]), default="table", help="output format")

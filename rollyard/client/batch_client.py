@@ -117,8 +117,9 @@ class BatchClient:
     async def cancel_batch(
         self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
     ) -> BatchView:
-        """End a batch. By default its unfinished groups are carried over to a later batch; `rollouts="cancel"` cancels
-        these groups. Raises NotFound."""
+        """End a batch. By default its unfinished groups wait for the next batch of the series with the same pool and
+        `n`, if the batch's `carry_over` is "keep" and a later batch can join its series. Otherwise, and with
+        `rollouts="cancel"`, these groups are cancelled. Raises NotFound."""
         query = self._http.query(namespace, rollouts=rollouts)
         return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
 

@@ -155,7 +155,7 @@ def _apply_outcome(queue: WorkQueue[ObjectKey], key: ObjectKey, outcome: Outcome
             log.warning("%s: %s: %s; again in %.2f s", key, type(error).__name__, error, queue.retry(key))
         case Terminal(error=error):
             queue.forget(key)
-            log.error("%s: %s; no retry until it changes", key, error)
+            log.error("%s: %s; no retry before it changes, or the next resync", key, error)
     RECONCILES.labels(key.kind, type(outcome).__name__.lower()).inc()
 
 
