@@ -1,7 +1,7 @@
 """Start, run and stop of the server. `parts_and_wakeups` connects the server's parts.
 
-Only the store must survive a crash. Every start is a recovery: it opens the store with the folder's lock and the next
-epoch, restores the leases of running rollouts, and only then publishes the address.
+Only the data folder must survive a crash. Every start is a recovery: the server opens the store under a new epoch,
+restores the leases of running rollouts, and only then publishes the address.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ServeOptions:
     """True: this process runs in the job that `serve --in-slurm` submitted."""
 
     def job_run(self) -> JobRun | None:
-        """Return the Slurm job in which this process runs, and its restart count; None without `in_job`. Blocks. Raises
-        BadRequest if this process is in no Slurm job."""
+        """Return the Slurm job in which this process runs, and the job's restart count; None without `in_job`. Blocks.
+        Raises BadRequest if this process is in no Slurm job, and OSError if the data folder cannot be used."""
         if not self.in_job:
             return None
         id = os.environ.get("SLURM_JOB_ID")
@@ -76,7 +76,7 @@ class ServeOptions:
 
 def run(options: ServeOptions) -> int:
     """Serve until SIGTERM or SIGINT. Allocations stay for the next start. Return the exit status: 0 after a signal, 3
-    if superseded, 1 after another error."""
+    if another server has taken the data folder, 1 after another RollyardError. Other exceptions are raised."""
     keep_freed_memory()
     set_up_logging()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # texts come one at a time, so threads only add costs
@@ -165,7 +165,7 @@ class RollyardServer:
                 tasks.create_task(keeper.run())
 
     async def wait_until_superseded(self) -> None:
-        """Wait for ever. Raises Superseded soon after another server has taken the data folder."""
+        """Wait until another server has taken the data folder; then raise Superseded."""
         while True:
             await asyncio.sleep(EPOCH_CHECK_SECONDS)
             try:

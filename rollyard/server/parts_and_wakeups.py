@@ -1,6 +1,6 @@
 """The parts of a server and their wiring: which part answers which query, and which event wakes which part.
 
-If a part needs answers from another part, it gets that part, or a method of it, as a constructor argument. So a
+If a part A needs answers from a part B, the constructor of A takes B, or a method of B, as an argument. So a
 forgotten connection is a TypeError. Events are signals (`aio.Signal`). `Routing` and `_Wakes` connect the signals to
 parts, one event in each line. Tests and benchmarks use these classes too.
 """
@@ -58,7 +58,7 @@ from rollyard.trust.tls_contexts import client_ssl_context
 P = ParamSpec("P")
 
 SCALE_SECONDS = 0.2
-"""Delay between new demand and the reconcile of the pool. So all rollouts of a submit cause a single change of size."""
+"""Delay between new demand and the reconcile of the pool. All demand within this time causes one change of size."""
 SHOWN_SECONDS = 1.0
 """Delay between a change of widths and the reconcile that writes the widths to the pool's status."""
 

@@ -1,5 +1,5 @@
-"""Grants of queued rollouts to node agents, one pool at a time. A rollout goes to the node agent with the greatest free
-capacity."""
+"""Grants of queued rollouts to node agents, one pool at a time. Among the node agents that can take a rollout, the one
+with the greatest free capacity gets it."""
 
 from __future__ import annotations
 
@@ -60,14 +60,16 @@ class _AgentCapacity:
     held: int
     """Number of leases that the node agent has, including those of this round."""
     reserved: bool = False
-    """True: the node agent gets no more leases now, so that it becomes free for a rollout that must run alone."""
+    """True: the node agent gets no more leases in this round, because a rollout that must run alone has got it or waits
+    for it."""
 
     def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
-        """Whether the node agent has capacity, and has no other lease if the rollout must run alone."""
+        """Whether `has_capacity` is true and, if the rollout must run alone, the node agent has no lease."""
         return not (is_suspect(record) and self.held) and self.has_capacity(record, stages, now)
 
     def has_capacity(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
-        """Whether the node agent has capacity, a handler for this task kind, and enough walltime for the remaining stages."""
+        """Whether the node agent is not reserved, and has free capacity, a handler for this task kind, and enough
+        walltime for the remaining stages."""
         if self.reserved or self.free[record.stage] <= 0 or record.task_kind not in self.agent.kinds:
             return False
         if self.agent.walltime_ends is None:
@@ -182,11 +184,11 @@ class Dispatcher:
                 reasons: dict[str, str] = {}
                 endpoints = _endpoints(pool, record, room.agent, bursts, mates.get(record.group, {}), allow, reasons)
                 if endpoints is None and allow is None:
-                    break  # a role has no ready endpoint with room; its InferencePool's conditions say why
+                    break  # a role has no ready endpoint with room, so no later record can be granted
                 if endpoints is None:
                     room.free[Stage.INIT] += 1
                     room.held -= 1
-                    continue  # the endpoints that this record may use are full; later records may use others
+                    continue  # later records may use endpoints that this record may not use
                 if record.group is not None:
                     mates[record.group] = endpoints
                 choice = replace(choice, endpoints=reasons)

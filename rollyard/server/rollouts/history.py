@@ -1,7 +1,7 @@
-"""History of a rollout: lines of JSON in its record, which `step` extends with each change. Pure.
+"""History of a rollout: lines of JSON in its record. `step` adds a line for each change. Pure.
 
-A line is `[time, event, attempt, stage, fields]`. The history is stored as one text, so reading and writing a record
-does not parse it. The first KEPT_FIRST and the last KEPT_LAST lines are kept. In a longer history a line with the
+A line is `[time, event, attempt, stage, fields]`. The history is stored as one text, which is not parsed when a record
+is read or written. The first KEPT_FIRST and the last KEPT_LAST lines are kept. In a longer history a line with the
 number of dropped entries stands between these two parts.
 """
 
@@ -35,7 +35,7 @@ class LeaseChoice:
 
 
 def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Stage | None = None, **fields: Any) -> str:
-    """Return the record's history with one more entry. Empty fields are left out, and long texts are cut.
+    """Return the record's history with one more entry. Empty fields are left out. A long `reason` or `message` is cut.
 
     `stage`: stage that begins with the event, if it is not the record's.
     """
@@ -52,8 +52,8 @@ def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Sta
 
 
 def history_of(record: RolloutRecord) -> RolloutHistory:
-    """Return a record's history. A record that an older release made lacks the entries from before the server's
-    update."""
+    """Return a record's history. If an older release made the record, the entries from before the server's update are
+    missing."""
     entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]
     dropped = 0
     for found in map(from_json, record.history.split("\n")[:-1]):

@@ -1,8 +1,8 @@
 """Expiry times of leases, in memory. After a server's restart every lease in the store gets one full period.
 
-A holder (the process of a node agent) whose leases are not renewed stops their work by its own clock, before the leases
-expire here. Fences make late messages of such a holder void. This table only decides when the rollouts of a silent
-holder are given to other node agents.
+If the leases of a holder (the process of a node agent) are not renewed, the holder stops the rollouts by its own clock,
+before the leases expire here. Fences make late messages of such a holder void. This table only decides when the
+rollouts of a silent holder return to the queue.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class LiveLease:
     pool: PoolKey
     expires: float
     stage: Stage
-    """Stage that the holder last reported. The stage in the store changes only when the result of RUN is stored."""
+    """Stage that the holder last reported, or a later stored stage. A reported RUN is stored only with the rollout's
+    next event."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
     exclusive: bool = False
@@ -115,20 +116,21 @@ class Leases:
             lease.parked_at = float("-inf")
 
     def parked_since(self, key: RolloutKey, fence: int) -> float | None:
-        """Return the Unix seconds since which the lease has no endpoint; None if the lease has an endpoint, or if the
-        holder's last request is old."""
+        """Return the start of the lease's present wait for an endpoint (Unix seconds). None if the lease is not live or
+        has an endpoint, or if the last request that found none is PARKED_REPORT_SECONDS old."""
         lease = self._live.get(key)
         if lease is None or lease.fence != fence or self._clock.monotonic() - lease.parked_at >= PARKED_REPORT_SECONDS:
             return None
         return lease.parked_since
 
     def run_begun(self, key: RolloutKey, fence: int) -> float | None:
-        """Return when the holder of this lease reported RUN (Unix seconds); None before that. Any thread may call it."""
+        """Return when the holder of this lease reported RUN (Unix seconds). None before that, or if the lease is not
+        live. Any thread may call this method."""
         lease = self._live.get(key)
         return lease.run_begun if lease is not None and lease.fence == fence else None
 
     def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
-        """Renew the named leases that still belong to the holder; return the others."""
+        """Renew the named leases that still belong to the holder, with their reported stages; return the others."""
         expires, lost = self._clock.monotonic() + self.seconds, []
         for ref in held:
             lease = self._live.get(ref.rollout)
@@ -147,7 +149,8 @@ class Leases:
         return self._live.get(key)
 
     def missing(self, holder: str, held: Iterable[LeaseRef]) -> list[tuple[RolloutKey, LiveLease]]:
-        """Leases of this holder that are not in `held`. The grant of such a lease never arrived."""
+        """Leases of a holder that are not in `held`, the list that the holder sends when it connects. The grant of such
+        a lease never arrived."""
         named = {ref.key for ref in held}
         return [(k, v) for k, v in self._live.items() if v.holder == holder and LeaseKey(*k, v.fence) not in named]
 

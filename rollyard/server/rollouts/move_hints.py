@@ -29,8 +29,8 @@ class MoveHints:
         self._leases = leases
 
     def send(self, key: RolloutKey, endpoint: str, urgent: bool) -> bool:
-        """Send a hint; return whether one was sent. Nothing is sent without a connected holder, or if the last hint to
-        this lease is too recent. `urgent`: the endpoint is out."""
+        """Send a hint for each role that uses the endpoint. Return False, and send nothing, if the rollout has no
+        connected holder or the last hint to its lease is too recent. `urgent`: the endpoint is out."""
         lease, now = self._leases.get(key), self._clock.monotonic()
         agent = self._agents.get(lease.holder) if lease is not None else None
         if lease is None or agent is None or now - lease.hinted_at < (REPEAT_SECONDS if urgent else SETTLED_SECONDS):

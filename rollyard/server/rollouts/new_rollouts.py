@@ -1,4 +1,4 @@
-"""Makes records from requests, with ids, groups, and digests that show whether two request bodies are equal."""
+"""Makes records from requests, and inserts them. The digest of a record shows whether two request bodies are equal."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def too_large(size: int) -> Invalid:
 
 
 def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert the new records. Return a pair (stored record, whether it is new) for each. `records`: pairs (record, `n`
-    of its request).
+    """Insert the new records. Return a pair (stored record, whether it is new) for each of `records`. `records`: pairs
+    (record, `n` of its request).
 
-    Raises Conflict if an existing record has another body, or if a group belongs to a batch. Then the caller must undo
+    Raises Conflict if an existing record has another body, or if a group belongs to a batch. The caller must then undo
     the transaction.
     """
     for namespace, group in {(r.namespace, r.group) for r, _ in records if r.group is not None}:

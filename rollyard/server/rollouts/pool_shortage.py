@@ -21,7 +21,8 @@ class WaitReason:
 
     sentence: str
     since: datetime | float | None = None
-    """Start of the wait; None if the wait began when the rollout was queued."""
+    """Start of the wait. If it is None, or earlier than the time at which the rollout was queued, the latter time is
+    shown."""
 
 
 @dataclass(frozen=True, slots=True)

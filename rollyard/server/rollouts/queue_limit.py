@@ -14,15 +14,15 @@ RETRY_SECONDS = 5
 RECOUNT_SECONDS = 1.0
 """Shortest time in seconds between the end of a count and the next count."""
 RECOUNT_SHARE = 10
-"""Shortest time between two counts, as a multiple of the duration of the first. If RECOUNT_SECONDS is longer,
-RECOUNT_SECONDS applies."""
+"""Shortest time between the end of a count and the next count, as a multiple of the duration of the count. The longer
+one of this time and RECOUNT_SECONDS applies."""
 
 
 class QueueLimit:
     """Refuses submits to a full queue. Rollouts of batches do not count: batches limit themselves.
 
     A count reads the whole queue. So an upper bound is kept: the last count plus all rollouts submitted since then. The
-    queue is counted again only if the upper bound reaches the limit.
+    queue is counted again only if the upper bound reaches the limit, and not soon after the last count.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -33,9 +33,10 @@ class QueueLimit:
         self._counting = asyncio.Lock()
 
     async def admit(self, pool: PoolKey, limit: int, rollouts: int) -> None:
-        """Count a submit of rollouts. A submit that begins below the limit may end above it.
+        """Add the rollouts of a submit to the upper bound, which may then exceed the limit.
 
-        Raises TooManyRequests if the queue is full.
+        Raises TooManyRequests if the upper bound has already reached the limit. Before that, the queue is counted again
+        if a count is due.
         """
         if pool not in self._recount_at or self._bounds[pool] >= limit:
             async with self._counting:

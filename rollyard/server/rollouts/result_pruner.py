@@ -1,4 +1,5 @@
-"""Deletes rollouts and batches that were acknowledged or have outlived their time to live, and frees the space of results."""
+"""Deletes acknowledged rollouts, and rollouts and batches that have outlived their time to live. Frees the space of
+deleted results."""
 
 from __future__ import annotations
 

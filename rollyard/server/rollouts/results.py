@@ -40,7 +40,8 @@ def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
 
 
 def count_sampled(frame: bytes) -> int:
-    """Return the number of sampled tokens of a stored outcome. Raises Invalid."""
+    """Return the number of sampled tokens of an outcome that an older node agent uploaded as JSON in a zstd frame.
+    Raises Invalid."""
     try:
         outcome = json.loads(decompress(frame))
         return sum(sum(segment["loss_mask"]) for segment in outcome["segments"])

@@ -88,7 +88,7 @@ class RolloutService:
         leases: Leases,
         settle_groups: SettleGroups,
     ) -> None:
-        """`settle_groups` is called in each transaction."""
+        """`settle_groups` is called at the end of each transaction that `transact` runs."""
         self._store = store
         self._clock = clock
         self._agents = agents
@@ -167,7 +167,7 @@ class RolloutService:
                 if pool is None or record.pool == pool:
                     yield record
                     due = loop.time() + idle_seconds
-            if loop.time() >= due:  # the condition also holds if only rollouts of other pools end
+            if loop.time() >= due:  # checked also after rows of other pools, which yield nothing
                 yield None
                 due = loop.time() + idle_seconds
             if not rows:
@@ -221,16 +221,17 @@ class RolloutService:
         versions: frozenset[str] = frozenset(),
         seconds: Mapping[str, float] | None = None,
     ) -> None:
-        """Record that RUN is done. `versions`: weights versions from which the rollout was sampled. Raises Fenced.
+        """Record that RUN is done. `versions`: weights versions from which the rollout was sampled. `seconds`: time
+        that the attempt spent in each stage. Raises Fenced.
 
-        `seconds`: time that the attempt spent in each stage. A repeated call has no effect.
+        A repeated call has no effect.
         """
         _raise_first(await self.store_runs([(ref, blob, versions, seconds or {})], holder_uid))
 
     async def store_runs(
         self, runs: Sequence[tuple[LeaseRef, bytes, frozenset[str], Mapping[str, float]]], holder_uid: str
     ) -> list[Fenced | None]:
-        """Do the same as `run_stored` for several rollouts, in one transaction. Return the error of each."""
+        """Do the same as `run_stored` for several rollouts, in one transaction. Return for each the error, or None."""
         now = self._clock.time()
         return await self._step_each([_store_run(*run, holder_uid, now) for run in runs])
 
@@ -245,7 +246,7 @@ class RolloutService:
     ) -> list[Fenced | None]:
         """Store several results of one holder in one transaction: header, blob and greatest number of attempts of each.
 
-        Return the error of each.
+        Return for each the error, or None.
         """
         now = self._clock.time()
         return await self._step_each([_finish(header, holder_uid, blob, most, now) for header, blob, most in results])
@@ -260,7 +261,8 @@ class RolloutService:
         await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), fault)])
 
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
-        """Take back a lease that has no result. If the lease is void, the record does not change."""
+        """Take back a lease that has no result. If the lease is void, the record does not change. `handed_back`: as in
+        `Lost`. Raises NotFound."""
         event = Lost(self._clock.time(), ref.fence, reason, handed_back)
         try:
             await self._apply_events([(ref.rollout, event)])
@@ -307,7 +309,7 @@ class RolloutService:
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
-    # changes of records; only grants are stored elsewhere (`dispatch`)
+    # changes of records; grants (`dispatch`) and new records (`submit`) are stored elsewhere
 
     async def _apply_events(self, events: Sequence[tuple[RolloutKey, Event]]) -> None:
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:

@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 5.0
 GRACE_SECONDS = 30.0
-"""Seconds for which a version that no endpoint serves is not yet counted as gone. After a server's start, engines need
-time to register again. A silent or ejected engine may soon be healthy. Ending a rollout cannot be undone."""
+"""A version counts as gone when no endpoint has served it for this many seconds. The time is long because the end of a
+rollout cannot be undone: a silent or ejected engine may soon be healthy, and engines register again after a server's
+start."""
 MAX_PASSES = 3
 """Greatest number of passes in one check. A rollout that one pass requeues may be ended by the next pass."""
 

@@ -7,7 +7,7 @@ follows (table of crashes in ARCHITECTURE.md).
     queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
       ^  ^                  |                          |
       |  +--- Lost ---------+                          |      Lost: the lease ended without a result. This is no retry.
-      |                     |                          |      After some losses in a row it runs alone; after more it ends.
+      |                     |                          |      After some losses it runs alone; after more it ends.
       |       Finished(InfraFailed), retries left      |      The infrastructure failed. This is a retry, after a back-off.
       |       Outdated, not at EVAL                    |      Its weights became too old. It starts again; this is no retry.
       +------------------------------------------------+      Lost or InfraFailed at EVAL: only EVAL is repeated.
@@ -33,10 +33,11 @@ from rollyard.server.rollouts.history import LeaseChoice, with_entry
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
-"""Number of leases lost in a row after which a rollout is suspected as the cause. A suspect gets a node agent without
-other rollouts. So a loss of the suspect affects no other rollout, and no other rollout can be the cause."""
+"""Number of lost leases after which a rollout is suspected as the cause. A stored RUN resets the number. A suspect gets
+a node agent without other rollouts. So a loss of the suspect affects no other rollout, and no other rollout can be the
+cause."""
 MAX_LOSSES = 6
-"""Number of leases lost in a row after which the rollout counts as the cause, and ends."""
+"""Number of lost leases, counted in the same way, after which the rollout counts as the cause, and ends."""
 MAX_OUTDATED = 10
 """Greatest number of attempts that are repeated because their weights became too old. When one more attempt becomes too
 old, the rollout counts as too slow for the versions that it allows, and ends."""
@@ -110,7 +111,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The lease ended without a result: it expired, was handed back, or was never received."""
+    """The lease ended without a result: it expired, was handed back or never received, or its allocation ended."""
 
     at: float
     fence: int
@@ -168,7 +169,8 @@ def is_suspect(record: RolloutRecord) -> bool:
 
 
 def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Return the new record, and the effects to carry out after the record is on disk. Raises Fenced for a void lease."""
+    """Return the new record, and the effects to carry out after the record is on disk. Raises Fenced for a void lease,
+    and for a grant of a record that is not queued."""
     match event:
         case Cancelled():
             return _cancel(record, event)
@@ -257,8 +259,8 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Record the end of RUN. If the request demands one weights version, a run with tokens from another version than
-    the version at its grant is sampled again."""
+    """Record the end of RUN. If the group must have one weights version, a run with a token from a version other than
+    the granted one counts as outdated instead."""
     check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:

@@ -1,9 +1,9 @@
 """Admission of one more session to an endpoint, so that rollouts wait in our queue and do not evict each other's cache.
 
-Pure. While a session waits for a tool, the engine does not count the session's blocks as used, but the session will need
-them again. So the measure is the cache that all sessions together would fill, projected from the running sessions. The
-limit falls above one threshold and grows below a lower threshold, so it does not oscillate. An endpoint without sessions
-always admits one.
+Pure. There are three measures: the filled share of the cache, the waiting requests, and the cache that all sessions
+together would fill. The third is projected from the running sessions: while a session waits for a tool, the engine does
+not count the session's blocks as used, but the session will need them again. The limit falls above one threshold of a
+measure and grows below a lower threshold, so it does not oscillate. An endpoint without sessions always admits one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 FULL, EASY = 0.92, 0.75
 """Thresholds of the filled share of the cache. From FULL on, the limit is at most the present number of sessions. Up to
-EASY the limit grows again."""
+EASY the limit may grow again; it grows if all measures permit it."""
 CROWDED, ROOMY = 1.5, 1.1
 """Like FULL and EASY, for the projected use of all sessions. The thresholds are above 1, because some sessions end
 before their next model call."""
@@ -65,7 +65,7 @@ def admission(load: EndpointLoad, before: Admission) -> Admission:
     if not _is_relaxed(load):
         return before
     limit = max(before.limit, load.sessions) + max(1, round(before.limit * GROWTH))
-    # A limit above three times the number of sessions has no effect any more.
+    # Far above the number of sessions a limit has hardly any effect, so it is removed.
     return UNLIMITED if limit > 3 * max(1, load.sessions) else Admission(limit, before.why)
 
 
@@ -93,7 +93,7 @@ def _is_relaxed(load: EndpointLoad) -> bool:
 def _projected_cache_use(load: EndpointLoad) -> float | None:
     """Return the cache that all sessions together would fill, as a multiple of the endpoint's cache.
 
-    None if too few sessions run for a projection.
+    None if the filled share is unknown, or if too few sessions run for a projection.
     """
     if load.kv_usage is None or not load.running or load.running < SAMPLE * load.sessions:
         return None

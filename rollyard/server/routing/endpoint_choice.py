@@ -1,9 +1,9 @@
 """The choice of a session's endpoint. The endpoint with the least load is taken, or a preferred endpoint with nearly
 the least load. Equal loads are ordered by chance.
 
-The load is the number of live sessions divided by the capacity. `EndpointChoice` chooses for new sessions and for
-sessions that move. For each pool, an `EndpointRanking` has the endpoints that take work, in order of load. The ranking
-changes with each report and each session.
+The load is the number of live sessions with the new session, divided by the capacity that may be filled now.
+`EndpointChoice` chooses for new sessions and for sessions that move. For each pool, an `EndpointRanking` has the
+endpoints that take work, in order of load. The ranking changes with each report and each session.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rollyard.server.routing.surplus_sessions import EndpointShare, excess
 from rollyard.wire.endpoint import Endpoint
 
 FIRST_STEP = 2.0
-"""A burst (see `Burst`) counts each session that it has added as this many sessions more. The prompts of these sessions
-arrive at the same time, so they load the endpoint more than running sessions."""
+"""A burst (see `Burst`) counts each session that it has added as 1 + FIRST_STEP sessions. The prompts of these sessions
+arrive at the same time, and load the endpoint more than running sessions do."""
 NEAR_RATIO = 0.125
 """The load of a preferred endpoint (warm prefix, or same node) may exceed the least load by this share."""
 CLEARED_SECONDS = 10.0
@@ -121,7 +121,8 @@ class Burst:
         return "SameNode" if node and chosen.id in self._nodes.get(node, ()) else "LeastLoad"
 
     def _nearly_best(self, best: float, ids: Sequence[str], allow: Allow | None) -> _Rank | None:
-        """Return the least loaded of these endpoints, if its load is close enough to `best`, the least load."""
+        """Return the least loaded of the endpoints in `ids` that are allowed, have room, and have a load close enough
+        to `best`, the least load; None if there is none."""
         found, least = None, best * (1 + NEAR_RATIO)
         for id in ids:
             rank = self._own.get(id) or self._by_id.get(id)
@@ -217,10 +218,10 @@ class EndpointChoice:
     ) -> Endpoint | None:
         """Choose an endpoint for a running session on `current`. `failed`: endpoint that could not be used, or empty.
 
-        If nothing failed, `current` is kept, unless it takes no work or has too many sessions. If there is no other
-        endpoint, a ready `current` is kept; after a failure only if a probe has just succeeded. A full endpoint is
-        taken only if all other allowed endpoints are full. `allow` is true for the result. Return None if there is no
-        endpoint.
+        `allow` is true for the result. If nothing failed, `current` is kept, unless it takes no work or has too many
+        sessions. Otherwise another endpoint is chosen as for a new session, or the least loaded one if all are full. If
+        no other endpoint takes work, `current` is kept if it is ready; after a failure a probe must also just have
+        succeeded. Return None if no endpoint is left.
         """
         here = self._endpoints.get(current)
         if here is not None and allow is not None and not allow(here.endpoint):

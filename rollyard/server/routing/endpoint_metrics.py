@@ -15,7 +15,7 @@ DIGITS = 3
 
 
 def has_metrics(state: EndpointState) -> bool:
-    """Whether the engine has reported any load: its number of waiting requests, or totals."""
+    """Whether any load of the engine is known: its number of waiting requests, or totals."""
     return state.waiting is not None or bool(state.history)
 
 

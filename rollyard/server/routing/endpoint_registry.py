@@ -112,7 +112,7 @@ class EndpointRegistry:
             state,
             endpoint=evolve(state.endpoint, weights_version=weights.version),
             healthy=beat.ready and bool(weights.version),
-            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` has it
+            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` is then this reason
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -128,7 +128,8 @@ class EndpointRegistry:
         return True
 
     def add_external(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
-        """Add an external server from the pool's spec. A known server keeps its state."""
+        """Add an external server from the pool's spec. A known server keeps its health and trust, and
+        stops draining."""
         old, endpoint = self._states.get(endpoint.id), self._with_patience(pool, endpoint)
         state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
@@ -136,7 +137,7 @@ class EndpointRegistry:
     def remove_unlisted(self, pool: PoolKey, keep: set[str]) -> None:
         """Remove external servers of the pool that are not in `keep`. Servers with sessions are only drained.
 
-        Call this again later: a drained server is removed when it has no session.
+        Call this again later: only a call removes a drained server whose sessions have ended.
         """
         for id, state in list(self._states.items()):
             if state.pool == pool and not state.uid and id not in keep:

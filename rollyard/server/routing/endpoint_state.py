@@ -20,8 +20,8 @@ SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 sessions yet, and would begin all of this work with a cold cache."""
 REGISTERING = Reason("Registering")
 OUT_REASONS = (EJECTED, UNHEALTHY)
-"""Reasons of an endpoint that is out: ejected by this server, or reported as unhealthy by the engine's supervisor. With
-any other reason, the endpoint is still loading, or is ending normally."""
+"""Values of `engine_reason` for an endpoint that is out: it has become silent, or the engine's supervisor reports it as
+unhealthy. With any other value, the endpoint is still loading, or is ending normally."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EndpointState:
     rates: EndpointRates = UNKNOWN
     """Rates computed from `history`."""
     heard_at: float = 0.0
-    """Monotonic seconds of the last report."""
+    """Monotonic seconds of the last report or registration; 0 for an external server."""
     drain: bool = False
     node: str = ""
     capacity: float = 1.0
@@ -111,7 +111,8 @@ def why_not_ready(state: EndpointState) -> Reason | None:
 
 
 def _main_reason(state: EndpointState) -> Reason:
-    """Return the engine's own reason, or the reason of the weights if only that reason has a message."""
+    """Return the engine's own reason. If it is missing, or has no message and the reason of the weights has one, return
+    the reason of the weights. Return REGISTERING if both are missing."""
     reasons = [reason for reason in (state.engine_reason, state.why_not_routable) if reason is not None]
     return next((reason for reason in reasons if reason.message), (*reasons, REGISTERING)[0])
 

@@ -20,7 +20,7 @@ class ExternalPlacement:
         self._sessions = sessions
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """Return the endpoint for a new session; None if no ready endpoint has room."""
+        """Return the endpoint for a new session; None if no ready endpoint with allowed weights has room."""
         return self._choice.burst(pool).checkout(allow=allow_at_least(least, self._endpoints.weights(pool)))
 
     def pin(self, session: str, endpoint: str) -> None:

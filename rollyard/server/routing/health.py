@@ -20,13 +20,14 @@ VOTE_SECONDS = 60.0
 """Seconds for which a complaint counts, unless a probe succeeds."""
 EJECTED_SECONDS, EJECTED_CAP_SECONDS = 2.0, 120.0
 REMEMBER_EJECTIONS_SECONDS = 300.0
-"""If the last successful probe is older than this when an ejection begins, the ejection is as short as the first."""
+"""If no probe has succeeded in this many seconds before an ejection begins, the ejection is as short as the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointTrust:
     votes: Mapping[str, float] = field(default_factory=dict)
-    """Node agent or external session -> time of its last complaint. A successful probe removes all complaints."""
+    """Node agent or external session -> time of its last complaint. A successful probe removes all complaints, unless
+    complaints ejected the endpoint during the probe."""
     out_until: float | None = None
     """End of the ejection; then a probe is due. None if the endpoint is not ejected."""
     suspected: bool = False

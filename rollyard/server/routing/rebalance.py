@@ -36,8 +36,8 @@ class Rebalancer:
         ask_rollout: Callable[[RolloutKey, str, bool], bool],
         ask_external: Callable[[str, str, bool], bool],
     ) -> None:
-        """`ask_…` requests a move. Its arguments are a session, the endpoint to leave, and whether the endpoint is out,
-        which makes the move urgent. It returns whether the request was sent."""
+        """`ask_…` requests a move, and returns whether the request was sent. The arguments are a session, the endpoint
+        to leave, and whether the move is urgent because the endpoint is out."""
         self._endpoints = endpoints
         self._choice = choice
         self._sessions = sessions

@@ -43,8 +43,8 @@ class ServedVersions:
         return known[-1] if known else min(self.ready, default=None)
 
     def is_gone(self, version: str) -> bool:
-        """Whether new rollouts can no longer get this version: it is neither the current version nor the target of a
-        running update, and no endpoint that takes work serves it now or served it a short time ago. False while this is
+        """Whether no endpoint that takes work serves this version now or served it a short time ago. False for the
+        current version and for the target of a running update. False while the current version or `recently_served` is
         unknown."""
         current, operation = self.weights.current, self.weights.operation
         if current is None or self.recently_served is None:
@@ -71,7 +71,7 @@ def allowed_versions(record: RolloutRecord, group: GroupVersions, served: Served
     if (least := record.min_weights_version) is not None:
         may = frozenset(v for v in may if served.weights.at_least(v, least))
     if record.weights is not None and record.weights.same:
-        # The first rollout of a group takes the newest version, because an update may soon remove the older one.
+        # The first rollout of a group takes the newest version if it may, because an update may soon remove older ones.
         fixed = group.fixed or (served.newest if served.newest in may else min(may, default=None))
         may &= {fixed}
     return may
@@ -126,7 +126,8 @@ def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVer
 
 
 def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str | None:
-    """Return why no endpoint serves the minimum version of a queued rollout; None if an endpoint does.
+    """Return why no endpoint serves the minimum version of a queued rollout, or a later version. None if an endpoint
+    does, or if the rollout does not wait for a minimum version.
 
     `pool`: name of the InferencePool.
     """

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 SKEW, SKEW_SESSIONS = 0.25, 2
 """Tolerated excess of an endpoint over its fair share: a ratio of the share, plus a number of sessions."""
 MOVE_SHARE = 0.1
-"""Greatest share of its sessions that an endpoint with too many sessions gives away in one round, but at least one
-session."""
+"""An endpoint with too many sessions gives away this share of them in one round, rounded down, but at least one. It
+gives away fewer if its surplus is smaller."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Protocol and records of a store.
 
-The data that a call writes is on disk before the call returns. All waiting writes are committed together (group
-commit). Each write has its own savepoint, so a failed write does not undo the others.
+The data that a call writes is on disk before the call returns. Waiting writes are committed together (group commit).
+Each write has its own savepoint, so a failed write does not undo the others.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ class BlobRef:
 
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
-    """A rollout's durable state. After its insert only `server.rollouts.step` changes a record."""
+    """A rollout's durable state. After the insert only `server.rollouts.step` changes a record. The store itself sets
+    `cursor`, and changes `result` when it moves the blob to another pack."""
 
     namespace: str
     id: str
     digest: str
-    """sha256 of the canonical request. It shows whether two request bodies are equal."""
+    """sha256 of the canonical request, its `n` and the sample index. It shows whether two request bodies are equal."""
     request: str
     """The accepted `RolloutRequest` as JSON, with n = 1."""
     pool: str
@@ -67,12 +68,14 @@ class RolloutRecord:
     """Order of arrival; the store sets it at the first put."""
     status: Status = Status.QUEUED
     stage: Stage = Stage.INIT
-    """Present stage of a leased rollout; the stage with which a queued rollout will begin."""
+    """Stage of a leased or ended rollout; the stage with which a queued rollout will begin. A reported RUN is stored
+    only with the rollout's next event."""
     attempt: int = 1
     faults: int = 0
-    """Number of infrastructure failures so far. Each counts as a retry."""
+    """Number of infrastructure failures so far. Each uses up one of the pool's `maxAttempts`."""
     losses: int = 0
-    """Number of leases in a row that were lost. A loss is no retry; the limit is `step.MAX_LOSSES`."""
+    """Number of leases that were lost. A stored RUN resets the number. A loss is no retry; the limit is
+    `step.MAX_LOSSES`."""
     fence: int = 0
     """Sequence number of the last lease. A message with a lower number is void."""
     holder: str | None = None
@@ -296,9 +299,12 @@ class Store(Protocol):
     def watch(self, kind: str | None, since: str) -> AsyncIterator[WatchEvent]:
         """Iterate over every change after `since`, in order and without a gap.
 
-        A caller may cancel its wait for the next change and wait again; no change is lost. Raises BadRequest if `since` is
-        no resourceVersion, Expired if the changes after `since` are no longer kept, and Unavailable if the store is
-        closed. The iterator can raise Expired and Unavailable as well.
+        `kind`: only changes of this kind; None for all kinds. A caller may cancel its wait for the next change and wait
+        again; no change is lost.
+
+        Raises BadRequest if `since` is no resourceVersion. Raises Expired if the changes after `since` are no longer
+        kept, or if `since` is newer than the last change. Raises Unavailable if the store is closed. The iterator can
+        raise Expired and Unavailable as well.
         """
         ...
 
@@ -308,7 +314,8 @@ class Store(Protocol):
         """Run `change` in the writer; return its result after its writes are on disk.
 
         An exception of `change` undoes all writes of `change`, and only this caller gets the exception. Raises
-        Unavailable if the disk is full or fails; then nothing is written.
+        Unavailable if the disk is full or fails, or if the store is closed, and Superseded if another server has the
+        data folder. Nothing is written then.
         """
         ...
 
@@ -350,7 +357,7 @@ class Store(Protocol):
         ...
 
     async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
-        """Mean of the rewards; None if no record has a reward."""
+        """Mean of the rewards; None if no record has a reward, or if the mean is not finite."""
         ...
 
     # batches
@@ -383,19 +390,21 @@ class Store(Protocol):
         """Delete old rollouts; return how many. `counts` without a group still includes the deleted rollouts.
 
         `end_of_life`: function that returns a time for a pool (Unix seconds). The pool's rollouts that ended before this
-        time are deleted. The rollouts of a batch's delivered groups stay until `prune_batches` or `prune_acknowledged`.
+        time are deleted. The rollouts of groups that a batch has delivered or may still deliver stay. `prune_batches`
+        and `prune_acknowledged` delete those of delivered groups.
         """
         ...
 
     async def prune_acknowledged(self, before: float) -> int:
-        """Delete the groups that were acknowledged before this time (Unix seconds); return the number of their rollouts."""
+        """Delete the groups that were acknowledged before this time (Unix seconds), with their rollouts; return the
+        number of deleted rollouts."""
         ...
 
     async def prune_batches(self, end_of_life: Callable[[PoolKey], float]) -> int:
-        """Delete the batches that ended before the end of life of their pool, with all their groups; return the number
-        of deleted rollouts.
+        """Delete the batches that ended before the time that `end_of_life` returns for their pool, with their delivered
+        groups; return the number of deleted rollouts. `end_of_life`: as in `prune_rollouts`.
 
-        A series that only the deleted batch can use is deleted with its tasks. `end_of_life`: as in `prune_rollouts`.
+        A series that only the deleted batch can use is deleted, with the tasks that no other series or dataset uses.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Deletion of batches that ended long ago, and of groups that a trainer has used. Each step is one transaction.
 
 The tasks of a dataset and their history stay as long as the dataset. Tasks of a request or a plug-in are deleted with
-the series that draws from them. After a crash between two steps the next pass continues.
+the last series that draws from them. After a crash between two steps the next pass continues.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DELETED_TASKS = 5000
 GroupName = tuple[str, str]
 """(namespace, id)."""
 GroupRows = Mapping[GroupName, Sequence[int]]
-"""Group -> rows of the group's rollouts. Rows that must stay (see `pruning.NOT_NEWEST`) are left out."""
+"""Group -> keys (`seq`) of the group's rollouts. Rows that must stay (see `pruning.NOT_NEWEST`) are left out."""
 
 
 def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> GroupRows:
