@@ -1,7 +1,7 @@
 """A conversation as token ids. Sampled ids stay as they are; only the text outside sampled turns is tokenised.
 
-For each prompt the model's template renders the whole conversation, with the turns as they were sampled. If the
-rendering begins with the text of all ids so far, only the remaining text is tokenised and appended.
+For each prompt the model's template renders the whole conversation. If the rendering begins with the text of all ids so
+far, only the remaining text is tokenised and appended.
 
 Else the prefix is broken. The break is recorded in `breaks`, and a new segment (a sequence of ids that is trained on as
 one sample) begins with the whole rendering. Where the rendering has the exact text of a sampled turn, the segment gets

@@ -11,7 +11,10 @@ from rollyard.wire.base import Identity, WireMessage
 
 
 class EngineHello(WireMessage):
-    """Body of POST /v1/engine/register, which is sent at the start and after each reconnect. Answer: `EngineWelcome`."""
+    """Body of POST /v1/engine/register. It is sent at the start, and again after each `EngineOrders` that is not `known`.
+
+    Answer: `EngineWelcome`.
+    """
 
     identity: Identity
     url: str
@@ -82,7 +85,8 @@ class WeightsReport(WireMessage):
     checksum: str = ""
     """Checksum of the folder of the served weights."""
     phase: WeightsPhase = ""
-    """Progress towards the newest target; empty if the target is reached. Transferring: the engine waits for the trainer."""
+    """Stage of the change of weights under way; Failed if none is under way and the last one failed; else empty.
+    Transferring: the engine waits for the trainer."""
     error: str = ""
     """Reason of the failure, if `phase` is Failed."""
     attempt: int | None = None

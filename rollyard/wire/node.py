@@ -21,8 +21,8 @@ UNREADABLE_LEASE_REASON = "UnreadableLease"
 CLOSE_HELLO_EXPECTED = 4408
 """Close code of the WebSocket: the server got no `Hello` in time, or another message first."""
 CLOSE_FENCED = 4409
-"""Close code of the WebSocket: the node agent must exit, because another process has taken its place or its job has
-ended."""
+"""Close code of the WebSocket: the node agent must exit, because its job has ended, its allocation no longer exists, or
+another process or job is bound to its allocation."""
 CLOSE_INCOMPATIBLE = 4426
 """Close code of the WebSocket: node agent or server is too old. The text of the close frame names the older side."""
 MAX_ARTIFACT_BYTES = 4 << 20
