@@ -107,17 +107,16 @@ def newest_epoch(folder: Path) -> int | None:
 
 
 def read_blob(folder: Path, ref: BlobRef) -> bytes:
-    """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged, and OSError if a read
-    fails."""
+    """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged, or if a read fails."""
     if not _PACK_NAME.fullmatch(ref.pack) or ref.offset < 0 or ref.length < 0:
         raise Unavailable(f"{ref.pack!r} is not a pack of this store")
     try:
         fd = os.open(folder / ref.pack, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            file.seek(ref.offset)
+            data = file.read(ref.length)
     except OSError as error:
         raise Unavailable(f"pack {ref.pack} cannot be read: {error.strerror}") from None
-    with open(fd, "rb") as file:
-        file.seek(ref.offset)
-        data = file.read(ref.length)
     if len(data) != ref.length or hashlib.sha256(data).hexdigest() != ref.sha256:
         raise Unavailable(f"the blob at {ref.offset} in pack {ref.pack} is damaged: its digest does not match")
     return data

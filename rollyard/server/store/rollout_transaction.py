@@ -69,7 +69,8 @@ class RolloutTransaction:
     def _update_counts(self, record: RolloutRecord) -> None:
         rewarded = record.reward is not None
         self._db.execute(
-            "INSERT INTO tallies VALUES (?, ?, ?, ?, 1, ?, ?) ON CONFLICT DO UPDATE SET records = records + 1, "
+            "INSERT INTO tallies VALUES (?, ?, ?, ?, 1, ?, ?) "
+            "ON CONFLICT (namespace, pool, stage, status) DO UPDATE SET records = records + 1, "
             "rewarded = rewarded + excluded.rewarded, rewards = rewards + excluded.rewards",
             (record.namespace, record.pool, record.stage.value, record.status.value, rewarded, record.reward or 0.0),
         )

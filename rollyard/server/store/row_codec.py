@@ -37,7 +37,6 @@ _CODECS: dict[str, Codec] = {
     "status": (attrgetter("value"), Status),
     "stage": (attrgetter("value"), Stage),
     "endpoints": (mapping_text, mapping_of),
-    "cancel_requested": (int, bool),
     "run": _BLOB,
     "result": _BLOB,
     "error": (RolloutError.model_dump_json, RolloutError.model_validate_json),
