@@ -10,7 +10,7 @@ from rollyard.core.errors import EndpointLost
 
 @dataclass(frozen=True)
 class Sampled:
-    """A sampled answer. The three lists have the same length and include the token that ended the turn."""
+    """A sampled answer. The three lists have the same length and include the token that ended the turn, if one did."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)

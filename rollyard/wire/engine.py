@@ -11,7 +11,7 @@ from rollyard.wire.base import Identity, WireMessage
 
 
 class EngineHello(WireMessage):
-    """Body of POST /v1/engine/register. It is sent at the start, and again after each `EngineOrders` that is not `known`.
+    """Body of POST /v1/engine/register. It is sent at the start, and after each `EngineOrders` that is not `known`.
 
     Answer: `EngineWelcome`.
     """
