@@ -83,7 +83,8 @@ class Routing:
 
 
 class Parts:
-    """All parts of one server. The caller runs each part that has a method `run`, and calls `close` at the end."""
+    """All parts of one server. The caller runs each part that has a method `run`, except `feed`, which `manager` runs.
+    The caller also calls `close` at the end."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Expiry of leases: the rollouts of a silent node agent go back to the queue."""
+"""Expiry of leases: the rollouts of a silent node agent go back to the queue, or end after too many losses."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ REPEAT_SECONDS = 2.0
 a hint for a rollout that has not begun to sample, and the hint must then be sent again."""
 SETTLED_SECONDS = 60.0
 """Seconds between two hints to a lease in all other cases. A session that has moved has just lost its cache, so it
-should stay for a while. A session that has not moved still has the earlier hint."""
+should stay for a while. A session that has not moved needs no second hint: the node agent keeps the first hint until
+the session's next turn."""
 
 
 class MoveHints:

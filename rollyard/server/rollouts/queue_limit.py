@@ -15,7 +15,7 @@ RECOUNT_SECONDS = 1.0
 """Shortest time in seconds between the end of a count and the next count."""
 RECOUNT_SHARE = 10
 """Shortest time between the end of a count and the next count, as a multiple of the duration of the count. The longer
-one of this time and RECOUNT_SECONDS applies."""
+of this time and RECOUNT_SECONDS applies."""
 
 
 class QueueLimit:

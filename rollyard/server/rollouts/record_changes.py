@@ -54,7 +54,8 @@ class RecordChanges:
     """For each batch that met its target: the seconds since its submit."""
 
     def step(self, tx: Transaction, record: RolloutRecord, event: Event) -> RolloutRecord:
-        """Apply the event to the record, with the stage that its holder reported; store a changed record. Raises Fenced."""
+        """Apply the event to the record that `with_reported_stage` returns. Store the record if it changed. Raises
+        Fenced."""
         after, effects = step(with_reported_stage(record, self.run_begun), event)
         if after is not record:
             after = tx.put(after)

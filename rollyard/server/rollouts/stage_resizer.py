@@ -43,7 +43,7 @@ class _AgentWidths:
 
 class StageResizer:
     """Resizes stages. The widths in a pool are computed again after each call of `wake`, when a recent peak expires,
-    and after IDLE_SECONDS without an event."""
+    and after IDLE_SECONDS without either."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ def initial(widths: Mapping[Stage, int]) -> History:
 def plan_widths(
     history: History, load: StageLoad, stages: Stages, places: int, now: float
 ) -> tuple[History, dict[Stage, int] | None]:
-    """Return the history with the present needs, and the widths for these needs.
+    """Return the history with the present needs added, and the widths for the recent peaks in this history.
 
     Each width is between `min` and `max` of its stage. The sum of the widths is at most `places`. The widths are None if
     the minimum widths do not fit: then the allocation has an earlier spec and will be replaced.

@@ -1,9 +1,10 @@
 """Admission of one more session to an endpoint, so that rollouts wait in our queue and do not evict each other's cache.
 
 Pure. There are three measures: the filled share of the cache, the waiting requests, and the cache that all sessions
-together would fill. The third is projected from the running sessions: while a session waits for a tool, the engine does
-not count the session's blocks as used, but the session will need them again. The limit falls above one threshold of a
-measure and grows below a lower threshold, so it does not oscillate. An endpoint without sessions always admits one.
+together would fill. The last one is projected from the running sessions: while a session waits for a tool, the engine
+does not count the session's blocks as used, but the session will need them again. The limit falls when one measure
+passes its upper threshold. It grows when all measures are below their lower thresholds. So it does not oscillate. An
+endpoint without sessions always admits one session.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 
 FULL, EASY = 0.92, 0.75
 """Thresholds of the filled share of the cache. From FULL on, the limit is at most the present number of sessions. Up to
-EASY the limit may grow again; it grows if all measures permit it."""
+EASY the limit grows again if the other measures permit it."""
 CROWDED, ROOMY = 1.5, 1.1
 """Like FULL and EASY, for the projected use of all sessions. The thresholds are above 1, because some sessions end
 before their next model call."""

@@ -112,7 +112,7 @@ class EndpointRegistry:
             state,
             endpoint=evolve(state.endpoint, weights_version=weights.version),
             healthy=beat.ready and bool(weights.version),
-            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` is then this reason
+            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` then has it
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -128,8 +128,8 @@ class EndpointRegistry:
         return True
 
     def add_external(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
-        """Add an external server from the pool's spec. A known server keeps its health and trust, and
-        stops draining."""
+        """Add an external server from the pool's spec. A known server keeps its health and trust, and stops
+        draining."""
         old, endpoint = self._states.get(endpoint.id), self._with_patience(pool, endpoint)
         state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
