@@ -83,7 +83,7 @@ class StreamedResponse:
         """Read the answer to its end.
 
         Raises TimeoutError if no data comes for `first_seconds`, or for `next_seconds` after the first event. Raises
-        ValueError, KeyError, TypeError or AttributeError for a malformed event. Raises PromptTooLong, EndpointRefused
+        ValueError, LookupError, TypeError or AttributeError for a malformed event. Raises PromptTooLong, EndpointRefused
         or StreamLost for an error in the answer, and AnswerRefused for an answer that cannot be trained on.
         """
         async for event in _events(content, first_seconds, next_seconds):

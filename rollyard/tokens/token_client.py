@@ -21,6 +21,8 @@ from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress, PromptTooLong, SentRequest, StreamedResponse
 from rollyard.wire.endpoint import Endpoint
 
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
+"""Exceptions that parsing a malformed event raises."""
 MAX_ERROR_BYTES = 1 << 16
 
 
@@ -110,7 +112,7 @@ class TokenClient:
         try:
             async with (in_flight or InFlightRequests()).during(request):
                 await self._stream(endpoint, route, body, answer)
-        except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError) as error:  # TimeoutError is an OSError
+        except (aiohttp.ClientError, OSError, *_MALFORMED) as error:  # TimeoutError is an OSError
             if not answer.finished:
                 raise answer.lost(type(error).__name__) from error
         return answer.result()

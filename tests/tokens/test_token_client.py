@@ -137,6 +137,8 @@ async def test_a_first_chunk_of_any_length_is_read(client: TokenClient, endpoint
         (stream(chunk([5]), chunk([6], "abort")), [5, 6]),
         (stream(chunk([5]), {"error": {"message": TOKEN, "code": 500}}), [5]),
         (stream(chunk([5]), then="die"), [5]),
+        (stream(chunk([5]), {"choices": [None]}), [5]),
+        (stream(chunk([5]), {"choices": [{"logprobs": 3}]}), [5]),
     ],
 )
 async def test_a_lost_stream_keeps_what_had_arrived(
