@@ -18,8 +18,12 @@ from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
 pytestmark = pytest.mark.slow(150)
-SIZES: dict[str, dict[str, Any]] = {"policy": {"replicas": 1, "autoscaling": None}, "demo": {"replicas": 2}}
-"""An allocation that is submitted alone, and two that are one job array."""
+IDLE = {"setup": "exec sleep 100000"}
+JOBS: dict[str, dict[str, Any]] = {
+    "policy": {"replicas": 1, "autoscaling": None, "allocation": IDLE},
+    "demo": {"replicas": 2, "allocation": IDLE},
+}
+"""A job that is submitted alone, and two that are one array; they only sleep, for the tests that count jobs."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -79,8 +83,8 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
 ) -> None:
     yard, client = whole
     before = {(job.id, job.start_time) for job in await yard.jobs()}
-    ids = await under_way(yard, client, requests(4, 4, n=4, prefix="server"), 5)
-    assert len(ids) == 32
+    ids = await under_way(yard, client, requests(4, 4, n=2, prefix="server"), 4)
+    assert len(ids) == 16
     was = endpoint(yard.data)
     yard.kill()
     yard.start()
@@ -98,7 +102,7 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
-    ids = await under_way(yard, client, requests(8, 8, prefix="agent"), 3)
+    ids = await under_way(yard, client, requests(6, 6, prefix="agent"), 3)
     victim = yard.processes("node-agent", "--allocation")[0]
     kill(victim)
     assert_scored(await yard.gather(client, ids))
@@ -110,7 +114,7 @@ async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(who
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_model_server_costs_no_rollout(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
-    ids = await under_way(yard, client, requests(8, 8, prefix="model"), 3)
+    ids = await under_way(yard, client, requests(6, 6, prefix="model"), 3)
     kill(yard.processes("inference-server")[0])
     assert_scored(await yard.gather(client, ids))
     await yard.ready(client)
@@ -119,7 +123,7 @@ async def test_a_killed_model_server_costs_no_rollout(whole: tuple[Yard, AsyncCl
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_sandbox_is_an_attempt_and_never_a_reward(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
-    waiting = asyncio.create_task(yard.gather(client, await client.submit(requests(8, 8, prefix="sandbox"))))
+    waiting = asyncio.create_task(yard.gather(client, await client.submit(requests(6, 6, prefix="sandbox"))))
     killed = 0
     while killed < 3 and not waiting.done():
         for pid in yard.sandboxes()[:1]:
@@ -130,33 +134,36 @@ async def test_a_killed_sandbox_is_an_attempt_and_never_a_reward(whole: tuple[Ya
     assert killed == 3
 
 
-async def test_a_killed_engine_is_restarted_by_its_supervisor(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client, policy={"replicas": 1})
-        await yard.ready(client)
-        ids = await under_way(yard, client, requests(6, 6), 2)
-        jobs = {job.id for job in await yard.jobs()}
-        kill(yard.processes("rollyard.engine.embedded")[0])
-        assert_scored(await yard.gather(client, ids))
-        assert {job.id for job in await yard.jobs()} == jobs
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_engine_is_restarted_by_its_supervisor(whole: tuple[Yard, AsyncClient]) -> None:
+    yard, client = whole
+    ids = await under_way(yard, client, requests(6, 6, prefix="engine"), 2)
+    jobs = {job.id for job in await yard.jobs()}
+    old = yard.processes("rollyard.engine.embedded")[0]
+    kill(old)
+    assert_scored(await yard.gather(client, ids))
+    await yard.ready(client)
+    assert not alive(old)
+    assert {job.id for job in await yard.jobs()} == jobs
 
 
-async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client, demo={"maxAttempts": 2})
-        await yard.ready(client)
-        # an agent that goes on until it is killed: on a busy machine a short one ends before its sandbox is found
-        forever = {"type": "command", "command": "sleep 100000"}
-        (id,) = await client.submit(requests(0, 1, prefix="doomed", agent=forever))
-        waiting = asyncio.create_task(yard.gather(client, [id]))
-        while not waiting.done():
-            for pid in yard.sandboxes():
-                kill(pid)
-            await asyncio.sleep(0.01)
-        (trajectory,) = await waiting
-        assert (trajectory.status, trajectory.reward) == (Status.INFRA_FAILED, None)
-        assert trajectory.error is not None
-        assert trajectory.error.reason in ("SandboxLost", "SandboxStartFailed")
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(whole: tuple[Yard, AsyncClient]) -> None:
+    yard, client = whole
+    await yard.apply(client, demo={"maxAttempts": 2})
+    # an agent that goes on until it is killed: on a busy machine a short one ends before its sandbox is found
+    forever = {"type": "command", "command": "sleep 100000"}
+    (id,) = await client.submit(requests(0, 1, prefix="doomed", agent=forever))
+    waiting = asyncio.create_task(yard.gather(client, [id]))
+    while not waiting.done():
+        for pid in yard.sandboxes():
+            kill(pid)
+        await asyncio.sleep(0.01)
+    (trajectory,) = await waiting
+    assert (trajectory.status, trajectory.reward) == (Status.INFRA_FAILED, None)
+    assert trajectory.error is not None
+    assert trajectory.error.reason in ("SandboxLost", "SandboxStartFailed")
+    await yard.apply(client)
 
 
 @pytest.mark.parametrize("point", FAILPOINTS)
@@ -176,9 +183,9 @@ async def crash_and_adopt(yard: Yard, point: str) -> None:
     async with yard.client() as client:
         if not down:
             with contextlib.suppress(Unavailable):  # it may die before both pools are there
-                await yard.apply(client, **SIZES)
+                await yard.apply(client, **JOBS)
         else:
-            await yard.apply(client, **SIZES)
+            await yard.apply(client, **JOBS)
             await yard.until(lambda: running(yard, 3))
             with contextlib.suppress(Unavailable):  # it may die of the first one
                 await yard.delete_pools(client)
@@ -187,8 +194,8 @@ async def crash_and_adopt(yard: Yard, point: str) -> None:
         yard.stop()
         yard.start()
         if not down:
-            await yard.apply(client, **SIZES)
-            await yard.ready(client)
+            await yard.apply(client, **JOBS)
+            await yard.until(lambda: recorded(yard, client, 3))
             live = await yard.jobs()
             assert len(live) == 3
             assert {a.status.job_id for a in await yard.allocations(client)} == {job.id for job in live}
@@ -199,3 +206,9 @@ async def crash_and_adopt(yard: Yard, point: str) -> None:
 
 async def running(yard: Yard, n: int) -> bool:
     return sum(job.state == "RUNNING" for job in await yard.jobs()) == n
+
+
+async def recorded(yard: Yard, client: AsyncClient, n: int) -> bool:
+    """Return whether so many allocations are seen to run."""
+    states = [a.status.job_state for a in await yard.allocations(client)]
+    return states == ["RUNNING"] * n
