@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from safetensors.torch import load_file
 
 from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, NoProgress
 from rollyard.kinds.rollout import Status
+from tests.support.lazy_module import LazyModule
 from tests.support.live_weights import current_version, serves, versions
 from tests.support.yard import MODEL, Yard, requests
+
+if TYPE_CHECKING:
+    import safetensors.torch as safetensors_torch
+else:
+    safetensors_torch = LazyModule("safetensors.torch")
 
 pytestmark = pytest.mark.slow(40)
 
@@ -24,9 +29,7 @@ class SavedModel:
         self.tensors = tensors
 
     def save_pretrained(self, folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        save_file(self.tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        safetensors_torch.save_file(self.tensors, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text((MODEL / "config.json").read_text())
 
 
@@ -41,7 +44,7 @@ async def one_engine(yard: Yard, client: AsyncClient) -> None:
 
 
 async def test_weights_are_pushed_from_memory_and_numbered_on_by_the_next_trainer(yard: Yard) -> None:
-    tensors = load_file(MODEL / "model.safetensors")
+    tensors = safetensors_torch.load_file(MODEL / "model.safetensors")
     folder = yard.folder / "weights"
     async with yard.client() as client:
         await one_engine(yard, client)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-
-from transformers import AutoTokenizer
+from typing import TYPE_CHECKING
 
 from rollyard.tokens.chat_template import ChatTemplate
+from tests.support.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import transformers
+else:
+    transformers = LazyModule("transformers")
 
 TEXT = "Ünïcode, <tool_call> 12 + 30,\n\n  and more of it. " * 40
 
@@ -23,7 +28,7 @@ def test_a_file_that_asks_for_truncation_and_padding_cuts_and_adds_nothing(model
         "pad_id": 0, "pad_type_id": 0, "pad_token": "<pad>",
     }  # fmt: skip
     (folder / "tokenizer.json").write_text(json.dumps(told))
-    template, theirs = ChatTemplate.load(folder), AutoTokenizer.from_pretrained(model_dir)
+    template, theirs = ChatTemplate.load(folder), transformers.AutoTokenizer.from_pretrained(model_dir)
     ids = template.encode(TEXT)
     assert ids == theirs.encode(TEXT, add_special_tokens=False)
     assert len(ids) > 16

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,11 +18,15 @@ from rollyard.core.errors import NoProgress
 from rollyard.kinds.batch import BatchRequest, DatasetRef
 from rollyard.kinds.rollout import Status
 from rollyard.server.store.base import RolloutRecord
-from rollyard.trainers.trl.pushed_weights import WeightTransfer
-from rollyard.trainers.trl.stream_worker import StreamWorker
 from tests.api.test_rollouts_waiting import pool
+from tests.support.lazy_module import LazyModule
 from tests.support.outside_api import Api, Serve
 from tests.support.played_pool import Played, PlayedPool
+
+if TYPE_CHECKING:
+    from rollyard.trainers import trl
+else:
+    trl = LazyModule("rollyard.trainers.trl")
 
 pytestmark = pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
 REQUEST = BatchRequest(id="s", pool="swe", n=4, dataset=DatasetRef(name="d"), step_groups=2, max_staleness=1)
@@ -60,12 +64,12 @@ async def served(serving: Serve, folder: Path) -> AsyncIterator[Client]:
             await asyncio.to_thread(client.__exit__, None, None, None)
 
 
-def worker(client: Client) -> StreamWorker:
+def worker(client: Client) -> trl.StreamWorker:
     nobody_pushes: Any = None
-    return StreamWorker(client, REQUEST, WeightTransfer(nobody_pushes))
+    return trl.StreamWorker(client, REQUEST, trl.WeightTransfer(nobody_pushes))
 
 
-async def taken(worker: StreamWorker, count: int) -> list[Any]:
+async def taken(worker: trl.StreamWorker, count: int) -> list[Any]:
     """Take samples; fail as the trainer would if there will be none."""
     while worker.rollout_buffer.qsize() < count:
         await asyncio.to_thread(worker.check_health, 300.0)
@@ -73,7 +77,7 @@ async def taken(worker: StreamWorker, count: int) -> list[Any]:
     return [worker.rollout_buffer.get_nowait() for _ in range(count)]
 
 
-async def waits_on(worker: StreamWorker) -> None:
+async def waits_on(worker: trl.StreamWorker) -> None:
     """Take all samples, and go on to wait as the trainer does."""
     while True:
         await asyncio.to_thread(worker.check_health, 300.0)

@@ -6,17 +6,22 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from rollyard.kinds.batch import BatchRequest
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Sampling, Segment, Status, Task, Timings, Trajectory
-from rollyard.trainers.trl.grpo_rollouts import columns, group_requests, rollout_reward, sample_of, trainer_sampling
-from rollyard.trainers.trl.pushed_weights import whole_model
-from rollyard.trainers.trl.stream_worker import SampleQueue, StreamWorker
-from rollyard.trainers.trl.task_prompts import task_dataset, task_of
+from tests.support.lazy_module import LazyModule
 from tests.support.yard import MODEL
+
+if TYPE_CHECKING:
+    from rollyard.trainers.trl import grpo_rollouts, pushed_weights, stream_worker, task_prompts
+else:
+    grpo_rollouts = LazyModule("rollyard.trainers.trl.grpo_rollouts")
+    pushed_weights = LazyModule("rollyard.trainers.trl.pushed_weights")
+    stream_worker = LazyModule("rollyard.trainers.trl.stream_worker")
+    task_prompts = LazyModule("rollyard.trainers.trl.task_prompts")
 
 EOS = 9
 TASK = {"kind": "math", "problem": "What is 1 + 1?", "answer": "2"}
@@ -48,25 +53,25 @@ TWO_TURNS = segment((1, 0), (2, 0), (3, 1), (4, 1), (5, 0), (6, 1))
 
 
 def test_a_sample_has_the_tokens_of_the_segment_and_masks_what_was_not_sampled() -> None:
-    sample = sample_of(trajectory(TWO_TURNS), EOS)
+    sample = grpo_rollouts.sample_of(trajectory(TWO_TURNS), EOS)
     assert (sample.prompt_ids, sample.completion_ids) == ([1, 2], [3, 4, 5, 6])
     assert (sample.env_mask, sample.logprobs) == ([1, 1, 0, 1], [-0.5, -0.5, 0.0, -0.5])
 
 
 def test_of_several_segments_the_one_with_the_most_sampled_tokens_is_taken_and_the_rest_is_counted() -> None:
-    made = columns([trajectory(segment((1, 0), (2, 1)), TWO_TURNS)], EOS)
+    made = grpo_rollouts.columns([trajectory(segment((1, 0), (2, 1)), TWO_TURNS)], EOS)
     assert made["completion_ids"] == [[3, 4, 5, 6]]
     assert made["rollout_left_out_tokens"] == [1]
 
 
 @pytest.mark.parametrize("segments", [(), (TWO_TURNS,)], ids=["before the first token", "after some tokens"])
 def test_a_rollout_without_a_reward_is_a_sample_with_nothing_to_train_on(segments: tuple[Segment, ...]) -> None:
-    made = columns([trajectory(*segments, reward=None), trajectory(TWO_TURNS)], EOS)
+    made = grpo_rollouts.columns([trajectory(*segments, reward=None), trajectory(TWO_TURNS)], EOS)
     assert made["completion_ids"][0] == [EOS]
     assert made["env_mask"][0] == [0]
     logged: dict[str, float] = {}
     fields = {name: made[name] for name in made if name.startswith("rollout_")}
-    rewards = rollout_reward([], completions=[], log_metric=logged.__setitem__, **fields)
+    rewards = grpo_rollouts.rollout_reward([], completions=[], log_metric=logged.__setitem__, **fields)
     assert rewards == [None, 1.0]
     assert logged["rollout/without_reward"] == 0.5
 
@@ -74,26 +79,26 @@ def test_a_rollout_without_a_reward_is_a_sample_with_nothing_to_train_on(segment
 def test_repeated_prompts_are_one_group() -> None:
     one, other = json.dumps(TASK), json.dumps({**TASK, "problem": "What is 2 + 2?"})
     plain = RolloutRequest(pool="p", task=Task(kind="unset"), min_weights_version="step3")
-    made = group_requests([one] * 4 + [other] * 4 + [one], task_of, plain)
+    made = grpo_rollouts.group_requests([one] * 4 + [other] * 4 + [one], task_prompts.task_of, plain)
     assert [(request.n, request.task.fields["problem"][8]) for request in made] == [(4, "1"), (4, "2"), (1, "1")]
     assert {(request.pool, request.min_weights_version) for request in made} == {("p", "step3")}
 
 
 def test_the_sampling_of_the_trainers_arguments_is_the_default() -> None:
     given = {"temperature": 0.7, "top_p": 0.9, "top_k": 0, "min_p": None, "repetition_penalty": 1.0}
-    made = trainer_sampling(SimpleNamespace(**given, max_completion_length=64))
+    made = grpo_rollouts.trainer_sampling(SimpleNamespace(**given, max_completion_length=64))
     assert made == Sampling(temperature=0.7, top_p=0.9, max_tokens=64)
 
 
 def test_a_dataset_carries_tasks_as_prompts_and_other_prompts_are_refused_with_a_way_out() -> None:
-    dataset = task_dataset([TASK])
-    assert task_of(dataset["prompt"][0]) == Task.model_validate(TASK)
+    dataset = task_prompts.task_dataset([TASK])
+    assert task_prompts.task_of(dataset["prompt"][0]) == Task.model_validate(TASK)
     with pytest.raises(ValueError, match=r"'What is 1 \+ 1\?' is not a task as JSON; make the dataset with"):
-        task_of("What is 1 + 1?")
+        task_prompts.task_of("What is 1 + 1?")
 
 
 def test_a_group_is_taken_when_the_trainer_has_all_its_samples_and_those_of_all_before_it() -> None:
-    samples = SampleQueue()
+    samples = stream_worker.SampleQueue()
     for delivery, count in ((4, 0), (5, 2), (6, 0), (7, 1)):
         samples.put_group(delivery, [SimpleNamespace(group_id=delivery) for _ in range(count)])
     taken = [samples.taken]
@@ -111,7 +116,7 @@ def test_a_request_that_the_trainer_cannot_use_is_refused_at_once(fields: dict[s
     request = BatchRequest.model_validate({"pool": "p", "tasks": [TASK], **fields})
     unused: Any = None
     with pytest.raises(ValueError, match=words):
-        StreamWorker(unused, request, unused)
+        stream_worker.StreamWorker(unused, request, unused)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing.*:FutureWarning")  # peft uses the old name
@@ -130,10 +135,10 @@ def test_a_model_with_an_adapter_is_pushed_merged_under_its_own_names_and_traine
             torch.nn.init.normal_(tensor, std=0.1, generator=torch.Generator().manual_seed(len(name)))
     before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     ids = torch.arange(20)[None]
-    plain.load_state_dict(whole_model(model))
+    plain.load_state_dict(pushed_weights.whole_model(model))
     assert torch.allclose(plain(ids).logits, model(ids).logits, atol=1e-2)
     assert all(torch.allclose(before[name], tensor, atol=1e-5) for name, tensor in model.named_parameters())
-    assert whole_model(plain) is plain
+    assert pushed_weights.whole_model(plain) is plain
 
 
 def test_importing_rollyard_and_its_client_imports_no_trainer() -> None:

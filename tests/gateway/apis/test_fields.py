@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import pkgutil
 import typing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
-import anthropic
 import openai
 import pytest
-from anthropic.types import message_create_params as messages_params
-from anthropic.types.beta import message_create_params as beta_params
-from openai.types import completion_create_params as completions_params
-from openai.types.chat import completion_create_params as chat_params
-from openai.types.responses import response_create_params as responses_params
 from pydantic import BaseModel
 
 from rollyard.gateway.apis import chat, completions, messages, responses
@@ -22,14 +17,20 @@ from rollyard.gateway.requests.ignored_fields import ACCEPTED, TOOL
 from rollyard.gateway.requests.sampling_overrides import LIMITS, PARALLEL, STOPS
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
+from tests.support.lazy_module import LazyModule
 from tests.support.tools import TOOLS
 
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = LazyModule("anthropic")
+
 SDK = {
-    "chat": (chat_params.CompletionCreateParamsBase, chat.OWN_FIELDS),
-    "completions": (completions_params.CompletionCreateParamsBase, completions.OWN_FIELDS),
-    "responses": (responses_params.ResponseCreateParamsBase, responses.OWN_FIELDS),
-    "messages": (messages_params.MessageCreateParamsBase, messages.OWN_FIELDS),
-    "messages (beta)": (beta_params.MessageCreateParamsBase, messages.OWN_FIELDS),
+    "chat": ("openai.types.chat.completion_create_params.CompletionCreateParamsBase", chat.OWN_FIELDS),
+    "completions": ("openai.types.completion_create_params.CompletionCreateParamsBase", completions.OWN_FIELDS),
+    "responses": ("openai.types.responses.response_create_params.ResponseCreateParamsBase", responses.OWN_FIELDS),
+    "messages": ("anthropic.types.message_create_params.MessageCreateParamsBase", messages.OWN_FIELDS),
+    "messages (beta)": ("anthropic.types.beta.message_create_params.MessageCreateParamsBase", messages.OWN_FIELDS),
 }
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "gateway.md"
@@ -49,7 +50,8 @@ def openai_client(gateway: Any) -> openai.AsyncOpenAI:
 
 @pytest.mark.parametrize("api", SDK)
 def test_every_parameter_of_the_clients_is_known_and_in_the_docs(api: str) -> None:
-    params, own = SDK[api]
+    name, own = SDK[api]
+    params = pkgutil.resolve_name(name)
     known = {*own, *ACCEPTED, *LIMITS, *STOPS, PARALLEL, *Sampling.model_fields}
     assert set(typing.get_type_hints(params)) <= known
     told = DOCS.read_text()

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 
 from rollyard.gateway.apis.base import sse_data
 from rollyard.tokens.chat_template import ChatTemplate
+from tests.support.lazy_module import LazyModule
 from tests.support.tools import TOOLS
+
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = LazyModule("anthropic")
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 SAYS = [CALL, "It is 12."]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from rollyard.core.errors import TaskError
@@ -13,7 +12,13 @@ from rollyard.gateway.requests.chat_request import ChatRequest
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.gateway.session.chat_to_ids import ChatHistory
 from rollyard.tokens.chat_template import ChatTemplate
+from tests.support.lazy_module import LazyModule
 from tests.support.tools import TOOLS
+
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = LazyModule("anthropic")
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is 3 * 4?"}]
 LEAD: dict[str, Any] = {"role": "assistant", "content": "The answer"}
