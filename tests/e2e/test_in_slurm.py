@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import Status
 from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.store.folder_lock import FolderLock, JobRun
-from tests.support.cluster import Cluster, NewCluster
+from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.standstill import freeze
 from tests.support.yard import ROOT, Yard, alive, end, kill, requests
 
@@ -85,15 +85,24 @@ class JobYard(Yard):
         return first, second
 
     async def clean_up(self) -> None:
-        if self.data.exists():
+        if await asyncio.to_thread(self.server_jobs, "PENDING", "RUNNING"):
             await asyncio.to_thread(self.run, "--stop")
         await super().clean_up()
 
 
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    made = start_cluster(conf=("SlurmdTimeout=5", "MessageTimeout=5", "KillWait=5", "ReturnToService=1"))
+    yield made
+    stop_cluster(made)
+
+
 @pytest.fixture
-async def yard(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[JobYard]:
-    conf = ("SlurmdTimeout=5", "MessageTimeout=5", "KillWait=5", "ReturnToService=1")
-    made = JobYard(tmp_path_factory.mktemp("yard"), new_cluster(conf=conf))
+async def yard(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[JobYard]:
+    """A new data folder; the cluster has no job, and its four nodes are idle."""
+    await asyncio.to_thread(slurm.clear)
+    await asyncio.to_thread(slurm.wait_for, lambda: {*slurm.run("sinfo", "-h", "-o", "%T").split()} == {"idle"})
+    made = JobYard(tmp_path_factory.mktemp("yard"), slurm)
     made.place.folder.mkdir(parents=True, exist_ok=True)
     (made.folder / "server.log").symlink_to(made.place.log)
     yield made
@@ -102,8 +111,8 @@ async def yard(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
 
 async def begin(yard: JobYard, client: AsyncClient) -> list[str]:
     """Both pools ready, away from the server's node; rollouts under way."""
-    away = {"allocation": {"exclude": ["n1"]}}
-    await yard.apply(client, policy=away, demo=away)
+    away = {"replicas": 1, "allocation": {"exclude": ["n1"]}}
+    await yard.apply(client, policy=away, demo={**away, "stages": {"eval": {"workers": {"max": 1}}}})
     await yard.ready(client)
     return await client.submit(requests(ROLLOUTS, 0))
 
@@ -175,6 +184,7 @@ async def test_a_server_that_moves_to_another_node_under_load_loses_nothing(yard
         node = yard.slurm.run("squeue", "-h", "-j", standby, "-o", "%N")
         assert node != "n1"
         assert not {first["job"], standby} & {*await yard.until_followed()}
+        yard.slurm.run("scontrol", "update", "NodeName=n1", "State=resume")
 
 
 async def test_a_standby_job_that_a_broken_node_ends_at_once_has_one_behind_it(yard: JobYard) -> None:

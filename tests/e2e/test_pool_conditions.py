@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from rollyard.kinds.base import Condition
-from tests.support.cluster import NewCluster
-from tests.support.slurm_field import Field, field_on
+from tests.support.slurm_field import Field, field_of
 
-pytestmark = pytest.mark.slow(60)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(60)]
 
 
-@pytest.fixture
-async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
-    async with field_on(new_cluster(conf=conf), tmp_path_factory) as found:
+CONF = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_of(tmp_path_factory, conf=CONF) as found:
+        await found.begin()
         yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def field(begun: Field) -> Field:
+    """Shared by the tests of this module, each of which finds it as it began."""
+    await begun.restore()
+    return begun
 
 
 async def conditions(field: Field, kind: str = "RolloutPool", name: str = "demo") -> dict[str, Condition]:
@@ -26,35 +36,7 @@ async def conditions(field: Field, kind: str = "RolloutPool", name: str = "demo"
     return {c.type: c for c in pool.status.conditions if c.observed_generation >= pool.metadata.generation}
 
 
-async def test_a_change_that_fails_is_told_while_the_old_ones_serve_and_a_wait_for_it_fails(field: Field) -> None:
-    """A model path that does not exist, and a setup line that fails: `get` said AllReady, and `wait` returned at once."""
-    await field.begin()
-    nowhere = str(field.yard.folder / "nowhere")
-    await field.apply(policy={"model": {"path": nowhere}}, demo={"allocation": {"setup": "echo no share; exit 3"}})
-    wait_updated = ("--for", "condition=Updated", "--timeout", "90")
-    out, err = await field.yard.rollyard("wait", "rp/demo", *wait_updated, code=1)
-    words = out + err
-    assert "rolloutpool/demo: Updated is False: CrashLoop: 0 of 2 allocations are up to date" in words
-    assert "exit code 3" in words
-
-    async def model_missing() -> bool:
-        found = (await conditions(field, "InferencePool", "policy")).get("Updated")
-        return found is not None and found.reason in ("AllocationFailed", "CrashLoop") and nowhere in found.message
-
-    await field.yard.until(model_missing, 90)
-    for kind, name in (("InferencePool", "policy"), ("RolloutPool", "demo")):
-        found = await conditions(field, kind, name)
-        assert (found["Ready"].status, found["Ready"].reason) == ("True", "AllReady")
-        replicas = (await field.pool(kind, name)).status.replicas
-        assert (replicas.ready, replicas.updated) == (2, 0)
-    await field.apply()
-    for target in ("ip/policy", "rp/demo"):
-        await field.yard.rollyard("wait", target, *wait_updated)
-    await field.all_is_well()
-
-
 async def test_a_scancel_of_all_jobs_and_a_suspended_one_are_told_as_what_they_are(field: Field) -> None:
-    await field.begin()
     seen: set[str] = set()
     old = await field.allocations()
     await field.slurm("scancel", *[str(a.status.job_id) for a in old])
@@ -81,10 +63,36 @@ async def test_a_scancel_of_all_jobs_and_a_suspended_one_are_told_as_what_they_a
     await field.all_is_well()
 
 
+async def test_a_change_that_fails_is_told_while_the_old_ones_serve_and_a_wait_for_it_fails(field: Field) -> None:
+    """A model path that does not exist, and a setup line that fails: `get` said AllReady, and `wait` returned at once."""
+    nowhere = str(field.yard.folder / "nowhere")
+    await field.apply(policy={"model": {"path": nowhere}}, demo={"allocation": {"setup": "echo no share; exit 3"}})
+    wait_updated = ("--for", "condition=Updated", "--timeout", "90")
+    out, err = await field.yard.rollyard("wait", "rp/demo", *wait_updated, code=1)
+    words = out + err
+    assert "rolloutpool/demo: Updated is False: CrashLoop: 0 of 2 allocations are up to date" in words
+    assert "exit code 3" in words
+
+    async def model_missing() -> bool:
+        found = (await conditions(field, "InferencePool", "policy")).get("Updated")
+        return found is not None and found.reason in ("AllocationFailed", "CrashLoop") and nowhere in found.message
+
+    await field.yard.until(model_missing, 90)
+    for kind, name in (("InferencePool", "policy"), ("RolloutPool", "demo")):
+        found = await conditions(field, kind, name)
+        assert (found["Ready"].status, found["Ready"].reason) == ("True", "AllReady")
+        replicas = (await field.pool(kind, name)).status.replicas
+        assert (replicas.ready, replicas.updated) == (2, 0)
+    await field.apply()
+    for target in ("ip/policy", "rp/demo"):
+        await field.yard.rollyard("wait", target, *wait_updated)
+    await field.all_is_well()
+
+
 async def test_an_end_of_the_walltime_that_no_successor_covers_is_told(field: Field) -> None:
     """All nodes drained: Ready was True to the last second, and nothing was placed for the last 88 of them."""
     budgets = {"init": {"timeoutSeconds": 5}, "run": {"timeoutSeconds": 10}, "eval": {"timeoutSeconds": 5}}
-    await field.begin(demo={"allocation": {"timeLimit": "00:01:00"}, "replicas": 1, "stages": budgets})
+    await field.become(demo={"allocation": {"timeLimit": "00:01:00"}, "replicas": 1, "stages": budgets})
     await field.slurm("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=maintenance")
     blocked = await field.condition("RenewalBlocked", "True")
     assert "and its successor demo-rp-" in blocked

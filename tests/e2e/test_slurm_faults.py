@@ -12,159 +12,138 @@ import pytest_asyncio
 from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
-from tests.support.cluster import NewCluster, start_cluster, stop_cluster
-from tests.support.slurm_field import Field, field_on
+from tests.support.slurm_field import Field, field_of
 from tests.support.yard import alive
 
-pytestmark = pytest.mark.slow(250)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(250)]
 
 DEMO = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
 CONF = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
 
 
-@pytest.fixture
-async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    async with field_on(new_cluster(conf=CONF), tmp_path_factory) as found:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_of(tmp_path_factory, conf=CONF) as found:
+        await found.begin()
         yield found
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    cluster = start_cluster(conf=CONF)
-    try:
-        async with field_on(cluster, tmp_path_factory) as found:
-            await found.begin()
-            yield found
-    finally:
-        stop_cluster(cluster)
-
-
 @pytest_asyncio.fixture(loop_scope="module")
-async def calm(begun: Field) -> Field:
-    """Shared by the tests that leave all as it was; rollouts are under way."""
-    await begun.client.scale(DEMO, 2)
-    await begun.settled()
-    await begun.yard.ready(begun.client)
-    await begun.submit(f"before-{len(begun.ids)}", 4)
+async def field(begun: Field) -> Field:
+    """Shared by the tests of this module, each of which finds it as it began."""
+    await begun.restore()
     return begun
 
 
 # slurmctld
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_controller_that_hangs_changes_nothing(calm: Field, long_run: bool) -> None:
-    before = {j.id for j in await calm.yard.jobs()}
-    await asyncio.to_thread(calm.cluster.freeze)
-    assert "until it can be read, nothing is created or ended" in await calm.condition("SlurmReachable", "False")
-    await calm.client.scale(DEMO, 3)
+async def test_a_controller_that_hangs_changes_nothing(field: Field, long_run: bool) -> None:
+    before = {j.id for j in await field.yard.jobs()}
+    await asyncio.to_thread(field.cluster.freeze)
+    assert "until it can be read, nothing is created or ended" in await field.condition("SlurmReachable", "False")
+    await field.client.scale(DEMO, 3)
     await asyncio.sleep(30 if long_run else 1)  # the stated duration; work goes on without Slurm
-    await asyncio.to_thread(calm.cluster.thaw)
-    await calm.condition("SlurmReachable", "True")
-    await calm.all_is_well(jobs=5)
-    assert before <= {j.id for j in await calm.yard.jobs()}, "no job was given up"
+    await asyncio.to_thread(field.cluster.thaw)
+    await field.condition("SlurmReachable", "True")
+    await field.all_is_well(jobs=5)
+    assert before <= {j.id for j in await field.yard.jobs()}, "no job was given up"
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_controller_that_dies_and_comes_back_changes_nothing(calm: Field) -> None:
-    before = {j.id for j in await calm.yard.jobs()}
-    await asyncio.to_thread(calm.cluster.settle)
-    await asyncio.to_thread(calm.cluster.stop_daemon, "slurmctld")
-    await calm.condition("SlurmReachable", "False")
-    await asyncio.to_thread(calm.cluster.start_daemon, "slurmctld")
-    await calm.condition("SlurmReachable", "True")
-    await calm.all_is_well()
-    assert before == {j.id for j in await calm.yard.jobs()}
+async def test_a_controller_that_dies_and_comes_back_changes_nothing(field: Field) -> None:
+    before = {j.id for j in await field.yard.jobs()}
+    await asyncio.to_thread(field.cluster.settle)
+    await asyncio.to_thread(field.cluster.stop_daemon, "slurmctld")
+    await field.condition("SlurmReachable", "False")
+    await asyncio.to_thread(field.cluster.start_daemon, "slurmctld")
+    await field.condition("SlurmReachable", "True")
+    await field.all_is_well()
+    assert before == {j.id for j in await field.yard.jobs()}
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("what", "times"), [("silence", 1), ("header", 1), ("failure", 5), ("late", 1), ("garbage", 2)]
 )
-async def test_a_queue_that_answers_wrongly_changes_nothing(calm: Field, what: str, times: int) -> None:
-    before = {j.id for j in await calm.yard.jobs()}
-    calm.shims.order("squeue", what, times)
+async def test_a_queue_that_answers_wrongly_changes_nothing(field: Field, what: str, times: int) -> None:
+    before = {j.id for j in await field.yard.jobs()}
+    field.shims.order("squeue", what, times)
 
     async def happened() -> bool:
-        return calm.shims.done("squeue")
+        return field.shims.done("squeue")
 
-    await calm.yard.until(happened, 90)
-    await calm.condition("SlurmReachable", "True")
-    await calm.all_is_well()
-    assert before == {j.id for j in await calm.yard.jobs()}
+    await field.yard.until(happened, 90)
+    await field.condition("SlurmReachable", "True")
+    await field.all_is_well()
+    assert before == {j.id for j in await field.yard.jobs()}
 
 
 async def test_a_submit_whose_answer_is_lost_is_not_repeated(field: Field) -> None:
-    field.shims.order("sbatch", "lost", 2)
-    await field.begin()
+    before = {j.id for j in await field.yard.jobs(live=False)}
+    field.shims.order("sbatch", "lost")
+    await field.client.scale(DEMO, 4)
+    await field.all_is_well(jobs=6)
     assert field.shims.done("sbatch")
-    await field.all_is_well()
-    rows = await field.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")
-    assert len(rows.splitlines()) == 5, "two arrays of two and the stranger's: nothing went out twice"
+    new = {j.id for j in await field.yard.jobs(live=False)} - before
+    assert len(new) == 2, "one array of two: nothing went out twice"
 
 
 # nodes
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_the_copy_on_a_lost_node_cannot_commit(calm: Field) -> None:
-    old = await calm.running()
-    (pid,) = calm.yard.processes("node-agent", old.metadata.name)
-    await asyncio.to_thread(calm.cluster.stop_daemon, f"slurmd-{old.status.node}")
-    await calm.ended(old, "NODE_FAIL", seconds=180)
+async def test_the_copy_on_a_lost_node_cannot_commit(field: Field) -> None:
+    old = await field.running()
+    (pid,) = field.yard.processes("node-agent", old.metadata.name)
+    await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{old.status.node}")
+    await field.ended(old, "NODE_FAIL", seconds=180)
 
     async def gone() -> bool:
         return not alive(pid)
 
-    await calm.yard.until(gone)  # told to exit, though no slurmd is there to end it
-    await asyncio.to_thread(calm.cluster.start_daemon, f"slurmd-{old.status.node}")
-    await calm.all_is_well()
+    await field.yard.until(gone)  # told to exit, though no slurmd is there to end it
+    await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{old.status.node}")
+    await field.all_is_well()
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("state", ["drain", "down"])
-async def test_a_node_that_an_administrator_takes_away_stays_away(calm: Field, state: str) -> None:
-    old = await calm.running("InferencePool")
+async def test_a_node_that_an_administrator_takes_away_stays_away(field: Field, state: str) -> None:
+    old = await field.running("InferencePool")
     node = old.status.node
-    await calm.slurm("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=maintenance")
+    await field.slurm("scontrol", "update", f"NodeName={node}", f"State={state}", "Reason=maintenance")
     if state == "down":
-        await calm.ended(old, "NODE_FAIL", "CANCELLED")
-    await calm.all_is_well()
+        await field.ended(old, "NODE_FAIL", "CANCELLED")
+    await field.all_is_well()
 
     async def shown() -> bool:  # sinfo shows "mixed" while it counts the processors of jobs that have ended
-        return state in (await calm.slurm("sinfo", "-h", "-n", node, "-o", "%T")).lower()
+        return state in (await field.slurm("sinfo", "-h", "-n", node, "-o", "%T")).lower()
 
-    await calm.yard.until(shown)
+    await field.yard.until(shown)
     if state == "down":
-        assert node not in {j.node for j in await calm.yard.jobs()}
-    await calm.slurm("scontrol", "update", f"NodeName={node}", "State=resume")
+        assert node not in {j.node for j in await field.yard.jobs()}
+    await field.slurm("scontrol", "update", f"NodeName={node}", "State=resume")
 
 
 # people and policies
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(calm: Field) -> None:
-    old = await calm.running()
+async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(field: Field) -> None:
+    old = await field.running()
     assert old.status.job_id is not None
-    await calm.slurm("scancel", old.status.job_id)
-    await calm.ended(old, "CANCELLED")
-    await calm.all_is_well()
-    assert any(f"job {old.status.job_id} ended" in m and "CANCELLED" in m for m in await calm.said("JobEnded"))
+    await field.slurm("scancel", old.status.job_id)
+    await field.ended(old, "CANCELLED")
+    await field.all_is_well()
+    assert any(f"job {old.status.job_id} ended" in m and "CANCELLED" in m for m in await field.said("JobEnded"))
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_job_that_is_requeued_is_replaced(calm: Field) -> None:
-    old = await calm.running()
+async def test_a_job_that_is_requeued_is_replaced(field: Field) -> None:
+    old = await field.running()
     assert old.status.job_id is not None
-    await calm.slurm("scontrol", "update", f"JobId={old.status.job_id}", "Requeue=1")
-    await calm.slurm("scontrol", "requeue", old.status.job_id)
-    await calm.requeued(old)
-    await calm.all_is_well()
+    await field.slurm("scontrol", "update", f"JobId={old.status.job_id}", "Requeue=1")
+    await field.slurm("scontrol", "requeue", old.status.job_id)
+    await field.requeued(old)
+    await field.all_is_well()
 
 
 async def test_a_job_that_is_held_stays_held_and_says_so(field: Field) -> None:
-    await field.begin(demo={"allocation": {"cpusPerTask": 3}})
     await field.slurm("scontrol", "update", "NodeName=ALL", "State=drain", "Reason=full")
     await field.client.scale(DEMO, 3)
 
@@ -189,7 +168,7 @@ async def test_a_job_that_is_held_stays_held_and_says_so(field: Field) -> None:
 
 
 async def test_a_walltime_that_is_cut_short_ends_a_job_and_no_rollout(field: Field) -> None:
-    await field.begin(demo={"renewal": {"beforeExpirySeconds": 0}})
+    await field.become(demo={"renewal": {"beforeExpirySeconds": 0}})
     old = await field.running()
     assert old.status.job_id is not None
     await field.slurm("scontrol", "update", f"JobId={old.status.job_id}", "TimeLimit=1")
@@ -203,11 +182,9 @@ async def test_a_walltime_that_is_cut_short_ends_a_job_and_no_rollout(field: Fie
     await field.all_is_well()
 
 
-async def test_a_record_that_slurm_has_purged_is_missed(
-    new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    async with field_on(new_cluster(conf=("MinJobAge=2", "KillWait=2")), tmp_path_factory) as field:
-        await field.begin()
+async def test_a_record_that_slurm_has_purged_is_missed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    async with field_of(tmp_path_factory, conf=("MinJobAge=2", "KillWait=2")) as field:
+        await field.begin(policy={"replicas": 1}, demo={"replicas": 1})
         old = await field.running()
         assert old.status.job_id is not None
         field.yard.stop()
@@ -220,31 +197,29 @@ async def test_a_record_that_slurm_has_purged_is_missed(
         field.yard.start()
         await field.connect()
         await field.ended(old, "GONE")
-        await field.all_is_well()
+        await field.all_is_well(jobs=2)
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_what_slurm_refuses_is_said_in_its_words(calm: Field) -> None:
+async def test_what_slurm_refuses_is_said_in_its_words(field: Field) -> None:
     for wrong, message in (
         ({"gpusPerNode": 64}, "the largest node of partition main has 4 GPUs"),
         ({"gres": "gpu:64"}, "the largest node of partition main has 4 GPUs"),
         ({"partition": "nowhere"}, "there is no partition nowhere; write one of low, main"),
     ):
         with pytest.raises(Invalid, match=message):
-            await calm.apply(demo={"allocation": wrong})
-    await calm.apply(demo={"allocation": {"gres": "shard:64"}})  # of what nothing is known Slurm has to judge
+            await field.apply(demo={"allocation": wrong})
+    await field.apply(demo={"allocation": {"gres": "shard:64"}})  # of what nothing is known Slurm has to judge
 
     async def told() -> bool:
-        events, _ = await calm.client.list_objects("Event")
+        events, _ = await field.client.list_objects("Event")
         return any("Invalid generic resource (gres) specification" in getattr(e, "message", "") for e in events)
 
-    await calm.yard.until(told)
-    await calm.yard.gather(calm.client, calm.ids)  # the old ones stay until there are new ones
-    await calm.apply()
-    await calm.all_is_well()
+    await field.yard.until(told)
+    await field.yard.gather(field.client, field.ids)  # the old ones stay until there are new ones
+    await field.apply()
+    await field.all_is_well()
 
 
-@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(  # test_crashes.py has every point, with jobs that are processes
     "point",
     [
@@ -254,21 +229,21 @@ async def test_what_slurm_refuses_is_said_in_its_words(calm: Field) -> None:
         "after-cancel",
     ],
 )
-async def test_a_server_killed_between_two_lines_makes_no_second_job(calm: Field, point: str) -> None:
-    calm.yard.stop()
-    calm.yard.start(crash_at=point)
-    await calm.connect()
+async def test_a_server_killed_between_two_lines_makes_no_second_job(field: Field, point: str) -> None:
+    field.yard.stop()
+    field.yard.start(crash_at=point)
+    await field.connect()
     with contextlib.suppress(Exception):
         if point == "after-cancel":  # of what has to be cancelled: a drained agent may leave by itself before that
-            await calm.client.delete((await calm.running()).key)
+            await field.client.delete((await field.running()).key)
         else:
-            await calm.client.scale(DEMO, 3)
-    assert calm.yard.server is not None
-    await asyncio.to_thread(calm.yard.server.wait, 120)
-    calm.yard.stop()
-    calm.yard.start()
-    await calm.connect()
-    await calm.client.scale(DEMO, 3)
-    await calm.all_is_well(jobs=5)
-    names = [j.owner for j in await calm.yard.jobs()]
+            await field.client.scale(DEMO, 3)
+    assert field.yard.server is not None
+    await asyncio.to_thread(field.yard.server.wait, 120)
+    field.yard.stop()
+    field.yard.start()
+    await field.connect()
+    await field.client.scale(DEMO, 3)
+    await field.all_is_well(jobs=5)
+    names = [j.owner for j in await field.yard.jobs()]
     assert len(names) == len(set(names))

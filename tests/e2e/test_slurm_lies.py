@@ -6,23 +6,32 @@ import time
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
-from tests.support.cluster import NewCluster
-from tests.support.slurm_field import Field, field_on
+from tests.support.slurm_field import Field, field_of
 
-pytestmark = pytest.mark.slow(150)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(120)]
 
 LIES = 8
 LONG_LIES = 40
 """Longer than what nobody contradicts has to last to be believed."""
 
 
-@pytest.fixture
-async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    async with field_on(new_cluster(conf=("KillWait=2",)), tmp_path_factory) as found:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_of(tmp_path_factory, conf=("KillWait=2",)) as found:
+        found.shims.order("squeue", "record")  # a table without jobs, for `replay`
+        await found.begin()
         yield found
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def field(begun: Field) -> Field:
+    """Shared by the tests of this module, each of which finds it as it began."""
+    await begun.restore()
+    return begun
 
 
 async def lie(field: Field, what: str, times: int, words: str) -> None:
@@ -36,20 +45,18 @@ async def lie(field: Field, what: str, times: int, words: str) -> None:
     field.shims.order("squeue", what, times)
 
 
-async def nothing_has_changed(field: Field, before: set[str]) -> None:
+async def nothing_has_changed(field: Field, before: set[str], *, jobs: int = 4) -> None:
     async def happened() -> bool:
         return field.shims.done("squeue")
 
     await field.yard.until(happened, 120)
     await field.condition("SlurmReachable", "True")
-    await field.all_is_well()
+    await field.all_is_well(jobs=jobs)
     assert {j.id for j in await field.yard.jobs(live=False)} == before, "no job was ended, and none was made"
     assert field.attempts == {1}
 
 
 async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_run: bool) -> None:
-    field.shims.order("squeue", "record")
-    await field.begin()
     before = {j.id for j in await field.yard.jobs(live=False)}
     for what, words in (
         ("header", "4 of 4 jobs missing from squeue; heartbeats say they run"),
@@ -76,21 +83,18 @@ async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_
     assert f"job {old.status.job_id} is missing from squeue" in " ".join(await field.said("MissingFromQueue"))
 
 
-async def test_accounting_speaks_for_a_job_too_and_is_not_needed(
-    new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    async with field_on(new_cluster(accounting=True, conf=("KillWait=2",)), tmp_path_factory) as field:
-        await field.begin()
+async def test_accounting_speaks_for_a_job_too_and_is_not_needed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    async with field_of(tmp_path_factory, accounting=True, conf=("KillWait=2",)) as field:
+        await field.begin(policy={"replicas": 1}, demo={"replicas": 1})
         before = {j.id for j in await field.yard.jobs(live=False)}
         await lie(field, "header", LIES, "; heartbeats and accounting say they run")
         await field.condition("SlurmReachable", "True")
         field.shims.order("sacct", "garbage", 10)
         await lie(field, "header", LIES, "; heartbeats say they run")
-        await nothing_has_changed(field, before)
+        await nothing_has_changed(field, before, jobs=2)
 
 
 async def test_a_queue_that_hangs_is_told_long_before_it_is_given_up(field: Field) -> None:
-    await field.begin()
     before = {j.id for j in await field.yard.jobs(live=False)}
     calls = field.shims.folder / "squeue.calls"
     field.shims.order("squeue", "hang")
@@ -106,20 +110,22 @@ async def test_a_queue_that_hangs_is_told_long_before_it_is_given_up(field: Fiel
 
 
 async def test_ids_that_sbatch_printed_before_it_failed_are_kept_and_one_that_hangs_is_told(field: Field) -> None:
-    field.shims.order("sbatch", "complaint", 2)
-    await field.begin()
-    await field.all_is_well()
-    rows = await field.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")
-    assert len(rows.splitlines()) == 5, "two arrays of two and the stranger's"
+    before = {j.id for j in await field.yard.jobs(live=False)}
+    demo = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
+    field.shims.order("sbatch", "complaint")
+    await field.client.scale(demo, 4)
+    await field.all_is_well(jobs=6)
+    new = {j.id for j in await field.yard.jobs(live=False)} - before
+    assert len(new) == 2, "one array of two: nothing was submitted again"
     assert "sbatch ended with exit code 1: the site's plug-in failed" in " ".join(await field.said("SubmitComplained"))
 
     field.shims.order("sbatch", "late")
-    await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 3)
+    await field.client.scale(demo, 5)
 
     async def told() -> bool:
         found = [get_condition(a.status.conditions, "Submitted") for a in await field.allocations()]
         return any(c is not None and "sbatch has not answered since 20" in c.message for c in found)
 
     await field.yard.until(told)
-    await field.all_is_well(jobs=5)
+    await field.all_is_well(jobs=7)
     assert field.attempts == {1}

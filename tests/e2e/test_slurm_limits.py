@@ -6,23 +6,29 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+import pytest_asyncio
 
 from rollyard.kinds.base import ObjectKey
-from tests.support.cluster import NewCluster
-from tests.support.slurm_field import Field, field_on
+from tests.support.slurm_field import Field, field_of
 
-pytestmark = pytest.mark.slow(120)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(100)]
 
 
-@pytest.fixture
-async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    cluster = new_cluster(accounting=True, conf=("KillWait=3",))
-    async with field_on(cluster, tmp_path_factory) as found:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_of(tmp_path_factory, accounting=True, conf=("KillWait=3",)) as found:
+        await found.begin()
         yield found
 
 
+@pytest_asyncio.fixture(loop_scope="module")
+async def field(begun: Field) -> Field:
+    """Shared by the tests of this module, each of which finds it as it began."""
+    await begun.restore()
+    return begun
+
+
 async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Field) -> None:
-    await field.begin()
     old = await field.running()
     assert old.status.job_id is not None
     # All of the nodes that ours may use: whatever runs there has to go.
@@ -43,7 +49,7 @@ async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Fiel
 
 
 async def test_a_limit_of_a_qos_is_named_and_waited_for(field: Field) -> None:
-    await field.begin(demo={"allocation": {"qos": "one"}, "replicas": 1})
+    await field.become(demo={"allocation": {"qos": "one"}, "replicas": 1})
     await field.client.scale(ObjectKey(kind="RolloutPool", namespace="default", name="demo"), 2)
 
     async def told() -> bool:
@@ -57,7 +63,6 @@ async def test_a_limit_of_a_qos_is_named_and_waited_for(field: Field) -> None:
 
 
 async def test_an_account_or_a_qos_that_is_refused_ends_nothing_that_runs(field: Field) -> None:
-    await field.begin()
     for wrong, words in (({"account": "nobody-pays"}, "Invalid account"), ({"qos": "none-such"}, "Invalid qos")):
         before = {j.id for j in await field.yard.jobs()}
         await field.apply(demo={"allocation": wrong})
@@ -72,7 +77,6 @@ async def test_an_account_or_a_qos_that_is_refused_ends_nothing_that_runs(field:
 
 
 async def test_more_jobs_than_may_be_submitted_come_as_they_may(field: Field) -> None:
-    await field.begin()
     await field.slurm("sacctmgr", "-i", "modify", "user", "where", "account=rl", "set", "MaxSubmitJobs=6")
     key = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
     await field.client.scale(key, 4)

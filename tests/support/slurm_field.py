@@ -16,12 +16,16 @@ from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_pool import RolloutPool
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.shims import Shims
 from tests.support.yard import Yard, end, merge, requests
 
-BUDGETS = {"init": {"timeoutSeconds": 120}, "run": {"timeoutSeconds": 240}, "eval": {"timeoutSeconds": 120}}
-ROLLOUTS = 8
+BUDGETS = {
+    "init": {"timeoutSeconds": 120},
+    "run": {"timeoutSeconds": 240},
+    "eval": {"timeoutSeconds": 120, "workers": {"max": 1}},
+}
+ROLLOUTS = 4
 
 
 class Field:
@@ -62,6 +66,27 @@ class Field:
             merge(ours[name], spec)
         await self.yard.apply(self.client, **ours)
 
+    async def become(self, **changes: dict[str, Any]) -> None:
+        """Apply the pools and wait until every allocation is up to date."""
+        await self.apply(**changes)
+
+        async def updated() -> bool:
+            for kind, name in (("InferencePool", "policy"), ("RolloutPool", "demo")):
+                pool = await self.pool(kind, name)
+                found = get_condition(pool.status.conditions, "Updated")
+                if found is None or found.status != "True" or found.observed_generation < pool.metadata.generation:
+                    return False
+            return True
+
+        await self.yard.until(updated)
+
+    async def restore(self) -> None:
+        """Bring back what `begin` started, after another test; rollouts are under way then."""
+        await self.become()
+        await self.settled()
+        await self.yard.ready(self.client)
+        await self.submit(f"before-{len(self.ids)}", 2)
+
     async def submit(self, prefix: str, count: int = ROLLOUTS) -> None:
         self.ids += await self.client.submit(requests(count, 0, prefix=prefix))
 
@@ -80,11 +105,14 @@ class Field:
         seen: list[Any] = []
 
         async def look() -> bool:
-            live = {j.id for j in await self.yard.jobs() if j.id != self.stranger}
             allocations = await self.yard.allocations(self.client)
             active = {a.status.job_id for a in allocations if not a.status.is_ended}
-            seen[:] = [live, [(a.metadata.name, a.status) for a in allocations]]
-            return live == active and len(live) == jobs
+            seen[:] = [[(a.metadata.name, a.status) for a in allocations]]
+            if len(active) != jobs:  # a look at the queue is a process
+                return False
+            live = {j.id for j in await self.yard.jobs() if j.id != self.stranger}
+            seen.append(live)
+            return live == active
 
         try:
             await self.yard.until(look)
@@ -154,3 +182,14 @@ async def field_on(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
     finally:
         await field.close()
         await end(yard)
+
+
+@contextlib.asynccontextmanager
+async def field_of(tmp_path_factory: pytest.TempPathFactory, **options: Any) -> AsyncIterator[Field]:
+    """A field on a cluster of its own."""
+    cluster = await asyncio.to_thread(start_cluster, **options)
+    try:
+        async with field_on(cluster, tmp_path_factory) as field:
+            yield field
+    finally:
+        await asyncio.to_thread(stop_cluster, cluster)
