@@ -35,7 +35,7 @@ condition."""
 SUBMIT_REFUSED = "SubmitRefused"
 """Reason word in the allocation's `status.reason` and in the pool's conditions if Slurm refused the submit."""
 LOG_OFFSET = "Rollyard-Log-Offset"
-"""Header with the offset in bytes at which the answer begins in the whole output. A client that was cut off can
+"""Header with the number of bytes of the whole output that come before the answer. A client that was cut off can
 continue at its last offset."""
 JOB_FIELDS = (
     "partition", "account", "qos", "nodes", "memory_per_cpu", "constraint", "nodelist", "exclude", "reservation", "licenses",
@@ -94,7 +94,8 @@ class AllocationTemplate(KindModel):
     scratch: Folder = "/tmp"
     """Node-local folder for sockets, unpacked images and Rollyard's Python packages."""
     stage_python: Literal["Auto", "Always", "Never"] = "Auto"
-    """Whether each node imports Rollyard from a copy unpacked once in `scratch`. Auto: if Rollyard is in a network folder."""
+    """Whether each node imports Rollyard from a copy that is unpacked once in `scratch`. Auto: yes if Rollyard is in a
+    network folder."""
 
     @model_validator(mode="after")
     def _consistent(self) -> AllocationTemplate:
@@ -148,8 +149,8 @@ class AllocationSpec(KindModel):
     index: int
     """Index of the allocation in its pool, and part of its name. A pool never uses an index twice."""
     template_hash: str
-    """Hash of the parts of the pool's spec from which the allocation was made. If their hash differs now, the
-    allocation is out of date."""
+    """Hash of the parts of the pool's spec from which the allocation was made. If the hash of the present
+    spec differs, the allocation is out of date."""
     template: AllocationTemplate
     drain: bool = False
     """True: the allocation accepts no new work, finishes its present work, then ends."""

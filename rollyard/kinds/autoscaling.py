@@ -82,7 +82,7 @@ class InferenceAutoscaling(Autoscaling):
     target_waiting_per_replica: int = Field(default=5, ge=1)
     """Target number of requests that wait at one model server."""
     target_kv_usage: float = Field(default=0.8, gt=0, le=1)
-    """Target share of the key-value cache that one model server fills, 0 to 1."""
+    """Target for the filled share of a model server's key-value cache, 0 to 1."""
 
 
 class ScalingDecision(StatusModel):
@@ -118,8 +118,8 @@ class GpuUsage(StatusModel):
 
 
 class GpuLedger(StatusModel):
-    """GPU time that the allocations of a pool have used. While an allocation exists, its GPU time is in `spells`; after
-    that, it is in `past`."""
+    """GPU time that the allocations of a pool have used. The GPU time of an existing allocation is in `spells`. When
+    the allocation no longer exists, its GPU time is in `past`."""
 
     past: float = 0
     """GPU-seconds of allocations that no longer exist."""

@@ -23,14 +23,14 @@ M = TypeVar("M", bound=BaseModel)
 class KindModel(BaseModel):
     """Part of a kind. Unknown fields are errors; names are camelCase in YAML and JSON."""
 
-    # Without `use_attribute_docstrings`: with it, the import of all kinds takes 0.1 s longer, which each process of ours
-    # would pay. `schema.fields.docstrings` reads the docstrings when they are needed.
+    # `use_attribute_docstrings` is not set, because it makes the import of all kinds 0.1 s slower in each process of
+    # ours. `schema.fields.docstrings` reads the docstrings when they are needed.
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
 
 
 class StatusModel(KindModel):
-    """Part of a status. Unknown fields, which another release wrote, are dropped. If that release runs
-    again, its reconcilers fill them in again."""
+    """Part of a status. Unknown fields come from another release and are dropped. If the other release runs again, its
+    reconcilers write these fields again."""
 
     model_config = ConfigDict(extra="ignore")
 

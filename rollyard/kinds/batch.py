@@ -18,7 +18,7 @@ from rollyard.kinds.weights import VERSION_PATTERN
 MAX_TASKS = 100_000
 """Greatest number of tasks in one request. A dataset may have more."""
 BatchName = Annotated[str, Field(pattern=ID_PATTERN, max_length=100)]
-"""Name of a batch, a series or a dataset. Such a name is short, because ids of groups and rollouts begin with a name."""
+"""Name of a batch, a series or a dataset. The name is short, because the ids of groups and rollouts begin with it."""
 
 
 class BatchKey(NamedTuple):
@@ -69,8 +69,8 @@ class BatchFilter(WireModel):
     max_mean: float | None = Field(default=None, allow_inf_nan=False)
     """Greatest mean reward."""
     min_usable: int | None = Field(default=None, ge=1, le=1024)
-    """Least number of rollouts with a reward. A group with fewer is faulty: it counts neither as informative nor as
-    uninformative, and the group's task is drawn again. Default: 2, or 1 if `n` is 1."""
+    """A group needs this many rollouts with a reward. A group with fewer is faulty: it is neither informative nor
+    uninformative, and its task is drawn again. Default: 2, or 1 if `n` is 1."""
     reward_range: tuple[float, float] | None = None
     """Least and greatest possible reward. If this range is given, a group ends as soon as no further rewards can bring
     the group's mean between `min_mean` and `max_mean`."""
@@ -102,8 +102,8 @@ class BatchRequest(WireModel):
     n: int = Field(default=8, ge=1, le=1024)
     """Number of rollouts of each task."""
     target: int | None = Field(default=None, ge=1, le=1_000_000)
-    """Number of informative groups to deliver. Null: the batch is a stream. A stream ends with its source, at its
-    deadline, or when it is cancelled."""
+    """Number of informative groups to deliver. Null: the batch is a stream. A stream ends when no tasks are left, at
+    its deadline, or when somebody cancels the stream."""
     tasks: list[Task] | None = Field(default=None, min_length=1, max_length=MAX_TASKS)
     """Tasks to draw, in this order. Exactly one of `tasks`, `dataset` and `source` must be given."""
     dataset: DatasetRef | None = None
@@ -118,8 +118,8 @@ class BatchRequest(WireModel):
     filter: BatchFilter = BatchFilter()
     """Rule that decides whether a group is informative. Informative groups are delivered."""
     in_flight: int | None = Field(default=None, ge=1, le=100_000)
-    """Greatest number of groups in flight at the same time. Default: the number follows from the groups that the target
-    or the training step probably still needs, and from the idle workers of the pool."""
+    """Greatest number of groups in flight at the same time. Default: the server chooses the number. It draws as many
+    groups as the target or the training step probably still needs, and more if workers of the pool are idle."""
     carry_over: Literal["keep", "cancel"] = "keep"
     """keep: the next batch of the series begins with this batch's unfinished groups and their finished rollouts. cancel:
     unfinished groups are cancelled."""
@@ -128,8 +128,8 @@ class BatchRequest(WireModel):
     step_groups: int | None = Field(default=None, ge=1)
     """Stream: number of groups that one training step uses. `max_staleness` has an effect only with this field."""
     max_staleness: int = Field(default=2, ge=0, le=1000)
-    """Stream: greatest number of training steps by which drawing may be ahead of the acknowledged steps. 0: groups for a
-    step are drawn only after the previous step was acknowledged."""
+    """Stream: groups may be drawn for the first training step that is not acknowledged, and for this many steps after
+    this step. 0: groups for a step are drawn only after the previous step was acknowledged."""
     pass_over: bool = True
     """Whether a task of a dataset is drawn less often after uninformative groups: the more in a row, the less often."""
     longest_first: bool = True
@@ -141,8 +141,8 @@ class BatchRequest(WireModel):
     priority: int = Field(default=0, ge=-100, le=100)
     """Priority of the rollouts in the queue; a higher number starts first."""
     weight: float = Field(default=1.0, ge=0.01, le=100.0)
-    """Share of the pool's workers, relative to the other running batches and to the rollouts without a batch, which count
-    as one batch of weight 1. The weight has an effect only among rollouts of the same `priority`."""
+    """Share of the pool's workers, relative to the weights of the other running batches. All rollouts without a batch
+    together have the weight 1. The weight has an effect only among rollouts of the same `priority`."""
     mode: Literal["train", "eval"] = "train"
     """Label for the caller's own use, stored with each trajectory."""
     min_weights_version: str | None = Field(default=None, pattern=VERSION_PATTERN, max_length=64)
@@ -150,8 +150,8 @@ class BatchRequest(WireModel):
     group_version: Literal["any", "same"] = "any"
     """same: one version of the weights samples all rollouts of a group."""
     rollout_max_staleness: int | None = Field(default=None, ge=0)
-    """Greatest number of versions by which the pool may be ahead of the version with which a rollout started. A rollout
-    beyond this limit restarts."""
+    """A rollout restarts if the pool's weights are more than this many versions newer than the version with which the
+    rollout started."""
 
     @field_validator("source")
     @classmethod
@@ -232,8 +232,8 @@ class FilteredGroups(WireModel):
 
 
 class DeliveryBias(WireModel):
-    """Mean length of delivered rollouts, divided by the mean length of rollouts in all informative groups. Discarded
-    groups count with their estimated lengths. 1.00: no bias."""
+    """Mean length of delivered rollouts, divided by the mean length of rollouts in all informative groups. The second
+    mean includes discarded groups, with estimated lengths. 1.00: no bias."""
 
     tokens: float | None = None
     turns: float | None = None
@@ -268,7 +268,7 @@ class BatchView(WireModel):
     carried_in: int
     """Number of groups taken over from earlier batches of the series."""
     passed_over: int
-    """Number of draws that passed over a task because its last group was uninformative."""
+    """Number of times that a task was passed over because the task's last group was uninformative."""
     drained: bool
     """Whether the source has no more tasks for this batch."""
     delivered_tokens: int
@@ -300,11 +300,11 @@ class DatasetHistory(WireModel):
     """Earlier groups of a dataset's tasks."""
 
     tasks: int
-    """Number of tasks that have had a group with a verdict: informative or uninformative, but not faulty."""
+    """Number of tasks that have had at least one informative or uninformative group. Faulty groups are not counted."""
     informative: int
     """Number of tasks whose last group was informative."""
     streaks: dict[int, int]
-    """Number of uninformative groups in a row -> number of tasks that have this streak now."""
+    """Number of uninformative groups in a row -> number of tasks that have this number at present."""
 
 
 class DatasetView(WireModel):

@@ -81,7 +81,7 @@ class EndpointStatus(EndpointMetrics):
     max_sessions: int | None = None
     """Greatest number of sessions that the endpoint may have at present; null for no limit."""
     full: str = ""
-    """Reason of the limit `maxSessions`."""
+    """Reason why the endpoint has the limit `maxSessions`."""
 
 
 class InferencePoolStatus(PoolStatus):

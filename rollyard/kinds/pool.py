@@ -34,8 +34,8 @@ class Renewal(KindModel):
     """Overlap: the old allocation ends after its successor is ready. Replace: the successor starts after the job of the old
     allocation has ended."""
     before_expiry_seconds: int | None = Field(default=None, ge=0)
-    """Planned seconds from the successor's readiness to the end of the old allocation's walltime, at most half of the
-    walltime. Default: 900; for a RolloutPool the sum of the stages' budgets plus 30."""
+    """Planned seconds from the readiness of the successor to the end of the old allocation's walltime. More than half
+    of the walltime has no effect. Default: 900; for a RolloutPool the sum of the stages' budgets plus 30."""
     max_surge: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Greatest number of successors at the same time, beside the allocations that are being replaced."""
     drain_timeout_seconds: int = Field(default=600, ge=0)
@@ -83,8 +83,8 @@ class PoolStatus(StatusModel):
     next_index: int = 0
     """Index of the next allocation."""
     startup_seconds: float | None = None
-    """Recently measured seconds from submit to ready. A successor is submitted this long before it must be ready, but
-    at most a quarter of the walltime before."""
+    """Recently measured seconds from submit to ready. A successor is submitted this long before it must be ready. This
+    lead is at most a quarter of the walltime."""
     startup_measured_at: datetime | None = None
     """Time at which the last measured allocation became ready."""
     template_hash: str = ""
@@ -99,7 +99,7 @@ class PoolStatus(StatusModel):
     last_interruption_time: datetime | None = None
     scaling: ScalingRecord = ScalingRecord()
     gpu_hours: float = 0
-    """GPU-hours used so far. Running allocations count up to the last full ten minutes."""
+    """GPU-hours used so far. The time of a running allocation is included up to the last full ten minutes."""
     gpu_ledger: GpuLedger = GpuLedger()
     decisions: list[ScalingDecision] = []
     """Recent scaling decisions; the newest is at the end."""

@@ -41,7 +41,8 @@ class Stage(StrEnum):
 
 
 STAGES_LAST_FIRST = (Stage.EVAL, Stage.RUN, Stage.INIT)
-"""Order in which stages get leases and workers. The last stage comes first, because its end frees what a rollout holds."""
+"""Order in which stages get leases and workers. The last stage comes first: when it ends, the rollout's resources are
+free."""
 
 
 class Status(StrEnum):
@@ -97,13 +98,13 @@ class Sampling(WireModel):
     top_k: int | None = Field(default=None, ge=1)
     """Each token is chosen from this many of the likeliest tokens; null: from all tokens."""
     seed: int | None = None
-    """Seed from which the seed of each turn of each sample is derived. Null: no fixed seed."""
+    """Each turn of each sample gets its own seed, derived from this number. Null: no fixed seed."""
     max_tokens: int = Field(default=1024, ge=1)
     """Greatest number of sampled tokens of one turn."""
     min_tokens: int | None = Field(default=None, ge=0)
     """Least number of sampled tokens of one turn. The model cannot end the turn earlier."""
     min_p: float | None = Field(default=None, ge=0, le=1)
-    """Least probability that a token must have to be chosen, as a share of the most likely token's probability."""
+    """A token can be chosen only if its probability is at least this share of the most likely token's probability."""
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     """Presence penalty: subtracted from the logit of each token that the turn already contains."""
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
@@ -118,7 +119,7 @@ class Sampling(WireModel):
     bad_words: list[Annotated[str, Field(min_length=1)]] | None = None
     """Words that the model may not write."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Texts that end a turn. The turn's recorded tokens include the tokens of this text."""
+    """Texts that end a turn. The turn's recorded tokens include the tokens of the text that ended the turn."""
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = []
     """Ids of further tokens that end a turn, beside the model's own."""
     logprobs: Literal["raw", "processed"] = "raw"
@@ -182,7 +183,7 @@ class Budgets(WireModel):
     eval_seconds: float | None = Field(default=None, gt=0)
     """Budget of EVAL in seconds."""
     context_tokens: int | None = Field(default=None, ge=1)
-    """Greatest number of tokens of the conversation. A rollout that exceeds it after its first turn ends Truncated."""
+    """Greatest number of tokens of the conversation. A rollout with more tokens after its first turn ends Truncated."""
 
 
 class Task(WireModel):
@@ -231,12 +232,12 @@ class RolloutRequest(WireModel):
     """Oldest version of the policy's weights that may sample the rollout. The rollout stays queued until an endpoint serves
     this version or a newer one. You may name a version that does not exist yet."""
     group_version: Literal["any", "same"] = "any"
-    """same: one version samples all rollouts of the group: the version with which the group's first rollout starts. When no
+    """same: only the version with which the group's first rollout starts may sample the rollouts of the group. When no
     endpoint serves this version any more, a group without sampled tokens restarts. In a group with sampled tokens the
     unfinished rollouts end Cancelled."""
     max_staleness: int | None = Field(default=None, ge=0)
-    """Greatest number of versions by which the pool may be ahead of the version with which the rollout started. A rollout
-    beyond this limit restarts."""
+    """A rollout restarts if the pool's weights are more than this many versions newer than the version with which the
+    rollout started."""
 
     @model_validator(mode="after")
     def _consistent_versions(self) -> Self:
