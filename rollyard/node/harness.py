@@ -67,9 +67,9 @@ class Harness:
         """Run the command; return the status and the exit code.
 
         The status is Completed if the command ends by itself with exit code 0 within all limits, else Truncated. Raises
-        SandboxLost, OSError if the prompt cannot be written, and the error that made the session unusable. If the
-        command ends without an answered model call, raises the session's ContextExceeded or EndpointRefused, or else
-        TaskError.
+        SandboxLost, TaskError if the prompt cannot be written, and the error that made the session unusable. If
+        the command ends without an answered model call, raises the session's ContextExceeded or EndpointRefused, or
+        else TaskError.
         """
         async with self._gateway() as base:
             await self._write_prompt(prompt)
@@ -124,7 +124,10 @@ class Harness:
     async def _write_prompt(self, prompt: Sequence[Mapping[str, Any]]) -> None:
         for path, system in ((SYSTEM_FILE, True), (PROMPT_FILE, False)):
             texts = [str(m["content"]) for m in prompt if (m["role"] == "system") == system]
-            await self._sandbox.write_file(path, "\n\n".join(texts).encode("utf-8", "replace"))
+            try:
+                await self._sandbox.write_file(path, "\n\n".join(texts).encode("utf-8", "replace"))
+            except OSError as error:  # the image, or the size of the sandbox's disk, would refuse a retry too
+                raise TaskError(f"the prompt cannot be written to {path} in the sandbox: {error.strerror}") from None
 
     async def _command(self, agent: AgentSpec, base: str) -> CommandResult:
         async with running(self._sandbox.bash(_script(agent, base, self._session.id), MAX_COMMAND_SECONDS)) as command:

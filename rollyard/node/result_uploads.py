@@ -59,7 +59,7 @@ class ResultUploads:
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced if the lease is void, Invalid if the artifact is too large, and Invalid or
         TooLarge if the server refuses the result."""
-        if sum(map(len, result.artifact.values())) > MAX_ARTIFACT_BYTES:
+        if sum(len(text.encode()) for text in result.artifact.values()) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
         await self._put(RUN, ref, result)
 

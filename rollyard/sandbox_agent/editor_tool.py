@@ -1,11 +1,12 @@
 """The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
 
 If arguments are wrong, or a file cannot be read or written, a call returns a message for the model and does not raise.
-An edit keeps line ends, and bytes that are not UTF-8.
+An edit keeps line ends, and bytes that are not UTF-8. Only "\n" ends a line, so line numbers are those of `grep -n`.
 """
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +26,9 @@ class EditError(Exception):
 def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
     """Run one call; return the answer, and whether the call succeeded."""
     try:
+        for text in (path, *arguments, *arguments.values()):
+            if isinstance(text, str):
+                _encoded(text)
         if command not in _COMMANDS:
             raise EditError(f"there is no command {command!r}; the commands are: {', '.join(_COMMANDS)}")
         if not isinstance(path, str) or not path or "\0" in path:
@@ -35,6 +39,8 @@ def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bo
         return f"Error: {error}.", False
     except OSError as error:
         return f"Error: {path}: {error.strerror}.", False
+    except UnicodeEncodeError:
+        return "Error: an argument contains half of a surrogate pair; write the whole character.", False
 
 
 def _checked(command: str, given: Mapping[str, Any], needed: set[str], optional: set[str]) -> dict[str, Any]:
@@ -55,7 +61,7 @@ def _view(path: str, view_range: list[int] | None = None) -> str:
         if view_range is not None:
             raise EditError(f"`view_range` is for files, and {path} is a folder; leave it out")
         return _listing(path)
-    lines = _read(path).splitlines()
+    lines = _lines(_read(path))
     first, last = _range(view_range, len(lines)) if view_range is not None else (1, len(lines))
     return _numbered(lines[first - 1 : last], first) or "(empty file)"
 
@@ -127,7 +133,7 @@ def _line_numbers(text: str, part: str) -> str:
 
 def _insert(path: str, insert_line: int, new_str: str) -> str:
     text = _read(path)
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     if not 0 <= insert_line <= len(lines):
         raise EditError(f"`insert_line` must be between 0 and {len(lines)}: the new text goes after that line")
     end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
@@ -140,13 +146,19 @@ def _insert(path: str, insert_line: int, new_str: str) -> str:
 
 
 def _snippet(text: str, first: int, last: int) -> str:
-    lines = text.splitlines()
+    lines = _lines(text)
     start = max(1, first - SNIPPET_LINES)
     return _numbered(lines[start - 1 : last + SNIPPET_LINES], start)
 
 
+def _lines(text: str) -> list[str]:
+    """Return the lines with their ends. (`str.splitlines` would also split at form feeds and lone "\\r".)"""
+    return io.StringIO(text, newline="\n").readlines()
+
+
 def _numbered(lines: list[str], first: int) -> str:
-    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(lines, first))
+    bare = (line.removesuffix("\n").removesuffix("\r") for line in lines)
+    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(bare, first))
 
 
 def _read(path: str) -> str:
@@ -154,12 +166,12 @@ def _read(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    try:
-        data = text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:
-        raise EditError("the text contains half of a surrogate pair; write the whole character") from None
     mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o644
-    write_file(path, data, mode)
+    write_file(path, _encoded(text), mode)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _is_range(value: object) -> bool:

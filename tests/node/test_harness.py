@@ -113,6 +113,13 @@ async def test_an_exit_code_truncates_and_the_limit_of_calls_does_too(sandbox: S
         assert (status, code, mine.calls) == (Status.TRUNCATED, 0, 2)
 
 
+async def test_a_prompt_that_cannot_be_written_is_the_tasks_fault(sandbox: Sandbox, template: ChatTemplate) -> None:
+    await sandbox.bash("touch ~/.rollyard", 10)
+    async with session(template) as (mine, _):
+        with pytest.raises(TaskError, match=r"the prompt cannot be written to .*system-prompt\.txt in the sandbox: "):
+            await Harness(sandbox, mine).run(command("true"), PROMPT)
+
+
 async def test_a_command_that_never_gets_to_a_call_is_a_wrong_request(sandbox: Sandbox, template: ChatTemplate) -> None:
     async with session(template) as (mine, _):
         with pytest.raises(TaskError, match=r"exit code 127 before its first model call.*nonesuch"):

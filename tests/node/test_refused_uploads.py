@@ -1,4 +1,4 @@
-"""A request with several results that the server refuses as a whole."""
+"""Results that the server, or the node agent itself, refuses."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
 from aiohttp import web
 
-from rollyard.kinds.rollout import Outcome, Stage, Status
+from rollyard.core.errors import Invalid
+from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.server.rollouts.results import split_upload
-from rollyard.wire.node import LeaseRef
+from rollyard.wire.node import MAX_ARTIFACT_BYTES, LeaseRef
 from simulation.serving import serve_app
 from tests.support import make
 
@@ -44,3 +46,12 @@ async def test_results_that_are_refused_together_go_alone_and_stay_as_they_are(t
             await asyncio.gather(*(uploads.result(lease, outcome) for lease in leases))
     assert refused
     assert stored == {f"r{i}": Status.COMPLETED for i in range(3)}
+
+
+async def test_the_size_of_an_artifact_is_counted_in_bytes(tmp_path: Path) -> None:
+    lease = LeaseRef(namespace="default", id="r", fence=1, stage=Stage.RUN)
+    run = RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={"text": "ä" * (MAX_ARTIFACT_BYTES // 2 + 1)})
+    link = make.server_link(tmp_path / "endpoint.json")
+    async with asyncio.timeout(60), link.session() as http:
+        with pytest.raises(Invalid, match=f"more than {MAX_ARTIFACT_BYTES} bytes"):
+            await ResultUploads(link, http).run(lease, run)

@@ -98,6 +98,31 @@ def test_what_a_wrong_call_is_told(notes: Path, command: str, arguments: dict[st
     assert notes.read_bytes() == before
 
 
+def test_half_of_a_surrogate_pair_is_a_mistake_of_the_model(notes: Path) -> None:
+    half = "a\ud800"
+    for path, arguments in (
+        (half, {}),
+        (str(notes), {"file_text": half}),
+        (str(notes), {"old_str": half, "new_str": "x"}),
+        (str(notes), {"file_text": "x", half: 1}),
+    ):
+        output, ok = edit("create", path, arguments)
+        assert not ok
+        assert "half of a surrogate pair" in output
+        output.encode()
+
+
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "odd"
+    path.write_bytes("a\fb\rc\u2028d\ntwo\nthree\n".encode())
+    assert edit("view", str(path), {"view_range": [2, -1]}) == ("     2\ttwo\n     3\tthree", True)
+    assert edit("insert", str(path), {"insert_line": 1, "new_str": "new"})[1]
+    output, ok = edit("str_replace", str(path), {"old_str": "two", "new_str": "2"})
+    assert ok
+    assert output.endswith("     2\tnew\n     3\t2\n     4\tthree")
+    assert path.read_bytes() == "a\fb\rc\u2028d\nnew\n2\nthree\n".encode()
+
+
 def test_files_that_are_not_there_or_no_files(tmp_path: Path) -> None:
     assert edit("view", str(tmp_path / "none"), {})[0] == f"Error: {tmp_path}/none: No such file or directory."
     assert not edit("create", str(tmp_path), {"file_text": ""})[1]

@@ -82,10 +82,13 @@ class Images:
             "SINGULARITY_CACHEDIR": str(folder / "cache"),
             "SINGULARITY_TMPDIR": str(folder),
         }
-        done = subprocess.run(
-            argv, env=environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-            timeout=UNPACK_SECONDS, **account.credentials,
-        )  # fmt: skip
+        try:
+            done = subprocess.run(
+                argv, env=environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False,
+                timeout=UNPACK_SECONDS, **account.credentials,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise SandboxStartFailed(f"{image} could not be unpacked within {UNPACK_SECONDS:g} s") from None
         if done.returncode != 0 or not (folder / "root").is_dir():
             output = done.stderr.decode(errors="replace").strip()[-1000:]
             raise SandboxStartFailed(f"{image} could not be unpacked: {output}")

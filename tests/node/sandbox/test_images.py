@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.errors import ImageNotFound
+from rollyard.core.errors import ImageNotFound, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.apptainer import Apptainer
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import own_python
+from rollyard.node.sandbox.images import Images
 from rollyard.node.sandbox.sandbox import SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -93,3 +94,17 @@ async def test_what_is_no_image_is_named(sandboxes: SandboxFactory, open_folder:
         await sandboxes.start(SandboxSpec(str(open_folder / "file.tar"), LIMITS))
     with pytest.raises(ImageNotFound, match="not a root file system"):
         await sandboxes.start(SandboxSpec(str(open_folder), LIMITS))
+
+
+async def test_a_sif_that_takes_too_long_to_unpack_is_a_failed_start(
+    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollyard.node.sandbox.images.UNPACK_SECONDS", 0.2)
+    slow, sif, cache = open_folder / "slow", open_folder / "large.sif", open_folder / "cache"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    sif.write_bytes(b"")
+    cache.mkdir()
+    images = Images(Apptainer(str(slow), cache), cache, open_folder)
+    with pytest.raises(SandboxStartFailed, match=r"large\.sif could not be unpacked within 0\.2 s"):
+        images.root(str(sif))

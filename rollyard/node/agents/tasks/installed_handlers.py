@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 
-from rollyard.core.errors import HandlerFailed, connection_failure_text
+from rollyard.core.errors import RollyardError, connection_failure_text
 from rollyard.node.agents.tasks.guarded_handler import GuardedHandler, with_source_line
 
 log = logging.getLogger(__name__)
@@ -26,12 +26,12 @@ class Handlers:
     """Task kind -> reason why its handler cannot be loaded: type, message and line of the exception."""
 
     async def close(self) -> None:
-        """Release what the handlers hold, such as checker processes. HandlerFailed and a time-out are logged."""
+        """Release what the handlers hold, such as checker processes. Errors and time-outs are logged."""
         for kind, handler in self.loaded.items():
             try:
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await handler.close()
-            except (HandlerFailed, TimeoutError) as error:
+            except (RollyardError, TimeoutError) as error:
                 log.warning("the handler of task kind %r failed to close: %s", kind, connection_failure_text(error))
 
 

@@ -62,11 +62,14 @@ class MathHandler:
         try:
             verdict = await self._checkers.ask(expected, answer.encode("utf-8", "replace"))
         except CheckerKilled as why:
+            verdict = {str(why): 1.0}
+        if "right" not in verdict and "bad_reference" not in verdict:
             try:
-                await self._checkers.ask(expected, b"0")
+                computable = "too_large" not in await self._checkers.ask(expected, b"0")
             except CheckerKilled:
-                raise TaskError(f"the reference answer {reference!r} cannot be computed within the limits") from None
-            return {str(why): 1.0}
+                computable = False
+            if not computable:
+                raise TaskError(f"the reference answer {reference!r} cannot be computed within the limits")
         if "bad_reference" in verdict:
             raise TaskError(f"the reference answer {reference!r} cannot be read as mathematics")
         return verdict

@@ -229,7 +229,12 @@ async def test_what_handlers_hold_is_let_go_of_though_one_of_them_fails_at_it(ca
         async def close(self) -> None:
             raise KeyError("lost")
 
-    kinds = {"fails": Fails(), "plain": Handler(), "holds": Holds()}
+    class Misses(Handler):
+        async def close(self) -> None:
+            raise SandboxLost("gone")
+
+    kinds = {"fails": Fails(), "misses": Misses(), "plain": Handler(), "holds": Holds()}
     await installed_handlers.Handlers({kind: GuardedHandler(kind, made) for kind, made in kinds.items()}, {}).close()
     assert closed == ["holds"]
-    assert "the handler of task kind 'fails' failed to close" in caplog.text
+    for kind in ("fails", "misses"):
+        assert f"the handler of task kind {kind!r} failed to close" in caplog.text

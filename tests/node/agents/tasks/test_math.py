@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from rollyard.core.errors import TaskError
 from rollyard.kinds.rollout import Task, Turn
+from rollyard.node.agents.scoring.checker_pool import CheckerPool
 from rollyard.node.agents.tasks.base import Score
 from rollyard.node.agents.tasks.math import MAX_ANSWER_CHARS, MathHandler, last_boxed
 
 HANGS = r"x^{9^{9^{9^{9}}}}"
 """Against a reference with variables, where any form is worked out."""
+
+FILLING_JUDGE = """
+from rollyard.node.agents.scoring.checker_process import serve
+def check(*texts):
+    return {"right": float(len(bytearray(1 << 40 if b"big" in texts else 0)))}
+serve(check, 10, 1 << 30)
+"""
 
 
 @pytest.fixture
@@ -63,6 +72,17 @@ async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait
 async def test_a_reference_that_cannot_be_computed_is_the_tasks_fault(handler: MathHandler) -> None:
     with pytest.raises(TaskError, match="cannot be computed"):
         await score(handler, HANGS, "x")
+
+
+async def test_a_reference_that_needs_too_much_memory_is_the_tasks_fault(
+    handler: MathHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "filling_judge.py").write_text(FILLING_JUDGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(handler, "_checkers", CheckerPool("filling_judge", [b"1", b"1"]))
+    assert await score(handler, "1", "big") == Score(0.0, {"answered": 1.0, "too_large": 1.0})
+    with pytest.raises(TaskError, match="cannot be computed"):
+        await score(handler, "big", "1")
 
 
 async def test_without_an_answer_nothing_is_asked(handler: MathHandler) -> None:
