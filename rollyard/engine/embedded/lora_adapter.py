@@ -41,7 +41,7 @@ class Adapter:
             return weight
         stem = PREFIX + name.removesuffix(".weight")
         a, b = self._entries[stem + A].read(), self._entries[stem + B].read()
-        if (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
+        if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
             raise Invalid(
                 f"{self.folder}: {name} is {list(weight.shape)}, but the adapter has {b.shape} times {a.shape}"
             )
@@ -56,6 +56,8 @@ def read_adapter(folder: Path) -> Adapter:
         found = dict(entries(folder / FILE))
     except (OSError, ValueError) as error:
         raise Invalid(f"{folder} contains no LoRA adapter (adapter_config.json, {FILE}): {error}") from None
+    if not isinstance(raw, dict):
+        raise Invalid(f"{folder}/adapter_config.json must contain a JSON object")
     for field, only in PLAIN.items():
         if raw.get(field) not in (only, None):
             raise Invalid(f"{folder}: {field} must be {json.dumps(only)}, not {json.dumps(raw[field])}")

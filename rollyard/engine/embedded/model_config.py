@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,20 @@ def read_config(folder: Path) -> Config:
     raw = _read_json(folder / "config.json")
     causes = [*_unsupported(raw), *_rope_causes(raw)]
     sizes = _sizes(raw, causes)
+    epsilon = _positive("rms_norm_eps", raw.get("rms_norm_eps", _DEFAULTS["rms_norm_eps"]), causes)
+    theta_field = "rope_parameters.rope_theta" if raw.get("rope_parameters") else "rope_theta"
+    theta = _positive(theta_field, _rope(raw).get("rope_theta", 10_000.0), causes)
+    eos_ids = _eos_ids(folder, raw, causes)
     if causes:
         raise Invalid(
             f"the embedded engine cannot serve {folder}: {causes[0].field}: {causes[0].message}", causes=causes
         )
     return Config(
         **sizes,
-        rms_norm_eps=float(raw.get("rms_norm_eps", _DEFAULTS["rms_norm_eps"])),
-        rope_theta=float(_rope(raw).get("rope_theta", 10_000.0)),
+        rms_norm_eps=epsilon,
+        rope_theta=theta,
         tied=bool(raw.get("tie_word_embeddings", _DEFAULTS["tie_word_embeddings"])),
-        eos_ids=_eos_ids(folder, raw),
+        eos_ids=eos_ids,
     )
 
 
@@ -93,25 +98,25 @@ def _unsupported(raw: dict[str, Any]) -> list[Cause]:
         value = raw.get(field, None if field == "model_type" else only)
         if value != only and not (only is False and value is None):
             causes.append(Cause(field, f"must be {json.dumps(only)}, not {json.dumps(value)}"))
-    kinds = {kind for kind in raw.get("layer_types") or [] if kind != "full_attention"}
-    if kinds:
-        causes.append(
-            Cause("layer_types", f'must contain "full_attention" only; it contains {json.dumps(sorted(kinds))}')
-        )
+    types = raw.get("layer_types") or []
+    others = [kind for kind in (types if isinstance(types, list) else [types]) if kind != "full_attention"]
+    if others:
+        causes.append(Cause("layer_types", f'must contain "full_attention" only; it contains {json.dumps(others[0])}'))
     return causes
 
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:
     """Read the rotary embedding in both spellings: `rope_parameters` (transformers 5), or `rope_theta` with
     `rope_scaling` (transformers 4)."""
-    return raw.get("rope_parameters") or {
-        "rope_theta": raw.get("rope_theta", 10_000.0),
-        **(raw.get("rope_scaling") or {}),
-    }
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = given if isinstance(given, dict) else {}
+    return rope if raw.get("rope_parameters") else {"rope_theta": raw.get("rope_theta", 10_000.0), **rope}
 
 
 def _rope_causes(raw: dict[str, Any]) -> list[Cause]:
     field = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
+    if not isinstance(raw.get(field) or {}, dict):
+        return [Cause(field, f"must be an object, not {json.dumps(raw[field])}")]
     rope = _rope(raw)
     kind = rope.get("rope_type", rope.get("type", "default"))
     return [] if kind == "default" else [Cause(f"{field}.rope_type", f'must be "default", not {json.dumps(kind)}')]
@@ -143,10 +148,20 @@ def _sizes(raw: dict[str, Any], causes: list[Cause]) -> dict[str, int]:
     return sizes
 
 
-def _eos_ids(folder: Path, raw: dict[str, Any]) -> tuple[int, ...]:
+def _positive(field: str, value: Any, causes: list[Cause]) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max:
+        return float(value)
+    causes.append(Cause(field, f"must be a positive number, not {json.dumps(value)}"))
+    return 1.0
+
+
+def _eos_ids(folder: Path, raw: dict[str, Any], causes: list[Cause]) -> tuple[int, ...]:
     """Read the ids that end a sequence. `generation_config.json` overrides `config.json`, as in transformers and
     vLLM."""
     path = folder / "generation_config.json"
     generation = _read_json(path) if path.exists() else {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
-    return tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if any(type(id) is not int for id in ids):
+        causes.append(Cause("eos_token_id", f"must be an integer or a list of integers, not {json.dumps(eos)}"))
+    return tuple(ids)

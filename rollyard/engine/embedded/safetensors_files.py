@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +32,10 @@ class Entry:
     def read(self) -> Array:
         if self.dtype not in STORED:
             raise Invalid(f"{self.path}: tensors must be {DTYPES}, not {self.dtype}")
-        count = math.prod(self.shape)
-        numbers = np.fromfile(self.path, STORED[self.dtype], count, offset=self.offset)
+        count, stored = math.prod(self.shape), np.dtype(STORED[self.dtype])
+        numbers = np.empty(0, stored)
+        if self.offset + count * stored.itemsize <= self.path.stat().st_size:
+            numbers = np.fromfile(self.path, stored, count, offset=self.offset)
         if numbers.size != count:
             raise Invalid(f"{self.path} is cut short; copy it again")
         return as_float32(numbers).reshape(self.shape)
@@ -46,10 +49,15 @@ def as_float32(numbers: NDArray[Any]) -> Array:
 
 
 def shards(folder: Path) -> list[Path]:
+    """Return the safetensors files with a folder's weights. Raises Invalid if a file is missing or the index is
+    damaged."""
     index = folder / "model.safetensors.index.json"
     names = {"model.safetensors"}
     if index.exists():
-        names = set(json.loads(index.read_text())["weight_map"].values())
+        try:
+            names = {str(name) for name in json.loads(index.read_text())["weight_map"].values()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise Invalid(f"{index} is not an index of safetensors files; copy it again") from None
     paths = [folder / name for name in sorted(names)]
     missing = [path for path in paths if not path.exists()]
     if missing:
@@ -59,13 +67,22 @@ def shards(folder: Path) -> list[Path]:
 
 def entries(path: Path) -> Iterator[tuple[str, Entry]]:
     """Yield the entries of a safetensors file's header. The file begins with eight bytes for the length of the header;
-    then come the header, in JSON, and the values."""
+    then come the header, in JSON, and the values. Raises Invalid if the header is damaged."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         try:
-            header: dict[str, dict[str, Any]] = json.loads(file.read(size))
-        except ValueError:
+            if size > os.fstat(file.fileno()).st_size:
+                raise ValueError("the header is longer than the file")
+            header: dict[str, Any] = json.loads(file.read(size))
+            found = {name: _entry(path, given, 8 + size) for name, given in header.items() if name != "__metadata__"}
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise Invalid(f"{path} is not a safetensors file; copy it again") from None
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            yield name, Entry(path, tensor["dtype"], tuple(tensor["shape"]), 8 + size + tensor["data_offsets"][0])
+    yield from found.items()
+
+
+def _entry(path: Path, given: Any, begin: int) -> Entry:
+    """Read one entry of a header. `begin`: place of the first value in the file."""
+    shape, offset = tuple(given["shape"]), given["data_offsets"][0]
+    if any(type(number) is not int or number < 0 for number in (*shape, offset)):
+        raise ValueError("a size or an offset is no natural number")
+    return Entry(path, str(given["dtype"]), shape, begin + offset)

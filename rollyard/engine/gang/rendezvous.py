@@ -53,15 +53,20 @@ class Gang:
         return GangRank(0, self.size, address, port, model)
 
     async def join(self) -> GangRank:
-        """For the other ranks: wait for rank 0's address. Raises Unavailable if rank 0 does not publish it in time, and
-        OSError if the meeting file cannot be read."""
+        """For the other ranks: wait for rank 0's address. Raises Unavailable if rank 0 does not publish it in time, or if
+        the meeting file cannot be read until then."""
+        failure = ""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(JOIN_SECONDS):
                 while True:
-                    if (meeting := await asyncio.to_thread(self._read)) is not None:
-                        return GangRank(self.rank, self.size, *meeting)
+                    try:
+                        if (meeting := await asyncio.to_thread(self._read)) is not None:
+                            return GangRank(self.rank, self.size, *meeting)
+                        failure = ""
+                    except (OSError, ValueError) as error:  # an error of the shared folder may pass
+                        failure = f"; {self._meeting_file} cannot be read: {error}"
                     await asyncio.sleep(POLL_SECONDS)
-        raise Unavailable(f"rank 0 of this gang has not reported its address within {JOIN_SECONDS:g} s")
+        raise Unavailable(f"rank 0 of this gang has not reported its address within {JOIN_SECONDS:g} s{failure}")
 
     async def wait_until_left(self) -> None:
         """For the other ranks: wait until rank 0 has left the gang."""

@@ -43,7 +43,7 @@ def _interpreter(spec: InferencePoolSpec, engine: VllmEngine, uds: Path) -> list
     models = dict.fromkeys(path for path in (spec.model.path, spec.model.tokenizer) if path is not None)
     gpus = spec.allocation.gpus > 0
     around = in_container(
-        container_program(), engine.image, gpus=gpus, writable=[str(uds.parent)], readable=list(models)
+        container_program(engine.image), engine.image, gpus=gpus, writable=[str(uds.parent)], readable=list(models)
     )
     return [*around, engine.python]
 

@@ -165,14 +165,16 @@ def read_checkpoint_info(folder: Path) -> CheckpointInfo:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise Invalid(f"WeightsUnavailable: {folder}/config.json cannot be read: {error}") from None
+    if not isinstance(config, dict):
+        raise Invalid(f"WeightsUnavailable: {folder}/config.json must contain a JSON object")
     if not any(folder.glob("*.safetensors")):
         return CheckpointInfo(config, {})
     from rollyard.engine.embedded.safetensors_files import entries, shards
 
     try:
         return CheckpointInfo(config, {name: entry.shape for shard in shards(folder) for name, entry in entries(shard)})
-    except (OSError, ValueError, KeyError) as error:
-        raise Invalid(f"WeightsUnavailable: {folder}: {error}") from None
+    except (OSError, Invalid) as error:
+        raise Invalid(f"WeightsUnavailable: {error}") from None
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

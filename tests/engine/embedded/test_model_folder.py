@@ -15,6 +15,8 @@ from rollyard.core.errors import Invalid
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
+from rollyard.engine.weights.source import WeightsSource, read_checkpoint_info
+from rollyard.engine.weights.verification import reference_logprobs
 
 
 @pytest.fixture
@@ -37,6 +39,12 @@ def change(folder: Path, **fields: Any) -> None:
         ("use_sliding_window", True, "must be false"),
         ("quantization_config", {"quant_method": "fp8"}, "must be null"),
         ("layer_types", ["sliding_attention"], "full_attention"),
+        ("layer_types", 3, "full_attention"),
+        ("rope_parameters", "yarn", "must be an object"),
+        ("rope_parameters.rope_theta", {"rope_theta": "large"}, 'must be a positive number, not "large"'),
+        ("rms_norm_eps", "small", 'must be a positive number, not "small"'),
+        ("rms_norm_eps", None, "must be a positive number, not null"),
+        ("eos_token_id", "</s>", "must be an integer or a list of integers"),
         ("rope_parameters.rope_type", {"rope_type": "yarn", "factor": 4.0}, 'must be "default"'),
         ("num_key_value_heads", 3, "must divide num_attention_heads"),
         ("num_hidden_layers", "many", "positive integer"),
@@ -44,6 +52,7 @@ def change(folder: Path, **fields: Any) -> None:
     ],
 )
 def test_a_config_that_cannot_be_served_names_the_field(folder: Path, field: str, value: Any, says: str) -> None:
+    (folder / "generation_config.json").unlink(missing_ok=True)
     change(folder, **{field.split(".")[0]: value})
     with pytest.raises(Invalid, match=says) as refused:
         read_config(folder)
@@ -68,6 +77,38 @@ def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
     change(folder, num_hidden_layers=1, intermediate_size=64)
     with pytest.raises(Invalid, match=r"mlp\.gate_proj\.weight has shape \[\d+, \d+\]"):
         load_weights(folder, read_config(folder))
+
+
+NORM = "model.norm.weight"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [],
+        {NORM: 3},
+        {NORM: {"dtype": "F32"}},
+        {NORM: {"dtype": "F32", "shape": ["64"], "data_offsets": [0, 256]}},
+        {NORM: {"dtype": "F32", "shape": [64], "data_offsets": []}},
+        {NORM: {"dtype": "F32", "shape": [64], "data_offsets": [-8, 256]}},
+    ],
+)
+def test_a_file_with_a_damaged_header_is_refused(folder: Path, header: Any) -> None:
+    head = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + bytes(256))
+    with pytest.raises(Invalid, match=r"model\.safetensors is not a safetensors file"):
+        load_weights(folder, read_config(folder))
+    assert reference_logprobs(WeightsSource("v", "c", folder), [20], [21]) is None
+
+
+@pytest.mark.parametrize("index", ["{", "[]", "{}", '{"weight_map": 3}'])
+def test_a_damaged_index_is_refused(folder: Path, index: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(Invalid, match=r"index\.json is not an index of safetensors files"):
+        load_weights(folder, read_config(folder))
+    with pytest.raises(Invalid, match="WeightsUnavailable: "):
+        read_checkpoint_info(folder)
+    assert reference_logprobs(WeightsSource("v", "c", folder), [20], [21]) is None
 
 
 @pytest.mark.parametrize("keep", [5, 100_000])
