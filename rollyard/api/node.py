@@ -57,9 +57,9 @@ log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
 DEFAULT_MAX_ATTEMPTS = 3
-MAX_MESSAGE_BYTES = 1 << 20
-"""Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits if ids have at most
-40 characters."""
+MAX_MESSAGE_BYTES = 4 << 20
+"""Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits, also if every namespace and
+id has its greatest length."""
 Upload = tuple[ResultHeader, bytes]
 """Header and zstd frame of one uploaded run or result."""
 

@@ -191,12 +191,13 @@ def scaling_limited(view: PoolView) -> ConditionUpdate | None:
 
 
 def admitting(view: PoolView) -> ConditionUpdate | None:
-    """Whether the model servers in service have room for one more session. Also true while no server is in service.
-    None until all servers in service are full for the first time."""
-    if view.observation.why_full:
-        return ConditionUpdate("Admitting", False, "EndpointsFull", view.observation.why_full)
-    known = get_condition(view.pool.status.conditions, "Admitting")
-    return ConditionUpdate("Admitting", True, "HasRoom") if known is not None else None
+    """Whether a model server takes one more session. None until all servers in service are full for the first time."""
+    why, known = view.observation.why_not_admitting, get_condition(view.pool.status.conditions, "Admitting")
+    if known is None and (why is None or why.word != "EndpointsFull"):
+        return None
+    return (
+        ConditionUpdate("Admitting", False, *why) if why is not None else ConditionUpdate("Admitting", True, "HasRoom")
+    )
 
 
 def suspended(pool: Pool) -> ConditionUpdate:

@@ -63,7 +63,7 @@ class InferencePoolObserver:
             status_update={**_status_update(coarse, states, held), "weights": step.weights},
             problem=_pool_problem(pool, states),
             why_not_ready=_why_not_ready(counted),
-            why_full=_why_full(coarse, states, held),
+            why_not_admitting=_why_not_admitting(coarse, states, held),
             conditions=_weights_conditions(step.weights, serving),
             events=list(step.events),
         )
@@ -130,12 +130,16 @@ def _status_update(coarse: StatusMetrics, states: Sequence[EndpointState], held:
     return {"endpoints": shown, "load": coarse.total}
 
 
-def _why_full(coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapping[str, int]) -> str:
-    """Reason why no endpoint takes one more session; empty if an endpoint does, or if all are out of service."""
+def _why_not_admitting(
+    coarse: StatusMetrics, states: Sequence[EndpointState], held: Mapping[str, int]
+) -> Reason | None:
+    """Reason why no endpoint takes one more session; None if an endpoint does."""
     taking = [s for s in states if s.is_accepting]
+    if not taking:
+        return Reason("NoEndpoint", "no endpoint is in service")
     if any(s.admission.admits(held.get(s.endpoint.id, 0)) for s in taking):
-        return ""
-    return "; ".join(f"{s.endpoint.id}: {coarse.limits[s.endpoint.id].why}" for s in taking)
+        return None
+    return Reason("EndpointsFull", "; ".join(f"{s.endpoint.id}: {coarse.limits[s.endpoint.id].why}" for s in taking))
 
 
 def _is_in_update(member: Member, pool: InferencePool) -> bool:

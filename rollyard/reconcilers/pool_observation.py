@@ -28,9 +28,8 @@ class PoolObservation:
     """Reason why the pool cannot be ready, however many allocations it has."""
     why_not_ready: Reason | None = None
     """Reason why running allocations of the pool are not ready."""
-    why_full: str = ""
-    """Reason why the endpoints that are in service take no more sessions; empty if one of them takes more, or if none
-    is in service."""
+    why_not_admitting: Reason | None = None
+    """Reason why no endpoint takes one more session; None if one does, and for a RolloutPool."""
     conditions: list[ConditionUpdate] = field(default_factory=list)
     """Further conditions."""
     events: list[PoolEvent] = field(default_factory=list)

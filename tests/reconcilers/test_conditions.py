@@ -284,6 +284,7 @@ HISTORY = [
     Condition(type=type, status="False", last_transition_time=at(-9), reason="Before")
     for type in ("ScalingLimited", "Admitting")
 ]
+FULL, ABSENT = Reason("EndpointsFull", "e1: its cache is full"), Reason("NoEndpoint", "none is in service")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,9 @@ HISTORY = [
         ),
         ("Admitting", {}, None),
         ("Admitting", {"history": HISTORY}, ("True", "HasRoom", "")),
-        ("Admitting", {"why_full": "e1: its cache is full"}, ("False", "EndpointsFull", "e1: its cache is full")),
+        ("Admitting", {"why_not_admitting": FULL}, ("False", "EndpointsFull", "e1: its cache is full")),
+        ("Admitting", {"why_not_admitting": ABSENT}, None),
+        ("Admitting", {"why_not_admitting": ABSENT, "history": HISTORY}, ("False", "NoEndpoint", "none is in service")),
         ("Suspended", {}, ("False", "NotSuspended", "")),
         (
             "Suspended",

@@ -84,13 +84,13 @@ async def test_a_limit_is_shown_at_once_and_what_it_moves_by_later(site: Site) -
     for i in range(3):
         endpoints.sessions.pin(f"s-{i}", frozenset(["default/a"]))
 
-    async def shown() -> tuple[int | None, str, str]:
+    async def shown() -> tuple[int | None, str, str | None]:
         look = await trade.observe(POOL, [])
         (endpoint,) = look.status_update["endpoints"]
-        return endpoint.max_sessions, endpoint.full, look.why_full
+        return endpoint.max_sessions, endpoint.full, look.why_not_admitting and look.why_not_admitting.message
 
     server.beat(kv_usage=0.5)
-    assert await shown() == (None, "", "")
+    assert await shown() == (None, "", None)
     server.beat(kv_usage=0.95)
     full = "its cache is 95% full"
     assert await shown() == (3, full, f"default/a: {full}")

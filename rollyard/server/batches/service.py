@@ -109,9 +109,9 @@ class BatchService:
         # Default values are left out, so that a field of a later release does not change the digest of an equal
         # request.
         text = evolve(bare, tasks=None).model_dump_json(exclude_defaults=True)
-        if len(text) > MAX_REQUEST_BYTES:
+        if (size := len(text.encode())) > MAX_REQUEST_BYTES:
             raise Invalid(
-                f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {len(text)}; "
+                f"a batch may have at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has {size}; "
                 "put large data into the image"
             )
         return BatchRecord(

@@ -228,6 +228,8 @@ def _endpoints_full(record: RolloutRecord, view: QueueView) -> WaitReason | None
             admitting = (
                 condition_with_status(supply.pool.status, "Admitting", "False") if supply.pool is not None else None
             )
+            if admitting is not None and admitting.reason != "EndpointsFull":
+                admitting = None  # the condition is older than the room that was counted
             why = f": {admitting.message}" if admitting is not None else ""
             since = admitting.last_transition_time if admitting is not None else None
             return WaitReason(f"each model server of InferencePool {supply.name} is full{why}", since)

@@ -10,6 +10,7 @@ from rollyard.core.errors import Conflict, Invalid, NotFound
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Status
+from rollyard.server.batches.service import MAX_REQUEST_BYTES
 from rollyard.server.rollouts.result_pruner import ResultPruner
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
 from tests.server.batches.conftest import Site, task
@@ -135,6 +136,13 @@ async def test_the_same_id_attaches_and_another_body_is_refused(site: Site) -> N
         await site.create(id="c", dataset={"name": "e"}, target=1)
     with pytest.raises(NotFound):
         await site.view("c")
+
+
+async def test_the_size_of_a_batch_is_counted_in_bytes(site: Site) -> None:
+    await site.dataset("d", 5)
+    agent = {"type": "command", "command": "🙂" * (MAX_REQUEST_BYTES // 4)}
+    with pytest.raises(Invalid, match=rf"at most {MAX_REQUEST_BYTES} bytes besides its tasks, but this one has 26\d+;"):
+        await site.create(id="b", dataset={"name": "d"}, target=1, agent=agent)
 
 
 async def test_no_user_submits_into_a_group_of_a_batch(site: Site) -> None:
