@@ -118,8 +118,8 @@ async def _get(request: web.Request) -> web.Response:
 
 @accepts("namespace", "rollouts")
 async def _cancel(request: web.Request) -> web.Response:
-    """End a batch. `rollouts=cancel` cancels its unfinished groups. By default the next batch of the series takes these
-    groups over, if the request of the ended batch permits it."""
+    """End a batch. `rollouts=cancel` cancels its unfinished groups. By default these groups wait for the next batch of
+    the series, if the request of the ended batch has `carry_over: keep`."""
     word = request.query.get("rollouts", "keep")
     if word not in ("keep", "cancel"):
         raise BadRequest(f"rollouts must be keep or cancel, not {word[:40]!r}")
@@ -138,7 +138,8 @@ async def _acknowledge(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after", "wait", "limit")
 async def _groups(request: web.Request) -> web.Response:
-    """Read delivered groups with their trajectories. `wait`: seconds to wait for a group if none follows `after`."""
+    """Read the groups after delivery number `after`, with their trajectories. If there are none yet, the request waits
+    up to `wait` seconds for one."""
     services, after = request.app[SERVICES], integer(request, "after", 0)
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     limit = min(integer(request, "limit", DEFAULT_GROUPS, least=1), MAX_GROUPS)
@@ -165,7 +166,7 @@ async def _groups(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after")
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Send delivered groups, each as a server-sent event, beginning after the delivery in `after` or Last-Event-ID."""
+    """Send delivered groups, each as a server-sent event, from the first after number `after` or Last-Event-ID."""
     services, key, after = request.app[SERVICES], _key(request), integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")

@@ -50,7 +50,7 @@ async def _register(request: web.Request) -> web.Response:
     key = InferencePool.key_of(identity.namespace, allocation.spec.pool.name)
     pool = await services.store.get(key, InferencePool)
     model = pool.spec.model
-    # The token is the same after each registration, because node agents keep the token that came with their lease.
+    # Every registration gives the same token, because node agents keep the token that they got with a rollout's lease.
     token = services.signer.issue(Role.ENDPOINT, identity.uid, None)
     endpoint = Endpoint(
         id=endpoint_id(identity),
@@ -74,9 +74,9 @@ async def _register(request: web.Request) -> web.Response:
 
 
 def _weights_order(weights: WeightsStatus, model: str | None, id: str, *, fresh: bool = False) -> WeightsTarget | None:
-    """Return the weights that an engine must serve; None for the weights of its own model folder.
+    """Return the weights that an engine must serve; None if these are the weights in the engine's own model folder.
 
-    If the pool now has another model folder, the engine gets None, because a successor will replace the engine.
+    The result is None too if the pool now has another model folder, because a successor will then replace the engine.
     """
     return target_for(weights, id, fresh=fresh) if model in (None, weights.model) else None
 

@@ -44,8 +44,8 @@ def error_response(error: ApiError) -> web.Response:
 def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
     """Return an Invalid with one cause for each of the first wrong fields of a body, in the same words as for a manifest.
 
-    If there are more wrong fields, the last cause has the number of these. If there are very many, the only cause has
-    the number of all.
+    If there are more wrong fields, one more cause contains the number of the remaining ones. If there are very many
+    wrong fields, there is only one cause, which contains their number.
     """
     return rejection(problems_of(model, error), what)
 
@@ -75,9 +75,9 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _close_after_response(request: web.Request, response: web.StreamResponse) -> None:
-    """Close the connection of a refused request after the response, even if the rest of the body arrives.
+    """Close the connection after the response to a refused request, even if the rest of the body still arrives.
 
-    If the body is small and its size is known, the connection stays open, except after 401 and 408.
+    The connection stays open only if the body is small, its size is known, and the status is neither 401 nor 408.
     """
     size = request.content_length
     if response.status in (401, 408) or size is None or size > SMALL_BYTES:

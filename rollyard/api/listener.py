@@ -19,8 +19,8 @@ HEADER_SECONDS = 30.0
 LINGER_SECONDS = 1.0
 """Seconds for which the server still reads after a refusal, so that the caller can send its body and read the response."""
 MAX_UNTRUSTED = 512
-"""If this many connections have sent no valid token, each new connection closes the oldest of them. A connection counts
-from the end of its TLS handshake."""
+"""If this many connections have sent no valid token, each new connection closes the oldest of them. A connection is
+counted only after its TLS handshake."""
 BACKLOG = 1024
 
 

@@ -62,8 +62,8 @@ async def _log(request: web.Request) -> web.StreamResponse:
 async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> None:
     """Wait until the job's output file exists.
 
-    Raises NotFound with the reason if the file does not exist and is not awaited: the job has ended, or `follow` is
-    false. Raises NotFound if the allocation is gone.
+    Raises NotFound with the reason if the file does not exist and the job has ended or `follow` is false. Raises
+    NotFound too if the allocation is gone.
     """
     while not await asyncio.to_thread(path.is_file):
         allocation = await _allocation(request)

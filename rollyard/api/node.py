@@ -1,5 +1,5 @@
-"""The server's side of the node protocol. Short messages go over one WebSocket of each node agent. Results, and
-requests for an endpoint, are separate HTTP requests.
+"""The server's side of the node protocol. Each node agent has one WebSocket for short messages. It sends results, and
+asks for an endpoint, in separate HTTP requests.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ MAX_MESSAGE_BYTES = 4 << 20
 """Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits, also if every namespace and
 id has its greatest length."""
 Upload = tuple[ResultHeader, bytes]
-"""Header and zstd frame of one uploaded run or result."""
+"""Header and zstd frame of one upload: the outcome of the stage RUN, or the result of a rollout."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -182,13 +182,15 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:
-                if message.reason == NODE_AGENT_ERROR:  # counts as an attempt: the rollout may have caused the error
+                if message.reason == NODE_AGENT_ERROR:
+                    # The work counts as an attempt, because the rollout may have caused the error.
                     limit = await _max_attempts(services, message.lease)
                     await services.rollouts.fail(
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
                 else:
-                    # Other node agents of the same release cannot read the lease either: its return counts as a loss.
+                    # Other node agents of the same release cannot read the lease either. The hand-back therefore counts
+                    # as a loss, and the number of losses is limited.
                     unread = message.reason == UNREADABLE_LEASE_REASON
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
             except RollyardError as error:  # when the lease expires, the rollout is queued again

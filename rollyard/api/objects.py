@@ -249,8 +249,8 @@ async def _replace(request: web.Request) -> web.Response:
 async def _write(request: web.Request, current: KindObject, wanted: Pool) -> KindObject:
     """Write the user's spec, labels and annotations, and keep the other metadata. A dry run writes nothing.
 
-    Raises Conflict if the user's metadata has another uid than the stored object. A write, but not a dry run, raises
-    Conflict for another resourceVersion too. Raises Invalid for a pool that this site can never start.
+    Raises Conflict if the user's metadata has another uid than the stored object or, except in a dry run, another
+    resourceVersion. Raises Invalid for a pool that this site can never start.
     """
     meta = wanted.metadata
     if meta.uid and meta.uid != current.metadata.uid:

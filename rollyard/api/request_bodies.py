@@ -30,7 +30,7 @@ There are two reasons for the limit. An empty list takes two bytes in the text a
 the text holds the interpreter's lock, so all other threads wait until the call returns.
 """
 _MAYBE_HUGE = re.compile(rb"[eE]\+?\d{3}|(?<!\d)\d{309}")
-"""Matches each number above the range of a float, which `from_json` parses as infinity, and some other text."""
+"""Matches some other text, and each number above the range of a float. `from_json` parses such a number as infinity."""
 # Only one thread, because with more threads the event loop would get the interpreter's lock less often.
 _PARSER_THREAD = ThreadPoolExecutor(1, "bodies")
 

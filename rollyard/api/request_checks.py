@@ -1,4 +1,4 @@
-"""Checks of a request before it is accepted: its pool, its tasks, and whether it may make demands on weights versions."""
+"""Checks of a request before it is accepted: its pool, its tasks, and whether it may restrict the weights versions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_kinds(
     """Raise Invalid for a kind of task that neither the server nor any node agent knows.
 
     A kind that is not built in must also have a handler in a node agent of the request's pool. This is checked only
-    while `_all_agents` returns the pool's node agents.
+    while all desired node agents of the pool are connected (`_all_agents`).
 
     `place`: path of a task in the HTTP body. `{}` in the path stands for the index in `requests`.
     """

@@ -152,7 +152,7 @@ async def _counts(request: web.Request) -> web.Response:
         word = "queued" if status is Status.QUEUED else stage.value if status is Status.RUNNING else status.value
         counts[word] += count
     live = services.rollouts.leases.in_flight(_namespace(request), query.get("pool"))
-    if query.get("group") is None:  # leases know a stage before the store has it, but cannot be counted by group
+    if query.get("group") is None:  # leases have newer stages than the store, but cannot be counted by group
         counts |= {stage.value: n for stage, n in live.items()}
     counts["reward_mean"] = await services.store.reward_mean(*scope)
     return web.json_response(counts)

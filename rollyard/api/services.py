@@ -43,7 +43,8 @@ class Services:
     check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
     """Returns (mistakes, warnings) from the site's last known state. With a mistake, the pool can never start."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
-    """Returns a preview of the submits for a pool with these allocations. Blocks for a moment; raises Invalid."""
+    """Returns a preview of the jobs that a pool with these allocations would submit. Blocks for a moment; raises
+    Invalid."""
     task_kinds: frozenset[str]
     """Task kinds that have a handler in the server's Python."""
 

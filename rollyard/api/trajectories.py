@@ -53,8 +53,8 @@ async def columns_response(
 async def _use_outcomes(
     services: Services, records: Sequence[RolloutRecord], use: Callable[[list[bytes | None]], T]
 ) -> T:
-    """Return `use(outcomes)`, called in a thread. `outcomes`: for each record its stored outcome, unpacked; None if there
-    is none."""
+    """Call `use(outcomes)` in a thread, and return its result. `outcomes` has one entry for each record: the stored
+    outcome, unpacked, or None if none is stored."""
 
     def unpacked(frames: list[bytes]) -> T:
         rest = iter(frames)

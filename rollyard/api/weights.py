@@ -35,8 +35,8 @@ async def _get(request: web.Request) -> web.Response:
 
 
 async def _post(request: web.Request) -> web.Response:
-    """Begin an update. The answer is 202 if the update begins or failed endpoints retry it, 200 if it runs already or is
-    done."""
+    """Begin an update. The answer is 202 if the update begins, or if endpoints at which it failed try it again. The answer
+    is 200 if the same update is running or done."""
     try:
         update = WeightsUpdate.model_validate(await read_body(request))
     except pydantic.ValidationError as error:

@@ -1,7 +1,7 @@
 """`…/inferencepools/NAME/weights/endpoints/ALLOCATION/ROUTE`: a trainer's calls to an engine that waits for weights.
 
 These calls pass through the server, so a trainer needs only the token with which it began the update. The trainer
-needs no certificate or token of the engines' proxies, and no connection to them. Tensors for vLLM go directly to the
+needs no connection to the engines' proxies, and no certificate or token of the proxies. Tensors for vLLM go directly to the
 engine, over NCCL or CUDA IPC; tensors for the embedded engine pass through the server.
 """
 

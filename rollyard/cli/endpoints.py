@@ -48,7 +48,7 @@ async def add(
 @click.argument("url")
 @with_client
 async def remove(client: AsyncClient, namespace: str, pool: str, url: str) -> None:
-    """Remove a model server from a pool. The server's rollouts move to other servers at their next turn."""
+    """Remove a model server from a pool. Rollouts at this model server move to other ones at their next turn."""
     await client.remove_endpoint(_key(namespace, pool), url)
     click.echo(f"inferencepool/{pool}: endpoint {url} removed")
 

@@ -31,8 +31,8 @@ async def logs(
 ) -> None:
     """Print the output of an allocation, or of a pool's jobs.
 
-    A pool's name selects all its present jobs. --previous shows the output of ended allocations. Rollyard keeps it for a
-    pool's last three allocations that ended without a drain.
+    A pool's name selects all its present jobs. --previous shows the output of ended allocations. Rollyard keeps the
+    output of a pool's last three allocations that ended without a drain.
     """
     named = await _resolve_names(client, namespace, words)
     shown = await _select_allocations(client, named, previous)

@@ -21,7 +21,7 @@ from rollyard.kinds.schema.validation import problems_of
 BATCH = 256
 EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
 _AT_ITEM = re.compile(r"rollouts\[(\d+)\](?:\.|$)")
-"""Start of the path of a wrong field in the API's answer to a submit. The number is the rollout's index."""
+"""Start of the path of a wrong field in the API's answer to a submit. The number is the index of the request."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ def _print(found: TopView, form: str, empty: str) -> None:
 
 
 async def _follow(poll: Callable[[], Coroutine[Any, Any, TopView]], pause: float, empty: str) -> None:
-    """Show the tables on the whole terminal until Ctrl-C. Without an answer the last tables stay, with a note."""
+    """Show the tables on the whole terminal until Ctrl-C. While no answer comes, the last tables stay, with a note."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text

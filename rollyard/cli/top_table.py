@@ -30,7 +30,8 @@ OPTIONAL_COLUMNS = [
 ]
 """Columns to leave out on a narrow terminal, in this order."""
 REASON_LENGTH = 24
-"""The last column is first shortened to this width. If it still does not fit, an optional column is left out."""
+"""In a table that is too wide, the last column is first shortened to this width. If the table is still too wide, optional
+columns are left out."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
 """Number of characters of a version that are shown; enough to distinguish two checksums."""

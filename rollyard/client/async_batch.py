@@ -105,9 +105,9 @@ class AsyncBatch:
         return self._see(await self._client.acknowledge(self.id, self.after if upto is None else upto, self._namespace))
 
     async def cancel(self, rollouts: Literal["keep", "cancel"] = "keep") -> BatchView:
-        """End the batch. By default the unfinished groups wait for the next batch of the series with the same pool and
-        `n`, if the batch's `carry_over` is "keep" and a later batch can join its series. Otherwise, and with
-        `rollouts="cancel"`, these groups are cancelled."""
+        """End the batch. The unfinished groups are kept if `rollouts` and the request's `carry_over` are "keep", and the
+        request names a series or a dataset. The series' next batch that has the same pool and `n` takes these groups
+        over. Otherwise these groups are cancelled."""
         return self._see(await self._client.cancel_batch(self.id, self._namespace, rollouts=rollouts))
 
     def _see(self, view: BatchView) -> BatchView:

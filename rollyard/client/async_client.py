@@ -351,8 +351,8 @@ class AsyncClient(BatchClient):
         return await self._wait(id, namespace, set())
 
     async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
-        """`warned`: the reasons that `warn` has got, each cut at its colon; this call adds to the set. `warn` gets no
-        second reason with the same beginning."""
+        """Do the same as `wait`. `warned`: the part before the colon of each reason that `warn` has got. A reason whose
+        part is in this set is not passed to `warn`; other parts are added to the set."""
         backoff, logged = Backoff(), ""
         while True:
             try:
@@ -436,7 +436,7 @@ class AsyncClient(BatchClient):
     async def stream(
         self, namespace: str | None = None, *, pool: str | None = None, group: str | None = None, after: int = 0
     ) -> AsyncIterator[tuple[int, Trajectory]]:
-        """Yield (cursor, trajectory) of each rollout that has ended since the cursor `after`, then whenever one ends.
+        """Yield (cursor, trajectory) of each rollout that has ended since the cursor `after` or ends later.
 
         Never stop; reconnect after a broken connection.
         """

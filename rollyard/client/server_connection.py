@@ -26,9 +26,9 @@ RETRY_SECONDS = 30.0
 """Time for which a call retries while the server is unreachable or overloaded. A restart takes a second or two."""
 REQUEST_SECONDS = 90.0
 WAITS_AT_ONCE = 256
-"""Greatest number of waits for the end of a rollout that a client has at the server at the same time."""
+"""A client has at most this many calls at the same time that wait for the end of a rollout."""
 OTHER_CONNECTIONS = 64
-"""Connections that the waits leave to other calls. A wait holds its connection for up to half a minute."""
+"""Connections for all other calls. A call that waits for a rollout holds its connection for up to half a minute."""
 
 
 class ServerConnection:
@@ -45,7 +45,7 @@ class ServerConnection:
         self._warn = warn
         self._retry_seconds = retry_seconds
         self.waits = asyncio.Semaphore(WAITS_AT_ONCE)
-        """Each long wait holds one place."""
+        """Each call that waits for a rollout holds one place."""
         limit = WAITS_AT_ONCE + OTHER_CONNECTIONS
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=limit)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)

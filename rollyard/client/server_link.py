@@ -131,7 +131,7 @@ async def wait_until_moved(url: Callable[[], Awaitable[str]], at: str) -> None:
 
 
 def address_towards(url: str) -> str:
-    """Return the address of this machine's interface towards the server. Other nodes use it to reach this machine."""
+    """Return the address of this machine's interface towards the server. Other nodes reach this machine there."""
     parts = urlsplit(url)
     info = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
     with socket.socket(info[0], socket.SOCK_DGRAM) as probe:

@@ -137,7 +137,7 @@ class Client:
         self._loop.close()
 
     async def _cancel_calls(self) -> None:
-        """Cancel all calls that still run. An exception such as KeyboardInterrupt ends the caller's wait only."""
+        """Cancel all calls that still run. An exception such as KeyboardInterrupt has ended only the caller's wait."""
         calls = asyncio.all_tasks() - {asyncio.current_task()}
         for call in calls:
             call.cancel()

@@ -28,7 +28,7 @@ class TrainingRows:
     logprobs: NDArray[np.float32]
     """Natural logarithm of each token's probability at sampling; 0 where `loss_mask` is 0."""
     weights_version: NDArray[np.int32]
-    """Index in `versions`: the weights that sampled the token; -1 where `loss_mask` is 0."""
+    """Index in `versions` of the weights that sampled the token; -1 where `loss_mask` is 0."""
     versions: tuple[str, ...]
     rewards: NDArray[np.float64]
     advantages: NDArray[np.float64]
@@ -45,7 +45,7 @@ class TrainingRows:
 def collate(
     groups: Sequence[Sequence[Trajectory]], *, advantages: str = "grpo", pad_id: int = 0, max_length: int | None = None
 ) -> TrainingRows:
-    """Make the arrays of the rollouts that have a reward. Baselines leave out the other rollouts, too.
+    """Make the arrays. A rollout without a reward gets no row, and its group's advantages are computed without it.
 
     `advantages`: a name from `rollyard.client.advantages.ADVANTAGES`. `max_length`: longer segments are left out as a
     whole, because a cut segment would train on half of an action. Raises ValueError if no row is left.

@@ -1,6 +1,6 @@
 """Primitives for waiting and notifying on the event loop, shared by every process of Rollyard.
 
-These primitives avoid traps of asyncio. The first two occur when a wait ends in two ways in the same iteration of the
+These primitives avoid four traps of asyncio. The first two occur when a wait ends in two ways in the same iteration of the
 loop:
 
 - `asyncio.wait_for` returns normally if its caller is cancelled in the iteration in which the awaited result arrives
@@ -81,8 +81,8 @@ class Signal(Generic[P]):
     def emit(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Call all listeners, in the order in which they were connected.
 
-        If listeners raise, the last exception is raised after all listeners were called. The exception before it
-        becomes its context, unless it has a context already.
+        If listeners raise, the last exception is raised after all listeners were called. Each exception without a
+        context gets the previous exception as its context.
         """
         error: BaseException | None = None
         for listener in self._listeners:

@@ -12,7 +12,7 @@ class ByteBudget:
         """`most`: greatest number of reserved bytes. A request may exceed this number if no other bytes are
         reserved.
 
-        `within`: outer budget, in which the same bytes are reserved.
+        `within`: outer budget, in which the same bytes are reserved too.
         """
         self._most = most
         self._within = within

@@ -13,8 +13,8 @@ SYSTEM_CACHE = Path("/var/cache/rollyard")
 def node_cache() -> Path:
     """Return this node's folder for files that many sandboxes share: ${ROLLYARD_CACHE:-~/.cache/rollyard}.
 
-    For root the folder is /var/cache/rollyard if the first folder does not exist, or if the sandboxes'
-    account cannot reach it.
+    If the process runs as root, and this folder does not exist or the sandboxes' account cannot reach it, the folder is
+    /var/cache/rollyard.
     """
     chosen = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
     if os.geteuid() != 0:

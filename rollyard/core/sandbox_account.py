@@ -35,8 +35,8 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": []}
 
     def can_reach(self, path: Path) -> bool:
-        """Whether this account can enter every folder above `path`, and read `path`. For another account than the
-        process's own, file modes decide, and modes for groups are left out."""
+        """Whether this account can enter every folder above `path`, and read `path`. If this is not the
+        process's own account, only the file modes decide, and the modes for groups are ignored."""
         if self.uid == os.geteuid():
             return os.access(path, os.R_OK)
         resolved = path.resolve()

@@ -94,7 +94,7 @@ def memory_limit(own_cgroups: str, root: Path) -> int | None:
     """Return the smallest limit in bytes of a process's cgroup and of the cgroups above it; None without a limit.
 
     `own_cgroups`: content of `/proc/PID/cgroup`. `root`: folder in which cgroups are mounted. Slurm may limit only the
-    job or the step, and start processes in a cgroup below.
+    cgroup of the job or of the step, and start processes in a cgroup below.
     """
     limits = []
     for line in own_cgroups.splitlines():
