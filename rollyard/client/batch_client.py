@@ -48,8 +48,8 @@ class BatchClient:
         )
 
     async def delete_dataset(self, name: str, namespace: str | None = None) -> None:
-        """Delete a dataset, the history of its tasks, and the record of which task is drawn next. If an ended
-        batch has left groups to a later batch, these groups are cancelled.
+        """Delete a dataset, the history of its tasks, and the record of which task is drawn next. If a batch
+        of this dataset ended with unfinished groups, and these groups wait for a later batch, they are cancelled.
 
         Raises NotFound, and Conflict while a batch draws from the dataset.
         """
@@ -117,9 +117,15 @@ class BatchClient:
     async def cancel_batch(
         self, id: str, namespace: str | None = None, *, rollouts: Literal["keep", "cancel"] = "keep"
     ) -> BatchView:
-        """End a batch. By default its unfinished groups wait for the next batch of the series with the same pool and
-        `n`, if the batch's `carry_over` is "keep" and a later batch can join its series. Otherwise, and with
-        `rollouts="cancel"`, these groups are cancelled. Raises NotFound."""
+        """End a batch. `rollouts` decides about the batch's unfinished groups.
+
+        - "keep": these groups wait for a later batch of the same series, which must have the same pool and the same
+          `n`. But if the batch's `carry_over` is not "keep", or if no later batch can join the series, these groups are
+          cancelled.
+        - "cancel": these groups are cancelled.
+
+        Raises NotFound.
+        """
         query = self._http.query(namespace, rollouts=rollouts)
         return BatchView.model_validate(await self._http.json("DELETE", f"/v1/batches/{id}", query=query))
 

@@ -3,9 +3,9 @@
     async with client.weights("policy", folder="/shared/weights") as weights:
         version = await weights.push(model)        # step1, step2, ...
 
-While a folder is written, its name begins with `.writing-`. A complete folder is renamed to its version, with a suffix
-if that folder exists: engines may load it for an earlier push of the same version, so its files must not change. The
-server never gets the path of an unfinished folder.
+While a folder is written, its name begins with `.writing-`. A complete folder is renamed to its version. If an earlier
+push has left a folder with this name, the new folder's name gets a suffix. The files of the earlier folder must not
+change, because engines may still load them. The server never gets the path of an unfinished folder.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class WeightsPush:
         self.namespace, self.pool = namespace or client.context.namespace, pool
         self.folder = Path(folder or Path.home() / ".rollyard" / "weights" / pool).absolute()
         self.step = 0
-        """Number of the last successful push; by default a version is named after this number (`step<n>`). Before the
-        first push: the highest such number in the pool's status, or 0."""
+        """Number of the last successful push. If the caller of `push` gives no version, the version is `step<n>`, where
+        n is the number of the push. Before the first push: the highest such n in the pool's status, or 0."""
         self.version: str | None = None
         """Last version that `push` returned."""
         self._written = set[Path]()

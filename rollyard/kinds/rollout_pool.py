@@ -142,11 +142,12 @@ class RolloutPoolSpec(KindModel):
     allocation: AllocationTemplate = AllocationTemplate()
     """Slurm resources of one allocation."""
     max_queued_rollouts: int | None = Field(default=1_000_000, ge=1, le=10**9)
-    """Number of rollouts in the pool's queue, without those of batches, at which a submit is refused with 429. Clients wait
-    and submit again. Null: no limit."""
+    """Limit of the pool's queue. While at least this number of rollouts wait in the queue, each submit is refused with 429.
+    Rollouts of batches are not counted. Clients wait and submit again. Null: no limit."""
     ttl_seconds_after_finished: int = Field(default=DEFAULT_TTL_SECONDS, ge=0, le=10**10)
     """Seconds for which the record and the trajectory of a rollout are kept after its end. The rollouts of a batch's
-    delivered groups are kept for this time after the end of the batch. The default is 30 days."""
+    delivered groups are kept for this time after the end of the batch. But a group that the trainer has acknowledged is
+    deleted one hour after the acknowledgement. The default is 30 days."""
     renewal: Renewal = Renewal()
     """Replacement of allocations before their walltime ends."""
 

@@ -1,5 +1,5 @@
-"""Jobs that squeue should show. Each job has the time of the last heartbeat from its process, and the time at which its
-submit was answered."""
+"""Jobs that squeue should show. Each job has the time of the last heartbeat from its process, if there was one, and
+the time at which its last submit was answered or failed."""
 
 from __future__ import annotations
 

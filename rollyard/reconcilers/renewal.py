@@ -57,8 +57,11 @@ class RenewalTime(NamedTuple):
 
 
 def renewal_times(pool: Pool, ends: Sequence[float]) -> list[RenewalTime]:
-    """Renewal times for ends in ascending order. If there are many ends, `round_seconds` of `due_times` is shortened,
-    so that all groups fit into one walltime."""
+    """Return the renewal time of each allocation. `ends`: the ends of the allocations' walltimes, in ascending order.
+
+    A successor uses one of the `maxSurge` places for the start-up time. If there are so many allocations that their
+    groups would not fit into one walltime, a shorter time is assumed for each successor.
+    """
     before, start, surge = before_expiry(pool), startup_seconds(pool), pool.spec.renewal.max_surge
     room = walltime_seconds(pool.spec.allocation.time_limit) - before - start
     due = due_times(ends, before + start, min(start, room * surge / max(1, len(ends))), surge)

@@ -248,7 +248,7 @@ class _Terminal:
             kill_family(self._child.pid, signal.SIGKILL)
         self._wait(KILL_SECONDS)
         self._process.fileobj.close()
-        self._process.closed = True  # otherwise its destructor waits for bash, which only `ChildProcesses` may do
+        self._process.closed = True  # otherwise its destructor waits for bash; only `ChildProcesses` may wait
         self._child.close()
         return status
 

@@ -18,8 +18,8 @@ ANY = ("0.0.0.0", "::", "*")
 def advertised(address_or_interface: str | None, listen: str) -> str:
     """Return `address_or_interface`; for an interface such as ib0, return the interface's address on this machine.
 
-    For None, return the address in `listen`, or this machine's name if `listen` means all addresses. Raises BadRequest
-    if the interface has no IPv4 address.
+    `listen`: address on which the server listens, without a port. For None, return `listen`, or this machine's name if
+    `listen` means all addresses. Raises BadRequest if the interface has no IPv4 address.
     """
     if address_or_interface is None:
         return listen if listen not in ANY else os.uname().nodename

@@ -30,11 +30,11 @@ def batch_script(
 ) -> BatchScript:
     """Return a script with the template's options as `#SBATCH` lines, then environment, setup and the command.
 
-    `tasks`: the job is an array with the indices 0 to tasks - 1. Then `directory` has for each index a folder, or a
-    link to a folder, named by the index; each task writes its log in this folder. In `command`, the word FOLDER is
-    replaced by the folder of the job or task. `after_job`: job that must end, in any way, before this job starts.
-    `stage`: command that prints a folder from which the job imports Python modules. If this command fails, the job
-    imports them as usual.
+    `tasks`: the job is an array with the indices 0 to tasks - 1; None for a job without an array. For an array,
+    `directory` contains a subfolder, or a link to a folder, for each task. Its name is the task's index. Each task
+    writes its log there. In `command`, the word FOLDER is replaced by the folder of the job or task. `after_job`: job
+    that must end, in any way, before this job starts. `stage`: command that prints a folder from which the job imports
+    Python modules. If this command fails, the job imports them as usual.
 
     Raises Invalid for a value with a line break or another control character, because a line break could add another
     directive.

@@ -37,8 +37,8 @@ this moment fails as if the engine had died."""
 RELAY_SECONDS = 2.0
 """Limit for reading the last output of an engine that has ended."""
 RECENT_SECONDS = 10.0
-"""Greatest age of output that is used to explain a death, except after an error during the start (`_death`). vLLM's
-processes need some seconds to end."""
+"""Greatest age of output that is used to explain a death, except after an error during the start (`_death`). When one of
+vLLM's processes has printed the reason, it takes some seconds until all of them have ended."""
 RELAY_BYTES = 64 << 10
 """Number of bytes to read at a time. A longer line is split."""
 TAIL_LINES = 500

@@ -23,8 +23,9 @@ class Limits:
     - `memory_bytes`: address space of each process; the job's cgroup limits the sum over processes.
     - `disk_bytes`: the length of each file. Apptainer also limits the sum of all data written in the sandbox. An
       Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. bubblewrap limits
-      each of /tmp, /var/tmp and /dev/shm, and each of /workspace and /home/agent that the image lacks. With bubblewrap,
-      a sandbox from a folder image can change other paths without a limit; such changes are in memory.
+      the data in /tmp, /var/tmp and /dev/shm, each folder by itself. In the same way it limits /workspace if the image
+      does not contain /workspace, and /home/agent if the image does not contain /home/agent. With bubblewrap, a sandbox
+      from a folder image can change other paths without a limit; such changes are in memory.
     - `cpus`: the sandbox is bound to this number of the node agent's CPUs, rounded up. Programs in the sandbox see only
       these CPUs. A program can undo the limit by setting its own affinity.
     """
@@ -82,8 +83,8 @@ class Root:
 
     folder: Path
     mount_points: Path
-    """A folder that contains only empty mount points. bubblewrap adds this folder below the image, because an image may
-    lack some mount points."""
+    """A folder that contains only empty mount points. bubblewrap mounts an overlay, in which this folder is the layer
+    under the image, because an image may lack some mount points."""
     binds: tuple[str, ...] = ()
     """Host paths that appear read-only at the same path. The default image gets its programs from such paths."""
     empty: tuple[str, ...] = (WORKSPACE, HOME)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rollyard.server.store.batch_records import GroupRecord, LengthSums, TaskHistory
 
 MEAN_ROLLOUTS = 64
-"""In the means, all earlier rollouts together count as at most this many, so that the means follow the changing
-policy."""
+"""Greatest weight of the old mean, in rollouts, when the rollouts of a new group are added. So the means follow the
+changing policy."""
 
 
 def with_group(history: TaskHistory | None, group: GroupRecord, *, informative: bool) -> TaskHistory:

@@ -15,12 +15,12 @@ WARNING_SECONDS = 120
 and end the job up to half a minute late."""
 OWN_OPTIONS = sbatch_directives.OWN_OPTIONS | {"nodes", "signal"}
 """Options that the user may not set: Rollyard sets them, or needs sbatch's default for them. The user may set all
-others, also those for which a pool has fields, such as `partition`."""
+others, also options such as `partition` that a pool may not have in `extraDirectives`."""
 
 
 @dataclass(frozen=True)
 class JobOptions:
-    """Options that the user set. Other options have the site's defaults."""
+    """Options of the server's job. Options that neither this object nor `server_script` sets have the site's defaults."""
 
     directives: Mapping[str, str] = field(default_factory=dict)
     """sbatch's long options without dashes: partition, account, qos, time, constraint, cpus-per-task, mem, ..."""
@@ -31,8 +31,8 @@ class JobOptions:
 def server_script(options: JobOptions, *, name: str, comment: str, log: str, command: Sequence[str]) -> str:
     """Build the script of the server's job.
 
-    Raises BadRequest for a malformed name and for an option in OWN_OPTIONS, and Invalid for a value with a line break
-    or another control character.
+    Raises BadRequest if the name of an option is malformed or is in OWN_OPTIONS. Raises Invalid if a value contains a
+    line break or another control character.
     """
     for option in options.directives:
         try:

@@ -1,4 +1,4 @@
-"""Probe of a model server: does it answer, does it serve the model, and which route accepts token ids?
+"""Probe of a model server: does it answer, does it serve the model, and which route returns token ids?
 
 The name and version of a server do not prove which route works. So the probe requests one token, and the answer
 decides.
@@ -41,7 +41,8 @@ class EndpointProbe:
         self._trust = trust
 
     async def sample_one_token(self, endpoint: Endpoint) -> ProbeResult:
-        """Sample one token through /v1/completions, or through /generate if the first answer has no token ids."""
+        """Sample one token through /v1/completions. If the answer has no token ids, try /generate. After a status of 500
+        or more the probe has failed, and /generate is not tried."""
         try:
             status, body = await self._post(endpoint, "/v1/completions", _completion(endpoint.model))
             if status == 200 and _completion_ids(body):

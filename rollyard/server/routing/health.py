@@ -20,7 +20,9 @@ VOTE_SECONDS = 60.0
 """Seconds for which a complaint counts, unless a probe succeeds."""
 EJECTED_SECONDS, EJECTED_CAP_SECONDS = 2.0, 120.0
 REMEMBER_EJECTIONS_SECONDS = 300.0
-"""If no probe has succeeded in this many seconds before an ejection begins, the ejection is as short as the first."""
+"""If an endpoint has been in service for longer than this since its last successful probe, its earlier ejections are
+forgotten: the next ejection is as short as the first. Earlier ejections of an endpoint that is still ejected are never
+forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,14 +68,14 @@ class RolloutRecord:
     """Order of arrival; the store sets it at the first put."""
     status: Status = Status.QUEUED
     stage: Stage = Stage.INIT
-    """Stage of a leased or ended rollout; the stage with which a queued rollout will begin. A reported RUN is stored
-    only with the rollout's next event."""
+    """Stage of a leased or ended rollout; the stage with which a queued rollout will begin. When the node agent
+    reports that RUN has begun, the store keeps INIT until the rollout's next event."""
     attempt: int = 1
     faults: int = 0
     """Number of infrastructure failures so far. Each uses up one of the pool's `maxAttempts`."""
     losses: int = 0
-    """Number of leases that were lost. A stored RUN resets the number. A loss is no retry; the limit is
-    `step.MAX_LOSSES`."""
+    """Number of lost leases. The count begins again at 0 when the result of RUN is stored. A lost lease uses up none of
+    the pool's `maxAttempts`; the limit for lost leases is `step.MAX_LOSSES`."""
     fence: int = 0
     """Sequence number of the last lease. A message with a lower number is void."""
     holder: str | None = None
@@ -105,13 +105,13 @@ class RolloutRecord:
     min_weights_version: str | None = None
     """Oldest weights version with which the rollout may run."""
     weights: WeightsConstraint | None = None
-    """Constraint on the weights after the rollout has begun, or None. After a change of weights only records with a
-    constraint are read."""
+    """Constraint on the weights after the rollout has begun, or None. When the pool's weights change, the server checks
+    only the records with a constraint (`Transaction.version_bound`)."""
     weights_version: str | None = None
     """Version of the policy when the lease was granted. None after a requeue that repeats the sampling."""
     outdated: int = 0
-    """Number of leases taken back because the weights no longer matched the request. This is no retry; the limit is
-    `step.MAX_OUTDATED`."""
+    """Number of leases taken back because the weights no longer matched the request. Such a lease uses up none of the
+    pool's `maxAttempts`; the limit for such leases is `step.MAX_OUTDATED`."""
     queue_rank: float = 0.0
     """Place in the queue among the rollouts of the same priority. Ranks grow within a batch. The ranks of the pool's
     batches are interleaved. All rollouts without a batch count as one more batch."""
@@ -225,7 +225,7 @@ class GroupVersions:
     """Versions of a group's rollouts. Rollouts that ended `Cancelled` or `InfraFailed` do not count."""
 
     sampled: frozenset[str] = frozenset()
-    """Versions of rollouts that are at EVAL or have ended, so that all their tokens are sampled."""
+    """Versions of rollouts that are at EVAL or have ended. All tokens of these rollouts are sampled."""
     begun: frozenset[str] = frozenset()
     """Versions of the other rollouts, which are still being sampled."""
 

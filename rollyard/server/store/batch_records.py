@@ -61,7 +61,8 @@ class GroupRecord:
     id: str
     series: str
     number: int
-    """Number of the group within the series, from 0. A number is skipped if one of its rollout ids exists already."""
+    """Number of the group within the series, from 0. The ids of the group's rollouts contain this number. If a rollout
+    with one of these ids exists already, the number is skipped."""
     pool: str
     n: int
     task_index: int
@@ -171,8 +172,8 @@ class BatchRecord:
     staleness: int = 0
     """Sum of the staleness of delivered groups: training steps between draw and use."""
     whole_lengths: LengthSums = LengthSums()
-    """Lengths of the rollouts in all informative groups, delivered or not. For a group that is discarded while it is
-    live, the expected lengths are added, multiplied by the probability that the group is informative
+    """Lengths of the rollouts in all informative groups, delivered or not. When a live group is discarded, an estimate
+    is added: the expected lengths of the group's rollouts times the probability that the group is informative
     (`server.batches.discarded_lengths`)."""
     delivered_lengths: LengthSums = LengthSums()
 
@@ -198,8 +199,8 @@ class PutBack:
     tries: int
     """Number of faulty groups of this task in this epoch."""
     due: int
-    """Number of the first group of the series for which the task may be drawn again. It does not count after the last
-    epoch."""
+    """The task may be drawn again for the group with this `number` or a higher one. After the last epoch the task may
+    be drawn again immediately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +216,7 @@ class SeriesRecord:
     seed: int | None
     """Seed of the order in which tasks are drawn; None for the order of the source."""
     tasks: int | None
-    """Number of tasks; None as long as a plug-in has not given this number."""
+    """Number of tasks; None as long as the end of a plug-in's tasks has not been reached."""
     epoch: int = 0
     position: int = 0
     next_number: int = 0
@@ -247,8 +248,8 @@ class TaskHistory:
     seconds: float = 0.0
     """Mean seconds of a rollout with a reward."""
     tokens: float = 0.0
-    """Mean sampled tokens of a rollout with a reward. In this mean and in `seconds`, all earlier rollouts together
-    count as at most `task_history.MEAN_ROLLOUTS`."""
+    """Mean sampled tokens of a rollout with a reward. This mean and `seconds` are moving means: when the rollouts of a
+    new group are added, the old mean has the weight of at most `task_history.MEAN_ROLLOUTS` rollouts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,8 @@ class FolderLock:
         return JobRun(found[3], int(found[1]), int(found[2])) if found else None
 
     def is_left_over(self) -> bool:
-        """Whether the holder is an earlier run of our own job. Slurm has ended such a run."""
+        """Whether the holder is an earlier run of our own job, or of an earlier job with the same name. Slurm has ended
+        such a run."""
         holder = self.holder_run()
         return holder is not None and self._run is not None and self._run.succeeds(holder)
 

@@ -1,4 +1,8 @@
-"""Codec for v0.0.38, which Slurm 22.05 to 23.11 has. Values are plain numbers, words, or null if missing. Pure."""
+"""Codec for v0.0.38, which Slurm 22.05 to 23.11 has. Pure.
+
+Values are plain numbers or words. A missing value is null, and a missing number may be negative. Only an exit code from
+accounting is an object.
+"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FORM = 'Write one JSON object {"name": "...", "arguments": {...}} inside <tool_call></tool_call>.'
-"""Do not change this text, because models are trained on exactly these words."""
+"""Text in a tool result after a malformed call. Do not change this text, because users' policies are trained with it."""
 
 
 class Hermes:

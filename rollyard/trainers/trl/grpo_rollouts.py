@@ -119,8 +119,9 @@ def columns(trajectories: Sequence[Trajectory], eos_id: int) -> dict[str, list[A
 def sample_of(trajectory: Trajectory, eos_id: int) -> Sample:
     """Return the segment with the greatest number of sampled tokens, as a sample.
 
-    For a rollout without a reward, or without a sampled token, return one token that is not trained on. An empty
-    completion would end the training with an error, because TRL reads the last token of each completion.
+    For a rollout without a reward, or without a sampled token, return a prompt of one token and a completion of one
+    token that is not trained on. An empty completion would end the training with an error, because TRL reads the last
+    token of each completion.
     """
     segment = max(trajectory.segments, key=lambda segment: sum(segment.loss_mask), default=None)
     if trajectory.reward is None or segment is None or not any(segment.loss_mask):
