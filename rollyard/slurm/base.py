@@ -152,8 +152,8 @@ class Driver(Protocol):
         ...
 
     async def cancel(self, ids: Sequence[str], signal: str | None = None) -> None:
-        """End jobs (`scancel`), or send a signal to them. Unknown and ended jobs are no error. Raises SlurmUnreachable,
-        and SlurmError if Slurm refuses."""
+        """End jobs (`scancel`), or send a signal to them. Unknown and ended jobs are skipped without an error. Raises
+        SlurmUnreachable, and SlurmError if Slurm refuses."""
         ...
 
     async def accounting(self, ids: Sequence[str]) -> Mapping[str, Job]:

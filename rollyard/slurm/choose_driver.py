@@ -96,8 +96,9 @@ async def slurm_driver() -> tuple[Driver, Mapping[str, str]]:
 
 
 async def slurm_is_here() -> bool:
-    """Whether this machine is configured for a Slurm cluster. The cluster may be down, unless the machine gets its
-    configuration from slurmctld."""
+    """Whether this machine is configured for a Slurm cluster. Slurm's commands with a configuration file, or an
+    address of slurmrestd, are enough, even if the cluster is down. A machine that gets its configuration from slurmctld
+    is recognized only while slurmctld answers."""
     return await _commands_are_here() or URL_VARIABLE in os.environ
 
 

@@ -104,7 +104,7 @@ def _wrapped(script: BatchScript, left: int) -> BatchScript:
     lines = [
         "#!/bin/bash",
         *(directive(option, value) for option, value in {**kept, "time": walltime_text(seconds)}.items()),
-        # Rollyard knows the step by this id. Slurm's variables in the step name the user's job.
+        # Rollyard knows the step by this id. In the step, Slurm's variables contain the id of the user's job.
         f'export ROLLYARD_JOB={PREFIX}"$SLURM_JOB_ID"',
         "unset ${!SLURM_*}",
         *([f"export SLURM_CONF={shlex.quote(config)}"] if config is not None else []),

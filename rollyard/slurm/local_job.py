@@ -68,8 +68,8 @@ class LocalJob:
         """Return the present state of the job; None if the job does not exist.
 
         If the job's step has died, this method does the work of the step: it kills the job's processes if the first
-        process has ended, or if `kill_wait` seconds have passed since a cancel or the time limit. When all of them have
-        ended, it records the end of the job.
+        process has ended, or if `kill_wait` seconds have passed since a cancel or the time limit. When all processes
+        of the job have ended, it records the end of the job.
         """
         data = self._read("job")
         if data is None:

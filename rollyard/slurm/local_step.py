@@ -164,8 +164,8 @@ def signal_all(processes: list[int], *numbers: int) -> None:
 
 
 def stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on, which is the state. Raises OSError if the process has
-    ended."""
+    """Return the fields of /proc/PID/stat, from the third field (the state) to the last. Raises OSError if the process
+    has ended."""
     # The command before the state is in brackets, and may itself contain spaces and brackets.
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 

@@ -113,7 +113,7 @@ def _with_dependencies(names: Iterable[str], found: dict[str, Distribution]) -> 
 
 def _fingerprint() -> str:
     """Return a digest that changes with Python's version, with each package, and with each of Rollyard's own files."""
-    # RECORD has the hash of each file. It shows a package that was built again under the same version.
+    # RECORD has the hash of each file. So the digest also changes if a package is built again under the same version.
     words = [sys.version, *(f"{d.name} {d.version} {d.read_text('RECORD')}" for d in _distributions())]
     words += [f"{name} {os.stat(path).st_mtime_ns}" for path, name in _own_packages()]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]

@@ -100,7 +100,7 @@ class ChatTemplate:
         return self.encode(text)
 
     def decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        """Decode ids to a text. If this text is tokenised, the ids may be different ones."""
+        """Decode ids to a text. If this text is tokenised again, the result may differ from these ids."""
         if self._fast is not None:
             text: str = self._fast.decode(list(ids), skip_special_tokens=skip_special)
         else:
@@ -111,7 +111,7 @@ class ChatTemplate:
 
     @cached_property
     def _has_start_ids(self) -> bool:
-        """Whether a text gets other ids alone than after a stop token."""
+        """Whether a text that stands alone gets other ids than the same text after a stop token."""
         return self.encode(self.ends[self.stop_ids[0]] + "a")[1:] != self.encode("a")
 
     def _rendered(

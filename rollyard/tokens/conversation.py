@@ -168,7 +168,7 @@ class Conversation:
         """Open a segment with the beginning of a rendering.
 
         Sampled turns whose exact text is in the rendering keep their ids. The beginning ends with the last of these
-        turns. Return the text after it.
+        turns. Return the rest of the rendering.
         """
         marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]

@@ -67,7 +67,7 @@ class Routes:
                 )  # the path exists, and the server refuses the empty body
             if served:
                 context = await self._context(base, endpoint.model, headers)
-        # generate does not stop at the end of the context. So it is used only if the length of the context is known.
+        # This path does not stop at the end of the context. So it is used only if the length of the context is known.
         return Route(GENERATE if served and context else COMPLETIONS, context, time.monotonic())
 
     async def _context(self, base: str, model: str, headers: dict[str, str]) -> int | None:

@@ -17,7 +17,7 @@ MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
 REPLACEMENT = "\ufffd"
 """Text to which an incomplete character is decoded."""
 TAIL = 4
-"""Number of ids at the end of a prompt that are decoded together with a turn."""
+"""A turn is decoded together with this many ids from the end of its prompt."""
 
 
 @dataclass(frozen=True)

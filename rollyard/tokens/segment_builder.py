@@ -36,7 +36,7 @@ class BreakCause(StrEnum):
 @dataclass(frozen=True)
 class Break:
     turn: int
-    """Number (from 0) of the first turn that is sampled in the new segment."""
+    """Index (from 0), among all sampled turns, of the first turn that is sampled in the new segment."""
     cause: BreakCause
     why: str = field(default="", compare=False)
     """Explanation for people. It names the turn and the place where the texts differ."""

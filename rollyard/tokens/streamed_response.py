@@ -237,7 +237,7 @@ async def _events(content: aiohttp.StreamReader, first_seconds: float, next_seco
     """Yield the JSON of each `data:` line of server-sent events, except `[DONE]`.
 
     The body is read to its end, because a connection is reused only after that. Lines are split here, because the first
-    chunk repeats the prompt's ids and can exceed the limit of aiohttp's `readline`, 128 KiB.
+    line repeats the prompt's ids and can exceed the limit of aiohttp's `readline`, 128 KiB.
     """
     rest, seconds = b"", first_seconds
     while True:

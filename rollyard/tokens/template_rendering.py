@@ -22,8 +22,8 @@ from rollyard.tokens.tool_calls import ToolCall
 THOUGHTS, BODY, CALL = "t", "b", "c"
 """Letters that tell for which part of a turn a placeholder stands: thoughts, text, calls."""
 MANGLED = 9
-"""The template has changed a placeholder if the first or the last MANGLED characters of the nonce appear outside whole
-placeholders."""
+"""Each placeholder contains the nonce, a random word. The template has changed a placeholder if the first or the last
+MANGLED characters of the nonce appear outside whole placeholders."""
 
 CALL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 
@@ -177,7 +177,7 @@ class Renderer:
 
     def _turns(self, text: str) -> Iterator[tuple[int, int, SeenTurn]]:
         """Yield (begin, end, turn) for each sampled turn. If a placeholder of thoughts and the next placeholder belong
-        to the same turn, they are yielded together."""
+        to the same turn, they are yielded as one turn."""
         marks = [(m.start(), m.end(), int(m[1]), m[2]) for m in self._placeholder.finditer(text)]
         joined = False
         for this, then in pairwise([*marks, (0, 0, -1, "")]):
@@ -188,8 +188,8 @@ class Renderer:
             yield this[0], (then if joined else this)[1], SeenTurn(this[2], this[3] + (then[3] if joined else ""))
 
     def _end_of_calls(self, text: str, position: int) -> int:
-        """Return the position of the next stop token's text, or `position` if there is none. The calls before it belong
-        to the turn."""
+        """Return the position of the next stop token's text, or `position` if there is none. The calls of a
+        turn end there."""
         end = self._ends.search(text, position)
         return end.start() if end is not None else position
 

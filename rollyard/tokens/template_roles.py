@@ -1,8 +1,8 @@
 """Checks how a chat template treats the messages of each role. This is done once for each template, with test messages.
 
 A template expects a message's content as text or as a list of parts, and silently drops the other form. So the test
-message of each role has a word. With one of the two forms, this word must appear in the rendering, or change it. A
-template may also refuse a role.
+message of each role has a word. With one of the two forms, this word must appear in the rendering, or another word must
+give another rendering. A template may also refuse a role.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def roles_in_parts(render: Render) -> frozenset[str]:
     """Return the roles for which the template needs the content as a list of parts.
 
     Raises TemplateUnusable if the template drops the text of a role, with or without tools, or fails on a role. Two
-    errors are allowed: `raise_exception` for a role other than user, and any error beside tools for a role that the
-    template shows without tools.
+    errors are allowed: the template may call `raise_exception` for a role other than user, and it may fail in any way if
+    there are tools, provided that it shows the same role without tools.
     """
     parts: set[str] = set()
     for role in WORDS:

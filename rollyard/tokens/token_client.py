@@ -32,8 +32,8 @@ class StreamTimeouts:
 
     connect: float = 10.0
     first_token: float = 300.0
-    """Limit from the request to the header of the answer, and also from the header to the first token. The wait in the
-    engine's queue and the processing of the prompt count."""
+    """Limit from the request to the header of the answer, and also from the header to the first token. This time
+    includes the wait in the engine's queue and the processing of the prompt."""
     next_token: float = 60.0
 
     @classmethod

@@ -41,7 +41,8 @@ class Columns:
     """Samples with their segments and turns. Each array has the name of its tensor in the file, and may be read-only.
 
     A sample is one trajectory, or one outcome of a node agent. For n samples an array of offsets has n + 1 numbers. The
-    segments of sample i have the indices from `sample_segment_offsets[i]` to before `sample_segment_offsets[i + 1]`.
+    segments of sample i have the indices from `sample_segment_offsets[i]` up to, but not including,
+    `sample_segment_offsets[i + 1]`.
     """
 
     token_ids: Array
@@ -49,8 +50,8 @@ class Columns:
     loss_mask: Array
     """1 for a sampled token, else 0; uint8."""
     logprobs: Array
-    """Logprob of each token, 0 for a token that was not sampled; float32 if it represents every value exactly, else
-    float64."""
+    """Logprob of each token, 0 for a token that was not sampled; float32 if this type represents every value exactly,
+    else float64."""
     weights_version: Array
     """Index into `versions`, -1 for a token that was not sampled; int16, or int32 for more than 32,767 versions."""
     segment_offsets: Array

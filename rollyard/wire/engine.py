@@ -11,7 +11,7 @@ from rollyard.wire.base import Identity, WireMessage
 
 
 class EngineHello(WireMessage):
-    """Body of POST /v1/engine/register. It is sent at the start, and after each `EngineOrders` that is not `known`.
+    """Body of POST /v1/engine/register. It is sent at the start, and after each `EngineOrders` with `known` false.
 
     Answer: `EngineWelcome`.
     """
@@ -90,10 +90,10 @@ class WeightsReport(WireMessage):
     error: str = ""
     """Reason of the failure, if `phase` is Failed."""
     attempt: int | None = None
-    """`attempt` of the target that failed; null if none failed, and from an older engine, which does not send this
-    field."""
+    """`attempt` of the target that failed; null if no target failed. Also null from an older engine, which does not
+    send this field."""
     note: str | None = None
-    """Reason why the target was a transfer but the weights did not come by a transfer; else empty. Null from an older
+    """If the target was a transfer, but the weights did not come by a transfer: the reason. Else empty. Null from an older
     engine that knows no transfers."""
 
     @property
@@ -103,7 +103,7 @@ class WeightsReport(WireMessage):
 
 
 UNHEALTHY = "Unhealthy"
-"""Word of `reason` for an engine that was ready before, and whose latest health probe has failed."""
+"""First word of `reason` if the engine was ready before, and its latest health probe has failed."""
 
 
 class EngineHeartbeat(WireMessage):

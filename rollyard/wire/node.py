@@ -108,8 +108,8 @@ class CapacityRequest(WireMessage):
     grants: int | None = None
     """Number of Grants that the node agent has received on this connection.
 
-    The server ignores the message if it has sent more Grants than this, because the message does not count the leases
-    in the later Grants.
+    If the server has sent more Grants, it ignores the message: the numbers `init` and `eval` in it include leases that
+    the server has granted in the meantime.
     """
 
 
@@ -153,7 +153,7 @@ class Welcome(WireMessage):
     sandbox: SandboxTemplate
     stages: Stages
     places: int = 0
-    """Number of sandboxes with this `sandbox` that fit into the allocation.
+    """Number of sandboxes of the template `sandbox` that fit into the allocation.
 
     A node agent takes `sandbox`, `stages` and `places` from its first welcome, and ignores them in later ones.
     """

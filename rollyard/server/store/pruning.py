@@ -3,8 +3,8 @@ transaction or one unlink.
 
 A pack becomes loose when a record that names the pack is deleted. A pack that no record needs is kept for a while, then
 deleted. A loose pack with little needed data is compacted: the needed results are written again, and their records are
-updated. The RUN stage's result is not needed after the rollout has ended. After a crash between two steps the next pass
-continues.
+updated. The RUN stage's result is not needed after the rollout has ended. If the server crashes between two steps, the
+next run of the pruning continues.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NOT_NEWEST = (
     "cursor IS NOT NULL AND seq < (SELECT max(seq) FROM rollouts) "
     "AND cursor < (SELECT max(cursor) FROM rollouts INDEXED BY rollouts_finished WHERE cursor IS NOT NULL)"
 )
-"""Condition for rows that may be deleted. The rows with the greatest seq and the greatest cursor stay, because new rows
-are numbered after these."""
+"""Condition for rows that may be deleted. Two rows stay: the one with the greatest seq, and the one with the greatest
+cursor. The numbers of new rows continue from these two numbers."""
 _OF_KEPT_GROUP = (
     "EXISTS (SELECT 1 FROM batch_groups WHERE batch_groups.namespace = rollouts.namespace "
     "AND batch_groups.id = rollouts.\"group\" AND state IN ('Open', 'Informative', 'Delivered'))"
@@ -100,7 +100,7 @@ def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
 
 
 def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:
-    """Loose packs, with the number of bytes that records still need. Reads all records if there is a loose pack."""
+    """Loose packs, each with the number of its bytes that records still need. Reads all records, unless no pack is loose."""
     loose = dict(db.execute("SELECT pack, unused_since FROM loose_packs"))
     if not loose:
         return []

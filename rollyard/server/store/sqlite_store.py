@@ -41,8 +41,8 @@ DELETED_GROUPS = 16
 
 
 class SqliteStore:
-    """A `Store` in a data folder, created with `open`. If two processes have the folder open, only the newer one can
-    write."""
+    """A `Store` in a data folder, created with `open`. If two processes have the folder open, only the process that
+    opened it later can write."""
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self.epoch = database.epoch
@@ -63,9 +63,9 @@ class SqliteStore:
     ) -> SqliteStore:
         """Open the folder and create missing files.
 
-        `run`: the run of the Slurm job in which this process runs. The lock of an earlier run of the same job is taken
-        over. `told_epoch`: the newest epoch that other processes know. The new epoch is higher than `told_epoch`, even
-        if the database comes from a backup.
+        `run`: the run of the Slurm job in which this process runs. The lock of an earlier run is taken over, if its job
+        has the same name. `told_epoch`: the newest epoch that other processes know. The new epoch is higher than
+        `told_epoch`, even if the database comes from a backup.
 
         Raises Unavailable if another process uses the folder, if the folder cannot be written, or if this release
         cannot read the database.
@@ -76,7 +76,7 @@ class SqliteStore:
         """Check that the folder still belongs to this process.
 
         Raises Superseded if a newer server uses the folder, and Unavailable if the database cannot be read or the file
-        system has no locks. A lock that another process holds is no error.
+        system has no locks. No error is raised if another process holds the lock.
         """
         if not self._lock.held:
             await asyncio.to_thread(self._lock.acquire)  # the earlier holder may have released the lock by now
@@ -226,5 +226,5 @@ class SqliteStore:
         return await self.use_blobs([ref], lambda blobs: blobs[0])
 
     async def use_blobs(self, refs: Sequence[BlobRef], use: Callable[[list[bytes]], T]) -> T:
-        # Not in a thread of `_readers`: a large answer would keep a connection from other queries.
+        # This does not run in a thread of `_readers`, because a large answer would keep a connection from other queries.
         return await asyncio.to_thread(lambda: use([read_blob(self._blobs, ref) for ref in refs]))

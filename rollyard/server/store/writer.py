@@ -47,7 +47,7 @@ class _Request:
 
 class Writer:
     """Runs changes in order of arrival. After each commit `published` is called on the event loop with the committed
-    changes of objects. The calls whose changes were committed return only after that."""
+    changes of objects. A call returns only after `published` has been called for its commit."""
 
     def __init__(self, unit: WriteUnit, epoch: int, published: Callable[[list[WatchEvent]], None]) -> None:
         self._unit = unit

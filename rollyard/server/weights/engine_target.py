@@ -21,9 +21,9 @@ class EndpointWeights:
     is_heard: bool = False
     """Whether this server got a report recently."""
     known_for: float = math.inf
-    """Greatest number of seconds that count towards an update's time limit, so that a time without a server does not
-    count. For a silent endpoint: the seconds since its last report or registration. Otherwise: the seconds since the
-    server's start."""
+    """Limit on the seconds that an update is taken to have lasted at this endpoint, when they are compared with the
+    update's time limit. So time in which no server ran is left out. For an endpoint that was registered but is silent:
+    the seconds since its last report or registration. Otherwise: the seconds since the server's start."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
     """Target that the endpoint had received before it sent the report."""
@@ -81,9 +81,9 @@ def _from_folder(order: WeightsTarget) -> WeightsTarget:
 def target_of(record: WeightsRecord, attempt: int | None = None) -> WeightsTarget:
     """Target of a record. `attempt`: sequence number of a retry; None for the first attempt.
 
-    The target of a retry also contains the first checksum that an engine of the pool reported (`proven`). The engine
-    that retries checks its files against this checksum. In the failed attempt, this engine may have read files that
-    differ from those of the other engines.
+    The target of a retry also contains the first checksum that an engine of the pool reported (`proven`). In a
+    retry, the engine compares the checksum of its files with this checksum, because in the failed attempt it may have
+    read files that differ from those of the other engines.
     """
     return WeightsTarget(
         version=record.version,

@@ -93,7 +93,7 @@ def _retry_current(weights: WeightsStatus, asked: WeightsUpdate, now: datetime) 
     orders = weights.orders + 1
     again = EndpointProgress(since=now, attempt=orders)
     endpoints = {id: again if p.phase == "Failed" else p for id, p in last.endpoints.items()}
-    # `transfer` is taken from the new request, because the trainer may have stopped or restarted since the last one.
+    # `transfer` is taken from the new request, because the trainer may have stopped or restarted since the last request.
     target = evolve(last.target, transfer=asked.transfer)
     update = {"target": target, "phase": "Pending", "message": "", "endpoints": endpoints}
     update |= {"started_at": now, "finished_at": None}
@@ -312,8 +312,8 @@ def _next_to_update(
     members: Sequence[EndpointWeights],
     now: datetime,
 ) -> dict[str, EndpointProgress]:
-    """Begin the update at waiting endpoints: at all that report but serve nothing, and at as many serving endpoints as
-    the mode permits."""
+    """Begin the update at endpoints that wait for it and report. All endpoints that serve nothing begin. Of the serving
+    endpoints, as many begin as the mode permits."""
     phases = [p.phase for p in endpoints.values()]
     waiting = [m for m in members if endpoints[m.id].phase == "Waiting" and m.is_heard]
     free = [m for m in waiting if not m.is_serving]
@@ -343,7 +343,7 @@ def _with_current(weights: WeightsStatus, record: WeightsRecord) -> WeightsStatu
 
 def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     """End the operation once no endpoint is being updated. Endpoints that wait for their update keep the operation
-    running, unless it is given up.
+    running, unless the operation is given up.
 
     If endpoints failed and none succeeded, the earlier version stays current.
     """

@@ -1,4 +1,4 @@
-"""Codec for v0.0.40 and later versions, which Slurm 23.11 to 26.05 has. Pure.
+"""Codec for v0.0.40 and later versions, which Slurm 23.11 to 26.05 have. Pure.
 
 A number is an object `{set, infinite, number}`. States and flags are lists of words.
 """

@@ -24,8 +24,8 @@ OMITTED_OPTIONS = {"export", "chdir"}
 def job_fields(directives: Mapping[str, str], column: int, version: str, known: frozenset[str] | None) -> Fields:
     """Return the fields of a job from the directives of its script.
 
-    `known`: fields that this slurmrestd accepts; None: not checked here. Raises SubmitRefused for a directive that cannot
-    be translated.
+    `known`: fields that this slurmrestd accepts; None if fields are not checked here. Raises SubmitRefused for a
+    directive that cannot be translated.
     """
     fields: Fields = {}
     for option, value in directives.items():

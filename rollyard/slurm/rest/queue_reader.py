@@ -20,7 +20,7 @@ SMALL_BYTES = 256 << 10
 long as a call to the child."""
 PIECE_BYTES = 1 << 20
 LENGTH_BYTES = 8
-"""Number of bytes of the length (big-endian) before each message."""
+"""Each message begins with its length, as a big-endian number of this many bytes."""
 FAULTS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors that a malformed body raises."""
 COMMAND = (sys.executable, "-m", "rollyard.slurm.rest.queue_reader_child")

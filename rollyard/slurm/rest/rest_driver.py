@@ -167,7 +167,8 @@ class RestDriver:
     def _why_silent(self, wrong: Sequence[tuple[int, str]]) -> SlurmUnreachable:
         """Return SlurmUnreachable with the errors in an answer.
 
-        The errors rarely name the cause. So the message mentions the token, if one was sent: it may be the cause.
+        The errors rarely name the cause. So the message mentions the token, if one was sent, because the token may be
+        the cause.
         """
         return SlurmUnreachable(
             f"slurmrestd: {_errors_text(wrong) or 'it sent neither a job nor an error'}{self._link.token_hint()}"
@@ -206,7 +207,7 @@ async def _parse(raw: bytes) -> Body:
 
 
 def _is_slurmctld_error(wrong: Sequence[tuple[int, str]]) -> bool:
-    """Return whether slurmctld itself refused the request. A refusal by a standby controller does not count."""
+    """Return whether slurmctld itself refused the request. For a refusal by a standby controller, return False."""
     return any(2000 <= number < 3000 and "standby" not in words for number, words in wrong)
 
 

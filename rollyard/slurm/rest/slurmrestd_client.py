@@ -66,7 +66,7 @@ class SlurmrestdClient:
 
     def token_hint(self) -> str:
         """Return a hint for errors that our token may have caused; empty if no token was sent. If slurmctld refuses the
-        token, slurmrestd does not report it."""
+        token, slurmrestd does not report this refusal."""
         if not self._presented:
             return ""
         return f" (if slurmctld works, it refuses this token of {self._presented}; {self._identity.renewal_advice()})"

@@ -52,7 +52,7 @@ def _served(paths: Iterable[str], pattern: str) -> set[int]:
 
 
 def _best(served: Iterable[int]) -> int | None:
-    """Return the newest served version up to LAST_TRIED. If there is none, return the oldest served version after it.
+    """Return the newest served version up to LAST_TRIED. If there is none, return the oldest later version.
 
     Return None if no supported version is served.
     """

@@ -36,7 +36,7 @@ class ToolCallParser(Protocol):
     """Role of the answer to a malformed call: `tool`, or `user` if the chat template accepts the role `tool` only after a
     well-formed call.
 
-    If calls before the malformed call were run and the role is `user`, the answer is no message of its own: it is
+    If calls before the malformed call were run and the role is `user`, no separate message is made: the answer is
     appended to the result of the last of these calls.
     """
 

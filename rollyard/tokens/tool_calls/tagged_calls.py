@@ -1,4 +1,4 @@
-"""Parser of calls between an opening and a closing tag. The form of the text between the tags depends on the family."""
+"""Parser of calls between an opening and a closing tag. The form of the text in between depends on the model."""
 
 from __future__ import annotations
 

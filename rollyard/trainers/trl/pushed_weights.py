@@ -1,5 +1,5 @@
 """Pushes weights from TRL's trainers to a pool. Each push returns when each endpoint serves the new version or has
-failed to load it. It raises NoProgress if no endpoint serves the new version."""
+failed to load it. A push raises NoProgress if no endpoint serves the new version."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class WeightTransfer:
         self._numbers: dict[str, int] = {}
 
     def number(self, version: str) -> int:
-        """Return which push of this object made a version: 1 for the first push; 0 if none of its pushes made it."""
+        """Return which push of this object made a version: 1 for the first push; 0 if no push of this object made it."""
         return self._numbers.get(version, 0)
 
     def init_weight_transfer(self) -> None:

@@ -1,9 +1,9 @@
 """Rollouts for TRL's `AsyncGRPOTrainer`: a `rollout_worker` that reads rollout groups from a stream.
 
 The server chooses the tasks, filters the groups and limits staleness. The trainer gets one sample for each segment
-that has tokens to train on. A group is acknowledged at the first new weights after the trainer has taken all of the
-group's samples. In two cases it is acknowledged without new weights: the stream and the trainer would wait for each
-other, or the trainer stops.
+that has tokens to train on. After the trainer has taken all samples of a group, the group is acknowledged when the
+trainer next has new weights. In two cases the group is acknowledged earlier: if the stream and the trainer would wait
+for each other, and if the trainer stops.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class SampleQueue(queue.Queue[Any]):
     def __init__(self) -> None:
         super().__init__()  # no limit: the server delivers only some steps ahead of the acknowledged groups
         self.taken = 0
-        """Delivery number up to which all samples were taken. It begins at the last acknowledged delivery; 0 if there
-        is none."""
+        """The trainer has taken all samples of the deliveries up to this number. It begins with the number of the last
+        acknowledged delivery, or with 0."""
         self._left: dict[int, int] = {}
 
     def put_group(self, delivery: int, samples: list[Any]) -> None:
@@ -107,7 +107,8 @@ class StreamWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the stream. Its unfinished groups continue; they are the first groups of the next stream in the series."""
+        """End the stream. Its unfinished groups continue as the first groups of the next stream in the series, if there
+        can be one and `carry_over` is "keep". Otherwise they are cancelled."""
         self._stopping = True
         if self._batch is None or self._thread is None:
             return
