@@ -1,4 +1,4 @@
-"""Binding of an allocation to the first process that registers for the allocation. Other processes must exit.
+"""Binding of an allocation to the first process that registers for it. Other processes of the allocation must exit.
 
 Two copies of a job can run: a lost node comes back with the job still running, or a submit is repeated because Slurm's
 answer to the first one was lost. The binding is written once, under optimistic concurrency, and never changes.

@@ -44,7 +44,7 @@ def authenticate(signer: TokenSigner, clock: Clock) -> Middleware:
 
 
 def token_allocation(request: web.Request, uid: str) -> str:
-    """Return the uid of the token's allocation. Raises Forbidden if the request's `uid` is another one."""
+    """Return the uid of the token's allocation. Raises Forbidden if the request's `uid` differs from it."""
     own = request[CLAIMS].subject
     if own != uid:
         raise Forbidden("this token belongs to another allocation")

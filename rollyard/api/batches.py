@@ -166,7 +166,7 @@ async def _groups(request: web.Request) -> web.Response:
 
 @accepts("namespace", "after")
 async def _stream(request: web.Request) -> web.StreamResponse:
-    """Send delivered groups, each as a server-sent event, from the first after number `after` or Last-Event-ID."""
+    """Send delivered groups, each as a server-sent event. Begin after the delivery number in `after` or Last-Event-ID."""
     services, key, after = request.app[SERVICES], _key(request), integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")

@@ -1,5 +1,5 @@
-"""The server's side of the node protocol. Each node agent has one WebSocket for short messages. It sends results, and
-asks for an endpoint, in separate HTTP requests.
+"""The server's side of the node protocol. Each node agent has one WebSocket for short messages. The node
+agent sends results, and asks for an endpoint, in separate HTTP requests.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
     """
     if hello.places:
         return hello.places
-    if hello.widths:  # an older node agent sends no capacity, but its present workers fit for certain
+    if hello.widths:  # an older node agent sends no capacity; all its present workers fit
         return sum(hello.widths.values())
     return sandbox_capacity(pool.spec.sandbox, allocation.spec.template)
 

@@ -41,7 +41,7 @@ class Services:
     log_file: Callable[[str, str], Path]
     """Returns the file with the job's output for (namespace, allocation name)."""
     check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
-    """Returns (mistakes, warnings) from the site's last known state. With a mistake, the pool can never start."""
+    """Returns (mistakes, warnings) from the site's last known state. A pool with a mistake can never start."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
     """Returns a preview of the jobs that a pool with these allocations would submit. Blocks for a moment; raises
     Invalid."""

@@ -147,7 +147,8 @@ def _id(request: web.Request) -> str:
 def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
     """Return the session of a model call. A session's key selects its own session.
 
-    `named`: id of a session from the request. An admin's token needs it; a key does not. Raises GatewayError.
+    `named`: id of a session from the request. A call with an admin's token must name a session; a call with a key need
+    not. Raises GatewayError.
     """
     claims = _claims(services, request)
     mark_trusted(request)

@@ -43,7 +43,7 @@ MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
 RECEIVERS_POLL_SECONDS = 0.1
-"""Seconds between two looks for engines that wait for weights. Short, because agents' requests wait during a transfer."""
+"""Seconds between two looks for engines that wait for weights. Agents' requests wait meanwhile, so the time is short."""
 SILENCE_SECONDS = 30.0
 """Seconds without data after which a stream of rollouts counts as broken; the server sends something every 10 s."""
 Change = Literal["created", "configured", "unchanged"]
@@ -303,7 +303,7 @@ class AsyncClient(BatchClient):
     # rollouts
 
     async def submit(self, requests: Sequence[RolloutRequest], namespace: str | None = None) -> list[str]:
-        """Submit rollouts; return their ids in order. A request without an id gets an id here, which makes retries safe.
+        """Submit rollouts; return their ids in order. A request without an id gets an id here, so retries are safe.
 
         While the pool's queue is full (`maxQueuedRollouts`), wait without a time limit. For a limit, use `asyncio.timeout`.
         """
@@ -351,8 +351,8 @@ class AsyncClient(BatchClient):
         return await self._wait(id, namespace, set())
 
     async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
-        """Do the same as `wait`. `warned`: the part before the colon of each reason that `warn` has got. A reason whose
-        part is in this set is not passed to `warn`; other parts are added to the set."""
+        """Do the same as `wait`. `warned`: reasons for waiting, without the text after the colon. A reason in this set is
+        not passed to `warn`. A new reason is passed to `warn` and added to the set."""
         backoff, logged = Backoff(), ""
         while True:
             try:

@@ -1,5 +1,5 @@
-"""Requests to the API. Errors become exceptions. A call is retried if it may be made twice or could not be sent. Each
-attempt reads the server's current address."""
+"""Requests to the API. Errors become exceptions. A failed call is retried if it may safely be made
+twice, or if it could not be sent. Each attempt reads the server's current address."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class _OpenExpectations:
 
 
 class Expectations:
-    """Open expectations by owner: the pool whose allocations were created or deleted."""
+    """Open expectations by owner. The owner is the pool whose allocations are created or deleted."""
 
     def __init__(self, clock: Clock, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._clock = clock

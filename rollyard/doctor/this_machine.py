@@ -82,7 +82,7 @@ def sandbox() -> Finding:
 def cgroups() -> Finding:
     """Report the cgroup's limit on the memory of this process and its children together.
 
-    Rollyard's own memory limit holds for each process of a sandbox alone, not for the sum.
+    Rollyard's own memory limit holds for each process of a sandbox separately, not for the sum.
     """
     limit = memory_limit(_read("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     if limit is None:
