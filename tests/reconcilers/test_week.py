@@ -39,13 +39,13 @@ def check(found: Summary) -> None:
     assert found.turns <= FLAP_BUDGET, found
 
 
-@pytest.mark.parametrize("name", ["office", "weekend", "sweeps"])
+@pytest.mark.parametrize("name", ["office", pytest.param("weekend", marks=pytest.mark.long), "sweeps"])
 def test_a_week_as_trainers_make_it(name: str) -> None:
     yard = Yard(inference_pool(), rollout_pool(), seed=7, look_seconds=LOOK_SECONDS)
     check(run([*patterns(7)[name], Mishaps(11 * HOUR, 7 * HOUR)], days=7, yard=yard))
 
 
-@pytest.mark.parametrize("name", ["trainer", "two-trainers", "sawtooth"])
+@pytest.mark.parametrize("name", ["trainer", pytest.param("two-trainers", marks=pytest.mark.long), "sawtooth"])
 def test_some_busy_hours(name: str, tmp_path: Path) -> None:
     yard = Yard(inference_pool(), rollout_pool(), seed=3, look_seconds=16.0)
     trace = Trace(every=60.0)

@@ -87,7 +87,7 @@ async def done(made: Yard, version: str) -> None:
     await made.until(lambda: made.weights.report.phase == "" and made.weights.report.version == version)
 
 
-@pytest.mark.parametrize("mode", ["Drain", "Pause", "Abort"])
+@pytest.mark.parametrize("mode", ["Drain", "Pause", pytest.param("Abort", marks=pytest.mark.long)])
 async def test_weights_that_a_trainer_moves_are_those_of_the_tokens_after_them(
     made: Yard, mode: Any, model_dir: Path, other_dir: Path
 ) -> None:
@@ -146,7 +146,7 @@ async def test_what_does_not_fit_is_refused_and_may_be_sent_again(made: Yard, ot
     assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
 
-@pytest.mark.parametrize("mode", ["Drain", "Pause"])
+@pytest.mark.parametrize("mode", [pytest.param("Drain", marks=pytest.mark.long), "Pause"])
 async def test_weights_that_are_not_those_of_the_folder_are_found(
     made: Yard, mode: Any, model_dir: Path, other_dir: Path, tmp_path: Path
 ) -> None:

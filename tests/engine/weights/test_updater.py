@@ -275,7 +275,7 @@ async def test_the_same_version_from_another_folder_or_with_another_content_is_l
     assert made.supervisor.life == 1
 
 
-@pytest.mark.parametrize("mode", ["Drain", "Pause"])
+@pytest.mark.parametrize("mode", ["Drain", pytest.param("Pause", marks=pytest.mark.long)])
 async def test_weights_that_answer_as_the_old_ones_do_are_proven_by_an_engine_that_is_started_on_them(
     made: Yard, model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
@@ -380,7 +380,13 @@ class Misled(EmbeddedControl):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "mode"), [("old", "Pause"), ("third", "Drain"), ("third", "Pause"), ("third", "Abort")]
+    ("wrong", "mode"),
+    [
+        ("old", "Pause"),
+        ("third", "Drain"),
+        pytest.param("third", "Pause", marks=pytest.mark.long),
+        pytest.param("third", "Abort", marks=pytest.mark.long),
+    ],
 )
 async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, mode: Any, wrong: str
