@@ -35,7 +35,7 @@ class SessionRequest(WireModel):
     """Oldest version of the pool's weights that may sample. A session opens only if an endpoint serves this version or a
     newer one."""
     idle_seconds: float = Field(default=IDLE_SECONDS, ge=1, le=MAX_IDLE_SECONDS)
-    """Seconds without a model call or another request for this session. After them the session is deleted."""
+    """The session is deleted after this many seconds without a model call or another request for the session."""
 
 
 class SessionView(WireModel):
@@ -80,7 +80,7 @@ class SessionTrajectory(WireModel):
     segments: list[Segment]
     turns: list[Turn]
     breaks: dict[str, int]
-    """Number of times that a call could not continue a segment, by cause."""
+    """Cause -> number of calls that could not continue a segment for this cause."""
 
 
 class SessionRecord(WireModel):

@@ -60,7 +60,8 @@ BUILT_IN = frozenset(_MODELS)
 
 
 def check_task(task: Task) -> None:
-    """Check a task of a built-in kind. Raises Invalid with each wrong field. Handlers of other kinds check their own tasks."""
+    """Check a task of a built-in kind. Raises Invalid with a cause for each wrong field. Tasks of other kinds are checked by
+    their handlers."""
     model = _MODELS.get(task.kind)
     if model is None:
         return

@@ -59,7 +59,8 @@ class WeightsRecord(StatusModel):
     checksum: str | None = None
     """Checksum that the update requested."""
     proven: str | None = None
-    """Checksum that the first engine computed. Engines refuse other content under this version."""
+    """Checksum of the version: the checksum that the update requested, or else the first checksum that an engine
+    reported. Engines refuse to load other content as this version."""
     mode: Mode = "Drain"
     origin: Literal["Spec", "Update"] = "Update"
     """Origin of the version. Spec: the model in the pool's spec; the version is the model's checksum."""
@@ -67,8 +68,8 @@ class WeightsRecord(StatusModel):
     """Position in the order in which versions were served. A version that is served again gets a new position, unless
     it is still the newest."""
     attempt: int = 1
-    """Sequence number of the update among the pool's updates; 0 for the spec's model. With a new number, an engine
-    that failed tries again at once."""
+    """Sequence number of the update among the pool's updates; 0 for the spec's model. When an engine that failed
+    gets a target with a new number, it tries again at once."""
     transfer: bool = False
     """True: a trainer moves the weights into the running engines."""
     since: datetime
@@ -89,8 +90,8 @@ class EndpointProgress(StatusModel):
     transferring: bool = False
     """True: the endpoint waits for the trainer's transfer, or receives it."""
     attempt: int | None = None
-    """Sequence number, among the pool's updates, of the last retry of this endpoint in this update; null without a
-    retry."""
+    """Number of the last retry at this endpoint in this update; null without a retry. Updates and retries of a pool are
+    numbered in one sequence."""
 
 
 class WeightsOperation(StatusModel):
@@ -108,8 +109,8 @@ class WeightsOperation(StatusModel):
     """Number of endpoints in this update."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
-    """Endpoints by id. After an update with phase Complete: only the endpoints that failed, and those with an `attempt`
-    of their own. After any other end: empty."""
+    """Endpoint id -> progress. After the phase Complete, only endpoints that failed or that have an `attempt` are kept.
+    After any other end the mapping is empty."""
 
     @property
     def is_running(self) -> bool:
@@ -131,7 +132,7 @@ class WeightsStatus(StatusModel):
     """Version that every endpoint must serve while no update is running. Null until an endpoint serves a version."""
     operation: WeightsOperation | None = None
     orders: int = 0
-    """Number of updates that were started or restarted."""
+    """Number of updates and retries so far."""
     history: list[WeightsRecord] = []
     """Served versions, oldest first."""
 

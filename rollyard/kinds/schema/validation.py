@@ -27,7 +27,7 @@ FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "dele
 """Metadata fields that kubectl and other clients of Kubernetes send. These fields are dropped without an error."""
 MAX_REPORTED = 20
 MAX_LISTED = 1000
-"""Number of mistakes above which only the count is reported. Texts for more mistakes would take seconds."""
+"""If there are more mistakes than this, only their number is reported. It would take seconds to write all the texts."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
 """Fields whose strings only `_out_of_bounds` checks. pydantic's own errors about these strings are dropped, so each
 mistake is reported once."""
@@ -77,8 +77,8 @@ def validate_object(data: Any) -> KindObject:
 
 
 def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
-    """Parse an object. Return the object and an empty list, or None and the mistakes. Of many mistakes only the first
-    ones are listed."""
+    """Parse an object. Return the object and an empty list, or None and the mistakes. If there are
+    many mistakes, only the first ones are listed."""
     if not isinstance(data, dict):
         return None, [
             Problem((), f"must be a mapping with apiVersion, kind, metadata and spec, not {_given_text(data)}")
@@ -131,7 +131,7 @@ def _kind(data: dict[str, Any]) -> tuple[type[KindObject] | None, list[Problem]]
 
 
 def _metadata(metadata: Any) -> list[Problem]:
-    """Mistakes in metadata. ObjectMeta ignores unknown fields; this function reports them, except those of Kubernetes."""
+    """Mistakes in metadata. ObjectMeta ignores unknown fields; this function reports those not in FOREIGN_METADATA."""
     if not isinstance(metadata, dict):
         return []
     known = [*fields_of(ObjectMeta), *FOREIGN_METADATA]
@@ -171,7 +171,8 @@ def problems_of(model: type[BaseModel], error: pydantic.ValidationError) -> list
 
 
 def _repair(kind: type[KindObject], data: dict[str, Any], unknown: Sequence[Problem]) -> dict[str, Any]:
-    """Copy of the data in which unknown fields are renamed to the probable fields, or removed."""
+    """Copy of the data without unknown fields. An unknown field is renamed if its name is close to the name of a known
+    field that the data lacks; otherwise the field is removed."""
     repaired = copy.deepcopy(data)
     for problem in unknown:
         holder: Any = repaired
