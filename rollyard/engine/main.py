@@ -54,8 +54,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STOP_SECONDS = 5.0
-"""Time that running requests get after SIGTERM. Slurm sends KILL after KillWait. The engine needs a part of KillWait
-for its own end."""
+"""Time that running requests get after SIGTERM. Slurm sends KILL some time after SIGTERM (KillWait), and the engine
+needs a part of this time for its own end."""
 FINISH_POLL_SECONDS = 0.2
 SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107

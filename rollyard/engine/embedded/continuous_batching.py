@@ -86,7 +86,7 @@ class Engine:
         self._pass_on(generation, abort=False)
 
     def abort(self, generation: GenerationRequest) -> None:
-        """Abort a generation. Its last StepResult has finish_reason "abort". An ended generation does not change."""
+        """Abort a generation. Its last StepResult has finish_reason "abort". If it has ended already, do nothing."""
         self._pass_on(generation, abort=True)
 
     def freeze(self, *, abort: bool) -> Future[None]:

@@ -1,7 +1,7 @@
 """The control routes on the engine's Unix socket: freeze the engine, load other weights, resume.
 
-The reverse proxy in front of the engine never forwards `/control/…`. The other routes have vLLM's names; through these
-routes a trainer transfers weights. The proxy forwards these routes only while a weights update awaits a transfer.
+The reverse proxy in front of the engine never forwards `/control/…`. The other routes are for a trainer that transfers
+weights, and have vLLM's names. The proxy forwards them only while a weights update awaits a transfer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollyard.engine.embedded.transfer_staging import StagedTensors
 M = TypeVar("M", bound=BaseModel)
 
 CHANGE_SECONDS = 30.0
-"""Seconds within which the running step must end."""
+"""Longest wait for the end of the running step. A change is made only between two steps."""
 
 
 class PauseRequest(BaseModel):

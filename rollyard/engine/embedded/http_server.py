@@ -41,7 +41,7 @@ takes as much computing time as sampling a token."""
 
 
 class _Inbox:
-    """Steps of one generation that wait for the request's handler. The handler takes all waiting steps together.
+    """Results of a generation's steps, which wait for the request's handler. The handler takes all of them at once.
 
     `pop` and `pop_all` wait without a time limit. The engine ends every generation; if its thread fails, the process
     ends. A handler is cancelled when its client disconnects.
@@ -160,7 +160,7 @@ class EngineServer:
 
     @asynccontextmanager
     async def _running(self, generation: GenerationRequest) -> AsyncIterator[_Inbox]:
-        """Run the generation inside an `async with` block. If the block ends first, abort the generation."""
+        """Run the generation during an `async with` block. The generation is aborted if the block ends earlier."""
         if self.failed.is_set() or self._stopping:
             raise Unavailable("the engine is not running")
         inbox = self._inboxes[generation] = _Inbox()

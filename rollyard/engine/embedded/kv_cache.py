@@ -22,8 +22,8 @@ class _Slot:
     busy: bool = False
     last_use: int = 0
     stale: bool = False
-    """True if earlier weights computed a part of the content. Only the sequence that runs in the slot can use the
-    content."""
+    """True if a part of the content was computed with earlier weights. Only the sequence that runs in the slot can use
+    such content."""
 
 
 class KVCache:

@@ -38,7 +38,7 @@ def block_heights(inputs: int, outputs: int) -> tuple[int, ...]:
     """Return the usable block heights, ascending. A row gets the same bits with all of them and at every position.
     Return (1,) if the bits depend on the position.
 
-    BLAS's choice of loops does not depend on the numbers, so random numbers are enough for the test.
+    BLAS chooses its loops by the shapes and not by the numbers, so random numbers are enough for the test.
     """
     numbers = np.random.default_rng(0)
     rows = numbers.standard_normal((TALLEST, inputs), np.float32)

@@ -48,7 +48,7 @@ class Config:
     """True if the output head is the embedding table."""
     max_positions: int
     eos_ids: tuple[int, ...]
-    """Ids that end a sequence; the first counts as the tokenizer's own end token."""
+    """Ids of the tokens that end a sequence. The first one is used as the tokenizer's own end token."""
 
     @property
     def shape(self) -> Config:

@@ -2,7 +2,7 @@
 other through a file in the allocation's folder.
 
 The processes start and end together. If one dies, srun ends all of them (--kill-on-bad-exit), and the pool starts a new
-replica. The reason: an engine that lacks a rank cannot answer requests, but may report for a long time that it is
+replica. Otherwise an engine that lacks a rank could not answer requests, but might report for a long time that it is
 healthy.
 """
 

@@ -49,7 +49,7 @@ def _interpreter(spec: InferencePoolSpec, engine: VllmEngine, uds: Path) -> list
 
 
 def _context_length(model: Path) -> int | None:
-    """Read the context length from the model's `config.json`; None if it is not there."""
+    """Read the context length from the model's `config.json`; None if the file or this value is missing."""
     try:
         config: dict[str, Any] = json.loads((model / "config.json").read_text())
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
 """A private folder in the node-local scratch folder. It is removed at the end of the block that uses it.
 
-A killed process leaves its folder behind. The next `scratch_folder` of the same user on the node removes the folder. A
-lock marks a folder as in use. The kernel releases the lock when its holder dies.
+A killed process leaves its folder behind. When the same user next calls `scratch_folder` on the node, this folder is
+removed. A lock marks a folder as in use. The kernel releases the lock when its holder dies.
 """
 
 from __future__ import annotations

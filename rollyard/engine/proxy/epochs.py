@@ -48,7 +48,8 @@ class ProxyClosed(Exception):
 @dataclass
 class _Epoch:
     version: str
-    """Version to send with the tokens. Empty if the engine itself sends it, or if the weights have no version name."""
+    """Version to send with the tokens. Empty if the engine itself sends it with the tokens, or if the weights have no
+    version name."""
     fields: Mapping[str, Any]
     proven: bool | None = None
     judged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -128,9 +129,9 @@ class EpochRelay:
             passage.question_task.cancel()  # no effect on a request with an answer
 
     def truncate_all(self) -> None:
-        """End the running answers. Bytes of verified weights that have been read are still sent. Then a completions
-        stream ends with finish_reason "abort", and the connection of any other answer is broken. Unanswered requests
-        are sent to the engine again after `open_entry`."""
+        """End the running answers. Bytes that have been read are still sent if their weights are verified. Then a
+        completions stream ends with finish_reason "abort", and the connection of any other answer is broken. Unanswered
+        requests are sent to the engine again after `open_entry`."""
         self.repeat_unanswered()
         for passage in self._requests:
             passage.truncate()

@@ -44,8 +44,8 @@ class TransferGate:
         self._finished = asyncio.Event()
         self._calls: set[asyncio.Task[web.Response]] = set()
         self._last_call_at = 0.0
-        """Loop time at which the gate was opened or, later, the engine last accepted a call. Refused calls do not
-        count, because they may be repeated for ever."""
+        """Loop time at which the gate was opened or, later, the engine last accepted a call. A refused call does not
+        change this time, because a trainer may repeat such a call for ever."""
 
     async def wait_until_finished(self, given_up: Callable[[], str], poll_seconds: float) -> str:
         """Admit the trainer's calls until the transfer is finished. Return the reason if it was not finished, else an

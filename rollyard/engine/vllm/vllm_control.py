@@ -128,7 +128,7 @@ class VllmControl:
 
     def request_fields(self, source: WeightsSource) -> Mapping[str, Any]:
         named = {"model": _adapter_name(source)} if source.adapter is not None else {}
-        # A vLLM that cannot be paused changes only adapters. vLLM itself separates the cached blocks of adapters.
+        # If vLLM cannot be paused, only its adapters are changed. vLLM itself separates the cached blocks of adapters.
         return {"cache_salt": _adapter_name(source), **named} if self.can_pause else named
 
 

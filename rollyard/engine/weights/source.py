@@ -38,8 +38,8 @@ class WeightsSource:
     adapter: Path | None = None
 
     def matches(self, order: WeightsTarget) -> bool:
-        """Return whether these weights have the target's version, its adapter or folder, and its checksum if it has
-        one."""
+        """Return whether these weights have the target's version, adapter or folder, and checksum. A target without a
+        checksum permits any checksum."""
         if order.version != self.version or (order.adapter is None) != (self.adapter is None):
             return False
         if Path(order.adapter or order.path or "") != (self.adapter or self.folder):

@@ -39,11 +39,11 @@ WAIT_FOR_UPDATE_SECONDS = 240.0
 """Longest wait of a request that arrives during a change of weights. It is shorter than the 300 s for which a client
 waits for its first token."""
 RETRY_FIRST_SECONDS, RETRY_CAP_SECONDS = 10.0, 600.0
-"""First and longest wait before the files of a refused target are read again. The copying of the files may not be
-finished."""
+"""First and longest wait before the files of a refused target are read again. The target may have been refused because
+its files had not been copied completely."""
 ATTEMPTS = 3
-"""Greatest number of attempts at an update if the engine ends during them; also the greatest number of attempts to prove
-the weights of a new process."""
+"""Greatest number of attempts at an update if the engine ends during each attempt; also the greatest number of attempts
+to prove the weights of a new process."""
 NO_RESTART = "an engine that spans nodes cannot be restarted, so it is replaced"
 
 UpdateStage = Literal["Waiting", "Reading", "Renaming", "Draining", "Transferring", "Loading", "Probing", "Restarting"]
@@ -51,8 +51,8 @@ ChangeWay = Literal["Reload", "Transfer", "Restart", "Undo"]
 Command = Literal[
     "CloseEntry", "Read", "Rename", "Stop", "Receive", "Load", "Prove", "Restart", "Accept", "Pause", "GiveUp"
 ]
-"""Work that `updater.py` does after a call of `next_step`. Its arguments are in the new state. CloseEntry, Accept,
-Pause and GiveUp yield no fact; the outcome of any other command is the next fact."""
+"""Work that `updater.py` does after a call of `next_step`. The arguments of the work are in the new state.
+CloseEntry, Accept, Pause and GiveUp yield no fact; the outcome of any other command is the next fact."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class UpdateState:
     served: Checkpoint | None = None
     """The last proven weights. During a start without a `change`: the weights on which the engine starts."""
     was: WeightsSource | None = None
-    """Weights whose files have changed since the engine started on them. Other files with the same version are
-    refused."""
+    """Weights whose files have changed since the engine started on them. A start on other files with the same version
+    is refused."""
     life: int = 0
     """Sequence number of the current process; 0 before the first process."""
     pinned_life: int = -1

@@ -34,12 +34,14 @@ the batch make answers differ."""
 TOLERANCE = 0.02
 """After a change of weights, the engine's logprobs may differ by this much from those computed from the files."""
 NOISE = 3.0
-"""The difference from the files just after the engine's start shows how inexactly the engine computes. After a change
-of weights, `NOISE` times that difference is allowed if this is more than `TOLERANCE`."""
+"""Just after its start, the engine's logprobs differ a little from those computed from the files, because the engine
+computes inexactly. After a change of weights, `NOISE` times this difference is allowed, but never less than
+`TOLERANCE`."""
 STARTED_TOLERANCE = 0.5
 """Greatest allowed difference from the files for an engine that has just been started, in any precision."""
 MIN_DIFFERENCE = 1e-3
-"""If the computed logprobs of two weights differ by more than this, the engine's answers must differ too."""
+"""If the logprobs computed for the old and the new weights differ by more than this, the engine's answers must differ
+too."""
 MAX_BYTES = 256 << 20
 """Greatest size of weights for which logprobs are computed. The computation of larger weights would take memory and
 time from the engine on the same node."""
@@ -93,8 +95,10 @@ class WeightsVerifier:
     async def prove(self, source: WeightsSource, now: WeightsSource | None) -> bool:
         """Verify the weights. `now`: the weights before the change; None for a process that was started on `source`.
 
-        Return True if the answer is exactly the same as with `now`, although it should differ. It need not differ if
-        the logprobs computed for both weights differ by at most `MIN_DIFFERENCE`. Raises ControlFailed, WrongWeights.
+        Return True if the answer is exactly the same as with `now`, although it should differ. The answer need not
+        differ if the logprobs computed for both weights differ by at most `MIN_DIFFERENCE`.
+
+        Raises ControlFailed, WrongWeights.
         """
         answer, started = await self._ask(source), now is None
         again = await self._ask(source)

@@ -1,4 +1,4 @@
-"""The interface that each API implements. It parses requests, and formats responses, streams and errors."""
+"""The interface that each API implements. An API parses requests, and formats responses, streams and errors."""
 
 from __future__ import annotations
 

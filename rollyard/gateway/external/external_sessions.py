@@ -46,8 +46,8 @@ SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
 """Seconds for which a refused request counts as demand. The second value is for a request without an id. The
-server cannot recognise the retry of such a request. So this value is short: the request and its retry count together
-only for a moment."""
+server cannot recognise the retry of such a request. So this value is short: the request and its retry are counted as
+two only for a moment."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"

@@ -30,7 +30,7 @@ class SessionPlacer(Protocol):
     """
 
     def choose(self, pool: PoolKey, least: str | None) -> Endpoint | None:
-        """Choose an endpoint for a new session; None if no ready endpoint that `least` permits has capacity."""
+        """Choose a ready endpoint for a new session; None if none has capacity and a version that `least` permits."""
         ...
 
     def pin(self, session: str, endpoint: str) -> None:

@@ -1,5 +1,6 @@
 """Request fields that this gateway does not implement. For each field, this module lists the values that may be
-ignored, the reason why they change nothing, and the advice for all other values. Some fields have no such value.
+ignored, the reason why they change nothing, and the advice for all other values. For some fields, no value may be
+ignored.
 
 A field is implemented (an API reads it, or it is part of `Sampling`), accepted by this list, or refused. Null is always
 accepted. docs/gateway.md has the same list as a table.

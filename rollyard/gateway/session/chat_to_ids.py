@@ -36,8 +36,8 @@ Key = str
 BEFORE, QUOTED = 10, 40
 """Number of characters that are quoted before a difference, and from the beginning of the difference on."""
 SEAM_CHARS = 64
-"""Number of last characters of the prompt that are tokenised together with `continued_text`, the beginning of a turn
-that the caller gives. These characters can change the tokens of the beginning."""
+"""If the caller gives the beginning of a turn (`continued_text`), the beginning is tokenised together with this many
+characters before it, because these characters can change its tokens."""
 
 
 @dataclass

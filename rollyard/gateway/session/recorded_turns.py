@@ -36,7 +36,7 @@ class RecordedTurns:
         return [segment for branch in self._branches() for segment in branch.segments()]
 
     def turns(self) -> list[Turn]:
-        """Turns in the order of their ends, each with the index of its segment."""
+        """Turns in the order in which they ended, each with the index of its segment."""
         first, so_far = {}, 0
         for branch in self._branches():
             first[id(branch)] = so_far
@@ -136,8 +136,8 @@ def _ids_without_stop(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:
 
 
 def _finish_reason(sampled: Sampled, stop: str | None) -> str:
-    """Return the finish reason for the caller. A stop string counts more than the length: if a turn continued on
-    another endpoint, the text may go on after a stop string, up to the greatest length."""
+    """Return the finish reason for the caller. If there is a stop string, the reason is "stop" even if the turn has
+    its greatest length: after a turn has continued on another endpoint, its text may go on after the stop string."""
     return "length" if sampled.finish_reason == "length" and stop is None else "stop"
 
 

@@ -137,7 +137,7 @@ class GatewaySession:
         return self._recorded.segments()
 
     def turns(self) -> list[Turn]:
-        """Turns in the order of their ends, each with the index of its segment."""
+        """Turns in the order in which they ended, each with the index of its segment."""
         return self._recorded.turns()
 
     def breaks(self) -> dict[str, int]:
@@ -157,7 +157,7 @@ class GatewaySession:
     def check_limits(self, *, counts: bool = True) -> None:
         """Check the limits of calls and tokens. Raises GatewayError if the session cannot take a call now.
 
-        `counts`: whether a limit of calls or tokens marks the session as truncated.
+        `counts`: whether a reached limit of calls or tokens marks the session as truncated.
         """
         self.last_used = time.monotonic()
         self._check_open()
@@ -281,7 +281,7 @@ class GatewaySession:
         number, self._calls_begun = self._calls_begun, self._calls_begun + 1
         if sampling.seed is None or not self.config.fixed:
             return sampling
-        # each call has its own seed; the seed is the same in every attempt of the rollout
+        # each call has its own seed; the n-th call has the same seed in every attempt of the rollout
         seed = zlib.crc32(f"{sampling.seed}/{self.config.sample_index}/{number}".encode())
         return evolve(sampling, seed=seed)
 
@@ -313,7 +313,7 @@ class GatewaySession:
     async def _sampling(
         self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText | None
     ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
-        """Sample during the block. If the block ends first, the sampling is cancelled."""
+        """Sample during the block. If the block ends before the sampling, the sampling is cancelled."""
         pieces: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_ids(ids: Sequence[int]) -> None:

@@ -20,8 +20,8 @@ class SessionConfig:
     tool_parser: str | None = None
     sample_index: int = 0
     max_tokens: int = 4 << 20
-    """Number of tokens of all segments together from which on calls are refused. As JSON, this many tokens stay below
-    the size limit of a result."""
+    """Calls are refused when all segments together have this many tokens. As JSON, this many tokens stay below the size
+    limit of a result."""
     max_at_once: int | None = None
     """Greatest number of calls in flight."""
     context: int | None = None

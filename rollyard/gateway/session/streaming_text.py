@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rollyard.tokens.sampled_turn import REPLACEMENT
 
 MAX_HELD_IDS = 16
-"""From this many held ids on, their text is returned even if it ends within a character."""
+"""If this many ids are held back, their text is returned even if it ends within a character."""
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip
