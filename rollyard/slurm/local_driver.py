@@ -102,7 +102,7 @@ class LocalDriver:
         return [folder.name for folder in folders]
 
     def _new_folders(self, tasks: int | None) -> list[Path]:
-        """Make the folders of new jobs: one, or one for each of the array's `tasks` tasks.
+        """Make the folder of a new job. For an array of `tasks` tasks, make one folder for each task.
 
         The counter of ids is written in place with one short write, so a kill cannot leave a part of a number.
         """

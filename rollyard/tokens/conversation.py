@@ -33,7 +33,7 @@ class Conversation:
         tools: Sequence[dict[str, Any]] = (),
         opened_by: Break | None = None,
     ) -> None:
-        """`opened_by`: why this conversation does not continue an earlier one. It becomes the first of `breaks`."""
+        """`opened_by`: why this conversation does not continue an earlier one. This break is the first in `breaks`."""
         self.breaks: list[Break] = [opened_by] if opened_by is not None else []
         self._template = template
         self._renderer = Renderer(template, tools)
@@ -41,7 +41,7 @@ class Conversation:
         self._sampled: list[SampledTurn] = []
         self._builders = [SegmentBuilder(opened_by=opened_by)]
         self._settled_count = 0
-        """Number of messages up to the last sampled turn. The messages after this turn may still be replaced."""
+        """Number of messages up to and including the last sampled turn. The messages after it may still be replaced."""
         self._rendered: str | None = None
         """Text of the next prompt; None if it must be rendered first."""
         self._pending: list[int] = []

@@ -4,9 +4,9 @@ Each array of tokens has the tokens of all segments, one segment after another. 
 which each segment begins, and as its last number the index at which the last segment ends. The segments and turns of
 all samples are stored in the same way. These fields are arrays too: the prompt length of a segment, and the segment,
 prompt length and response length of a turn. All other fields are JSON: one text for each sample, segment and turn,
-which is parsed on demand, and the text `about` for the whole file. The metadata has the name of the form and its
-version. A later release may add arrays under the same version: a reader ignores arrays that it does not know, and
-refuses a file of a higher version.
+and the text `about` for the whole file. The texts of samples, segments and turns are parsed on demand. The metadata has
+the name of the form and its version. A later release may add arrays under the same version: a reader ignores arrays
+that it does not know, and refuses a file of a higher version.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class EngineLoad(WireMessage):
     first_tokens: int | None = None
     """Number of requests that have received their first token."""
     first_token_seconds: float | None = None
-    """Sum, over these requests, of the seconds from arrival to the first token."""
+    """Sum of the seconds from arrival to the first token, over the requests that `first_tokens` counts."""
 
 
 WeightsPhase = Literal["", "Draining", "Transferring", "Loading", "Probing", "Failed"]

@@ -130,8 +130,8 @@ class Heartbeat(WireMessage):
 class HandBack(WireMessage):
     """Return of an unfinished rollout, for example at a preemption, a drain or the end of the walltime.
 
-    With NODE_AGENT_ERROR it costs the rollout an attempt. With UNREADABLE_LEASE_REASON it counts as a lost lease. Other
-    reasons have no cost.
+    If the reason is NODE_AGENT_ERROR, the rollout loses an attempt. If the reason is UNREADABLE_LEASE_REASON, the lease
+    counts as lost. After another reason the rollout is queued again without such a cost.
     """
 
     type: Literal["hand_back"] = "hand_back"

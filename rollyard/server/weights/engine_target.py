@@ -21,9 +21,9 @@ class EndpointWeights:
     is_heard: bool = False
     """Whether this server got a report recently."""
     known_for: float = math.inf
-    """Limit on the seconds that an update is taken to have lasted at this endpoint, when they are compared with the
-    update's time limit. So time in which no server ran is left out. For an endpoint that was registered but is silent:
-    the seconds since its last report or registration. Otherwise: the seconds since the server's start."""
+    """Seconds for which this server has known the endpoint's present condition. An update's time limit counts at most
+    these seconds, so the time in which no server ran is left out. For an endpoint that is registered but sends no
+    reports: the seconds since its last report or registration. Otherwise: the seconds since the server's start."""
     healthy: bool = False
     acknowledged: WeightsTarget | None = None
     """Target that the endpoint had received before it sent the report."""

@@ -1,7 +1,7 @@
 """Sends one HTTP request on a new connection and reads the answer.
 
 This module replaces aiohttp's client. slurmrestd of Slurm 26.05 sends two answers to a refused request. Because of the
-second answer, aiohttp discards the first answer too, which has Slurm's error. This module reads only the first answer.
+second answer, aiohttp also discards the first answer, which has Slurm's error. This module reads only the first answer.
 """
 
 from __future__ import annotations

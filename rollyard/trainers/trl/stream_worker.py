@@ -107,8 +107,8 @@ class StreamWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the stream. Its unfinished groups continue as the first groups of the next stream in the series, if there
-        can be one and `carry_over` is "keep". Otherwise they are cancelled."""
+        """End the stream. If `carry_over` is "keep" and a later stream can join the series, the unfinished groups
+        continue as the first groups of that stream. Otherwise they are cancelled."""
         self._stopping = True
         if self._batch is None or self._thread is None:
             return
