@@ -34,6 +34,7 @@ POOL = {
         "eval": {"workers": {"min": 2, "max": 6}},
     },
 }
+POLICY = {"replicas": 1}
 AT_REST = {INIT: 2, RUN: 2, EVAL: 2}
 OLD = """\
 from rollyard.wire import node as wire
@@ -89,7 +90,7 @@ async def gated(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gated
 async def test_widths_go_from_stage_to_stage_with_the_work_and_come_back(gated: Gated) -> None:
     yard = gated.yard
     async with yard.client() as client:
-        await yard.apply(client, demo=POOL)
+        await yard.apply(client, policy=POLICY, demo=POOL)
         await yard.ready(client)
         await gated.widths(client, AT_REST)
         ids = await gated.submit(client)
@@ -121,7 +122,7 @@ async def test_who_waits_for_a_stage_is_told_of_at_once(gated: Gated, monkeypatc
     yard.start()
     async with yard.client() as client:
         stages = {name: {"workers": {"min": 1, "max": n}} for name, n in (("init", 1), ("run", 1), ("eval", 2))}
-        await yard.apply(client, demo={**POOL, "stages": stages})
+        await yard.apply(client, policy=POLICY, demo={**POOL, "stages": stages})
         await yard.ready(client)
         gated.open(INIT)
         gated.open(RUN)
@@ -137,7 +138,7 @@ async def test_a_node_agent_that_cannot_resize_works_on_as_it_is(gated: Gated, t
     yard = gated.yard
     async with yard.client() as client:
         setup = f"export PYTHONPATH={tmp_path}:$PYTHONPATH"
-        await yard.apply(client, demo={**POOL, "allocation": {"setup": setup}})
+        await yard.apply(client, policy=POLICY, demo={**POOL, "allocation": {"setup": setup}})
         await yard.ready(client)
         ids = await gated.submit(client)
         await gated.widths(client, AT_REST, in_flight=4)
