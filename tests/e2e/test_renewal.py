@@ -14,6 +14,7 @@ import pytest
 
 from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.base import get_condition
+from rollyard.kinds.inference_pool import InferencePool
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.slowness import slowness
 from tests.support.slurm_field import Field, field_on
@@ -25,7 +26,7 @@ SMALL = {"init": {"workers": {"min": 2}}, "run": {"workers": {"min": 2}}, "eval"
 
 @dataclass
 class Watch:
-    """Values of the server's gauge of usable endpoints, read ten times a second."""
+    """Values of the server's gauge of usable endpoints, read ten times a second, and every change of the pool's conditions."""
 
     gaps: list[float] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
@@ -36,6 +37,11 @@ class Watch:
     gap_at: float | None = None
 
     async def run(self, of: Field) -> None:
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._endpoints(of))
+            both.create_task(self._conditions(of))
+
+    async def _endpoints(self, of: Field) -> None:
         context = load_context(of.yard.data / "admin.kubeconfig")
         tls, since = context.tls(), None
         async with aiohttp.ClientSession() as http:
@@ -51,11 +57,14 @@ class Watch:
                     since = None
                 elif since is None:
                     since, self.gap_at = now, self.gap_at or now
-                await self._look(of)
                 await asyncio.sleep(0.1)
 
-    async def _look(self, of: Field) -> None:
-        pool = await of.pool("InferencePool", "policy")
+    async def _conditions(self, of: Field) -> None:
+        async for _, pool in of.client.watch("InferencePool"):
+            assert isinstance(pool, InferencePool)
+            self._look(pool)
+
+    def _look(self, pool: InferencePool) -> None:
         ready = get_condition(pool.status.conditions, "Ready")
         if ready is not None and ready.status == "False":
             self.unready.append(f"{ready.reason}: {ready.message}")
@@ -78,17 +87,20 @@ def minutes(count: int) -> str:
     return f"00:{count:02}:00"
 
 
-async def soak(of: Field, seconds: float) -> Watch:
-    """Steady load for so long, and a watch on the endpoints."""
+async def soak(of: Field, times: int, long_run: bool, *, one_gap: bool = False) -> Watch:
+    """Steady load through several walltimes, or in a short run to the end of one gap, and a watch on the endpoints.
+
+    On a slow machine all goes slower.
+    """
     watch = Watch()
     looking = asyncio.create_task(watch.run(of))
     try:
-        until, n = time.monotonic() + seconds, 0
-        while time.monotonic() < until:
+        until, n = time.monotonic() + times * (600 if long_run else 100), 0
+        while time.monotonic() < until and not (one_gap and not long_run and watch.gaps):
             assert not looking.done(), looking.result()
             await of.submit(f"steady-{n}", 1)
             n += 1
-            await asyncio.sleep(2.0)
+            await asyncio.sleep(4.0 * times)
     finally:
         looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -113,7 +125,7 @@ async def test_an_overlap_leaves_no_gap(overlap: Field, long_run: bool) -> None:
         },
         demo={"allocation": allocation, "replicas": 1, "stages": stages(times)},
     )
-    watch = await soak(overlap, times * (600 if long_run else 100))
+    watch = await soak(overlap, times, long_run)
     pools = [await overlap.pool("InferencePool", "policy"), await overlap.pool()]
     made = [pool.status.next_index for pool in pools]
     print(f"\n{len(overlap.ids)} rollouts, allocations made {made}, gaps {watch.gaps}")
@@ -144,7 +156,7 @@ async def test_where_one_job_is_all_that_is_allowed_the_gap_is_told_before(
             },
             demo={"replicas": 1, "stages": stages(times)},
         )
-        watch = await soak(of, times * (600 if long_run else 100))
+        watch = await soak(of, times, long_run, one_gap=True)
         print(f"\n{strategy}: {len(of.ids)} rollouts, gaps {watch.gaps}, told {watch.blocked[:1]}")
         assert watch.gaps, "one job at a time cannot be without"
         assert watch.blocked_at is not None
