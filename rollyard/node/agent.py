@@ -176,7 +176,7 @@ class NodeAgent:
             # A lease whose id cannot be read cannot be handed back; it expires on the server.
             if one.lease is not None:
                 await self._connection.send(HandBack(lease=one.lease, reason=UNREADABLE_LEASE_REASON))
-        self._heartbeat_soon()  # new leases for this capacity are requested only after the next heartbeat
+        self._heartbeat_soon()  # leases for the freed capacity are requested after the next heartbeat
 
     async def _run_lease(self, key: LeaseKey, work: LeaseRun) -> None:
         try:
@@ -265,8 +265,8 @@ class NodeAgent:
         return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
 
     async def _watch_clock(self) -> None:
-        """Stop all leases if their renewal is overdue by this process's own clock. At about the same time, the server
-        gives their rollouts to other node agents."""
+        """Stop the work on all leases if by this process's own clock the leases have expired. At about the same time, the
+        server gives the rollouts to other node agents."""
         loop = asyncio.get_running_loop()
         while True:
             left = self._renewed_at + self._lease_seconds - loop.time()

@@ -33,8 +33,9 @@ FOLDER = f"{HOME}/.rollyard"
 PROMPT_FILE, SYSTEM_FILE = f"{FOLDER}/prompt.txt", f"{FOLDER}/system-prompt.txt"
 SHUTDOWN_SECONDS = 1.0
 MAX_COMMAND_SECONDS = 20 * 86_400.0
-"""Upper limit for a command. RUN's budget normally ends a command earlier, but the budget stands still while no model
-server is available. The limit is below 24 days, the longest timeout that poll() accepts."""
+"""Upper limit for a command. RUN's time limit normally ends a command earlier, but the time during which no model
+server is available does not count towards that limit. The upper limit is below 24 days, the longest timeout that poll()
+accepts."""
 LAST_OUTPUT_CHARS = 1000
 MAX_CONNECTIONS = 128
 """Greatest number of connections of one sandbox. Each connection uses a file descriptor of the node agent."""

@@ -54,8 +54,9 @@ When a job ends, all its processes get TERM, and a sandbox may end before this p
 process reads TERM during the wait, the rollout is handed back, and the lost sandbox does not count as a failed attempt.
 """
 HANDLER_TIME_SHARE = 0.8
-"""Share of EVAL's time budget that the agent's work may use. A solution that hangs exceeds this share first, so the
-handler can score it as a mistake of the agent. The end of the budget itself is an infrastructure fault."""
+"""Share of EVAL's time budget that the agent's work may use. When a solution hangs, this share ends before the
+budget, so the handler can score the solution as a mistake of the agent. The end of the budget would be an infrastructure
+fault."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class LeaseRun:
 
     async def _run(self, handler: TaskHandler) -> RunResult:
         """Run INIT and RUN. The sandbox is closed before this method returns. So no process of the agent is alive when
-        hidden tests appear."""
+        EVAL runs the hidden tests."""
         if ROLE not in self._lease.endpoints:
             raise TaskError(
                 f"the pool has no InferencePool for the role {ROLE!r}, which agents sample from; add it to spec.inference"
@@ -294,7 +295,7 @@ class LeaseRun:
         """Wait for a stage worker of this stage, and hold it inside the block. The stage's time begins when the wait
         ends."""
         self.stage = stage
-        # A heartbeat now tells the server that this rollout waits, so that the server can widen the stage.
+        # A heartbeat now tells the server that this rollout waits, so that the server can give the stage more workers.
         self._stage_changed()
         async with self._node.pools[stage].worker():
             started = time.monotonic()

@@ -2,7 +2,7 @@
 of arrival.
 
 The server requests a width for each stage: the stage's number of workers. A stage grows as soon as there is free
-capacity. A stage shrinks as its rollouts end; until a rollout ends, no other stage can use the rollout's worker.
+capacity. A stage shrinks as its rollouts leave it; until a rollout leaves, no other stage can use the rollout's worker.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class StagePool:
 
     @property
     def limit(self) -> int:
-        """Greatest number of rollouts in flight. A lowered limit stops no rollout."""
+        """Greatest number of rollouts in flight. When the limit is lowered, the rollouts in flight continue."""
         return self._limit
 
     @property
     def width(self) -> int:
-        """Number of stage workers, including busy ones above a lowered limit."""
+        """Number of stage workers. If the limit was lowered, workers above the limit count until they are free."""
         return max(self._limit, self.in_flight)
 
     @property

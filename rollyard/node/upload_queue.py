@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from rollyard.core.errors import ApiError
 
 MAX_BYTES = 512 << 10
-"""A request takes no further upload when it has this many bytes."""
+"""When the uploads of a request have this many bytes together, no further upload is added to the request."""
 Send = Callable[[Sequence[bytes]], Awaitable[Sequence[ApiError | None]]]
 """Function that sends uploads in one request. It returns an error or None for each upload, or raises the error of the
 request."""

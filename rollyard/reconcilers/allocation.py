@@ -71,7 +71,8 @@ class AllocationReconciler:
         """Callback for an allocation (its uid) whose job has ended. The callback takes back the allocation's leases,
         so that the server refuses results from processes that outlive the job."""
         self._missed: dict[str, tuple[int, int]] = {}
-        """uid -> (snapshot number, number of complete snapshots in a row without the allocation's job)."""
+        """uid -> (number of the last counted snapshot, count of complete snapshots in a row without the allocation's
+        job)."""
         self._awaiting_user_name: dict[str, float] = {}
         """uid -> start (Unix seconds) of the wait for accounting to name the user who cancelled the job."""
 

@@ -30,7 +30,7 @@ class AllocationView:
     engine: Reason | None
     """Reason why the allocation's model server is not ready; None if the server is ready or not connected."""
     why_drained: Reason | None
-    """Reason of a drain, if no condition has it yet."""
+    """Reason of a drain that no condition shows yet; otherwise None."""
     absence: Absence | None
     """Facts about the missing job; None if Slurm's queue shows the job."""
     now: float

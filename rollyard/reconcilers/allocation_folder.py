@@ -149,7 +149,7 @@ class AllocationFolders:
         return last_output(lines, facts.st_mtime, end)
 
     def remove(self, allocation: Allocation) -> None:
-        """Remove the allocation's folder, and the burst's folder after its last allocation. Blocks."""
+        """Remove the allocation's folder. Remove the burst's folder too if no allocation of the burst is left. Blocks."""
         status = allocation.status
         shutil.rmtree(self.folder(allocation.metadata.namespace, allocation.metadata.name), ignore_errors=True)
         if status.burst is not None:

@@ -1,7 +1,7 @@
 """Plan for one allocation, from the recorded state and a snapshot of Slurm's queue. Pure.
 
-A first submit requires a snapshot. Another submit requires several complete snapshots in a row that lack the job. These
-rules prevent a second job.
+A first submit requires a snapshot. If it is unknown whether a submit made a job, another submit requires several complete
+snapshots in a row that lack the job. These rules prevent a second job.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 SUBMIT_MARGIN_SECONDS = 2.0
-"""Seconds from the recorded intent until every new snapshot shows the submitted job. An earlier snapshot may lack the
-job."""
+"""A snapshot that begins less than this many seconds after the recorded time of the intent may lack the submitted job."""
 MIN_MISSES = 2
 
 

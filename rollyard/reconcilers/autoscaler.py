@@ -13,8 +13,8 @@ are those of Knative's autoscaler.
   the window, and does not shrink.
 - The pool does not shrink while a metric is unknown or incomplete. After a restart the pool shrinks only once the
   server has measured the demand for a whole window, and for the period of every policy of `scaleDown`.
-- Growing and shrinking alternate at most FLAP_BUDGET times within FLAP_WINDOW_SECONDS. This limit never
-  delays growth. So the pool shrinks only if the budget also has room for the growth that may follow.
+- The pool changes between growing and shrinking at most FLAP_BUDGET times within FLAP_WINDOW_SECONDS. This limit never
+  delays growth. So the pool shrinks only if the limit also has room for the growth that may follow.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ class Metric:
 
 @dataclass(frozen=True, slots=True)
 class ScalerMemory:
-    """State from call to call. If it is lost, the pool shrinks only once the windows are full again."""
+    """State that each call of `autoscale` returns for the next call. If the state is lost, the pool shrinks only once the
+    windows are full again."""
 
     since: float
     """Unix seconds since which the state is complete."""
@@ -276,7 +277,7 @@ def _bounded_by_policies(
     pick: tuple[Callable[[list[int]], int], Callable[[list[int]], int]],
     unlimited: int,
 ) -> int:
-    """Return the size that the policies allow. A policy counts from the size at the start of its period.
+    """Return the size that the policies allow. A policy limits the change from the size at the start of its period.
 
     `pick`: functions that return the size with the largest and with the smallest change.
     """

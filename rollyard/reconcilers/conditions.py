@@ -29,7 +29,7 @@ from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.slurm_snapshots import QueueAccess
 
 CRASH_LOOP = 3
-"""From this number of failures in a row on, the reason is CrashLoop."""
+"""After this many failures in a row, or more, the reason of the conditions is CrashLoop instead of AllocationFailed."""
 SUBMIT_ANSWER_SECONDS = 5.0
 """Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
@@ -48,7 +48,7 @@ NO_WARNING = {
     "WaitingForSlurm",
     "WeightsUpdating",
 }
-"""Reasons of Ready and Updated whose events have the type Normal. The events of their other reasons are warnings."""
+"""Reasons of Ready and Updated whose events have the type Normal. Events about any other reason are warnings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.values.job_state import JobState
 
 FAILURES = {JobState.FAILED, JobState.OUT_OF_MEMORY, JobState.COMPLETED}
-"""Ends caused by the template, or by a submit that Slurm refused."""
+"""States of allocations that ended because of the template, or because Slurm refused the submit."""
 INTERRUPTIONS = {
     JobState.NODE_FAIL,
     JobState.BOOT_FAIL,
@@ -26,8 +26,8 @@ INTERRUPTIONS = {
     JobState.REVOKED,
     JobState.GONE,
 }
-"""Ends caused by a node, an administrator or a user, and ends of unknown cause (GONE). Ends by walltime and by
-preemption are normal and do not count."""
+"""States of allocations that ended because of a node, an administrator or a user, or for an unknown reason (GONE). The end
+of the walltime and a preemption are normal and are not counted."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
 """Limit of the back-off while no allocation of the pool serves. The limit is lower, so that the pool soon notices that
@@ -80,7 +80,8 @@ class EndCounts:
 def count_ends(
     status: PoolStatus, template: str, allocations: Sequence[Allocation], now: float, *, serves: bool, all_ready: bool
 ) -> EndCounts:
-    """Add the ends since the last count. `serves`: some allocation serves. `all_ready`: every active allocation is ready."""
+    """Add the allocations that have ended since the last count. `serves`: some allocation serves. `all_ready`: every
+    active allocation is ready."""
     own = [a for a in allocations if a.spec.template_hash == template]
     last, last_outside = _unix(status.last_failure_time), _unix(status.last_interruption_time)
     failures = status.failures if status.template_hash == template and not _had_steady_run(own, last, now) else 0

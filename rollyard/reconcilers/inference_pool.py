@@ -35,7 +35,7 @@ class InferencePoolObserver:
         outside_demand: Callable[[PoolKey], int],
         clock: Clock,
     ) -> None:
-        """`outside_demand`: returns the number of open and requested sessions of external agents in a pool."""
+        """`outside_demand`: function that returns the number of open and requested sessions of external agents in a pool."""
         self._endpoints = endpoints
         self._clock = clock
         self._coarse = StatusMetricsCache(clock)

@@ -1,8 +1,9 @@
 """Submits allocations: first writes the intents, then submits the allocations of the same pool and template in one call
 to Slurm, as a job array.
 
-An intent is written only if the allocation has not changed (optimistic concurrency), so two decisions cannot both
-submit. After a crash between intent, submit and record, the next complete snapshots show whether the submit made a job.
+An intent is an entry in the allocation's status: the time of a submit that is about to follow. An intent is written only
+if the allocation has not changed (optimistic concurrency), so two decisions cannot both submit. If the server crashes
+between the intent and the record of the job's id, the next complete snapshots show whether the submit made a job.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Submitter:
         clock: Clock,
     ) -> None:
         """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed. This class
-        writes the times. A snapshot that began before an allocation's time may lack the allocation's job."""
+        writes the times. A snapshot that began before the time of an allocation may lack the job of this allocation."""
         self._store = store
         self._driver = driver
         self._feed = feed

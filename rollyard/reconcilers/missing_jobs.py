@@ -12,8 +12,8 @@ accounting.
 | no | no answer | nothing is concluded for DISPUTE_SECONDS; then the job is gone |
 | no | no record of it | nothing is concluded for ABSENT_SECONDS; then, or at once if we are ending the job, it is gone |
 
-The same rules judge a job that ran, if the table shows the job as pending without a restart. Either the table is old, or
-slurmctld has lost the job's state. For such a job, the state pending in accounting counts as no record.
+The same rules apply to a job that ran, if the table shows the job as pending without a restart. Either the table is
+old, or slurmctld has lost the job's state. For such a job, the state pending in accounting counts as no record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job, Snapshot
 
 MIN_LOOKUPS = 2
-"""A verdict requires at least this many answers without the job. A single answer may be wrong."""
+"""A verdict requires at least this many tables in a row without the job. A single table may be wrong."""
 ABSENT_SECONDS = 20.0
 """Time within which a node agent sends several heartbeats, or reconnects after a restart of the server."""
 DISPUTE_SECONDS = 180.0
@@ -149,9 +149,9 @@ def is_incomplete(missing: Iterable[Absence], now: float) -> bool:
 def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now: float) -> str:
     """Reason to conclude nothing at all from a table; empty if the table is good, or lacks only a few jobs.
 
-    A table is doubted in three cases: it shows a job that ran as pending; all expected jobs are missing; or more than
-    half of at least MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we are
-    ending, are not expected.
+    A table is doubted in three cases: it shows a job as pending although the job ran; all expected jobs are missing; or
+    more than half of at least MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we
+    are ending, are not expected.
     """
     doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
     settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}

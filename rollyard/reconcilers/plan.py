@@ -210,8 +210,8 @@ class _PoolMembers:
 
 
 def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[Successor, ...]:
-    """Successors to submit now: first for members that end soon, in the order of their ends, then for outdated members
-    that have started."""
+    """Successors to submit now: first for members whose walltime ends soon, the earliest end first, then for outdated
+    members that have started."""
     free = view.pool.spec.renewal.max_surge - len(view.pairs)
     if free <= 0 or len(view.counted) > desired:
         return ()
@@ -228,7 +228,7 @@ def _due_successors(view: _PoolMembers, desired: int, next_index: int) -> tuple[
 
 
 def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
-    """Renewal times of members whose end is known, in the order of their ends.
+    """Renewal times of members whose end is known, the earliest end first.
 
     An up-to-date member that already has a successor is included, because the pair uses one of the `maxSurge` places.
     """
@@ -240,8 +240,9 @@ def _renewal_times(view: _PoolMembers) -> dict[str, RenewalTime]:
 def _surplus(view: _PoolMembers, desired: int) -> list[Member]:
     """Members to end because the pool has enough without them.
 
-    Counted members go in this order: outdated before up to date, then not started before started, then by rising load,
-    then by the end of their walltime. If there is a surplus, or `desired` is 0, all missing members go too.
+    Counted members are chosen in this order: outdated before up to date, then not started before started, then by
+    rising load, then by the end of their walltime. If there is a surplus, or `desired` is 0, all missing members are
+    returned too.
     """
 
     def order(m: Member) -> tuple[bool, bool, int, float, int]:
@@ -288,7 +289,7 @@ def blocked(pool: Pool, members: Sequence[Member], now: float, failed: str = "")
     """Reason if a successor cannot be ready before the end of the member that it replaces.
 
     `failed`: text about the failures of the present template; empty if an allocation has become ready since the last
-    one.
+    failure.
     """
     if not any(m.active and m.ends is not None for m in members):
         return None

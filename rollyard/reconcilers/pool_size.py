@@ -69,5 +69,5 @@ def _gpu_usage(allocation: Allocation, known: GpuUsage | None) -> GpuUsage | Non
 
 
 def shown_hours(ledger: GpuLedger, now: float) -> float:
-    """GPU-hours for the status, at the last multiple of SHOWN_SECONDS."""
+    """GPU-hours for the status: the hours used up to the last time that is a multiple of SHOWN_SECONDS."""
     return round(ledger.hours(now - now % SHOWN_SECONDS), 2)

@@ -21,8 +21,8 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 class Policy(Protocol):
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
-        """Sample one turn. Raises ContextExceeded if no further token fits, and EndpointError, NoEndpoint or Fenced if
-        no server can be used."""
+        """Sample one turn. Raises ContextExceeded if no further token fits, EndpointError or NoEndpoint if no server can
+        be used, and Fenced if the lease is void."""
         ...
 
 

@@ -34,8 +34,8 @@ from rollyard.node.sandbox.build_once import build_once
 LAYOUT = 3
 """Version of the layout. It is part of the hash in the folder's name. Increase it when the collected content changes."""
 UNUSED_SECONDS = 30 * 86_400
-"""A bundle that no node agent has begun to use for this many seconds is removed. Allocations must be
-shorter, because an allocation uses its bundle to the end."""
+"""If no node agent has started with a bundle for this many seconds, the bundle is removed. The walltime of an allocation
+must be shorter than this, because an allocation uses its bundle to the end."""
 ROOTS = ("ptyprocess", "ipython")
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _OMITTED = shutil.ignore_patterns(

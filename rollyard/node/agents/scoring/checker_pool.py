@@ -25,8 +25,8 @@ START_SECONDS = 120.0
 
 
 class CheckerKilled(Exception):
-    """A question (see `CheckerPool.ask`) used up the CPU limit, or could not be judged in two tries. `str()` is the
-    name of a metric."""
+    """A question (see `CheckerPool.ask`) used up the CPU limit, or could not be judged in two tries. The exception's
+    text is the name of a metric."""
 
 
 class _CheckerEnded(Exception):
@@ -48,7 +48,8 @@ class CheckerPool:
         """Send one question, which consists of `parts`, to a child. Return the child's answer.
 
         The child judges the question in a fork. The question is asked a second time if the child ends, or if the fork
-        dies for another reason than the CPU limit: somebody else may have killed it. A cancelled call kills its child.
+        dies for another reason than the CPU limit, because either may have been killed from outside. A cancelled call
+        kills its child.
 
         Raises CheckerKilled if a fork uses up the CPU limit, or if both tries fail. Raises NodeFault if a child does
         not start, or if, after two failed tries, the harmless question fails too.

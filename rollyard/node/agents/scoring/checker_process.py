@@ -63,9 +63,10 @@ def _verdict(check: Check, parts: Sequence[bytes]) -> Mapping[str, float]:
 
 
 def _set_limit(kind: int, most: int) -> None:
-    """Set a limit below the inherited hard limit. Slurm passes on the limits of the submitting user.
+    """Set the soft limit, and keep it below the inherited hard limit. Slurm passes on the limits of the submitting user.
 
-    At the hard limit of CPU time the kernel sends SIGKILL instead of SIGXCPU, also if both limits are equal.
+    At the hard limit of CPU time the kernel sends SIGKILL, even if the soft limit has the same value. Only at a lower
+    soft limit does it send SIGXCPU.
     """
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard - 1), hard))

@@ -18,8 +18,8 @@ from rollyard.node.agents.scoring.numerals import TOLERANCE
 DIGITS = 50
 CLOSE = sympy.Float("1e-30")
 POINTS, LEAST = 16, 3
-"""Number of points at which expressions with variables are compared. If both values are real at `LEAST` points or more,
-only the points with real values are used."""
+"""Expressions with variables are compared at `POINTS` points. If both expressions have real values at `LEAST` or more of
+these points, only such points are used."""
 _ELEMENTARY = {f"{a}{f}{h}" for f in ("sin", "cos", "tan", "cot", "sec", "csc") for a in ("", "arc") for h in ("", "h")}
 _OTHERS = {
     "binom",
@@ -66,8 +66,8 @@ def read(text: str) -> Expr:
 def same_expression(reference_text: str, answer_text: str, *, rounded: bool = False) -> bool:
     """Return whether the answer equals the reference, in a form that the reference allows.
 
-    An operator such as \\sum or \\gcd may be in the answer only if it is in the reference too. If the reference has
-    variables, every other equivalent form is accepted. If the reference has no variables, the rule for operators covers
+    An operator such as \\sum or \\gcd may be in the answer only if it is in the reference too. Apart from this rule, a
+    reference with variables allows every equivalent form. If the reference has no variables, the rule applies to
     trigonometric functions too, and the answer may not have more operations than the reference. For an equation, see
     `_same_equation`. `rounded`: the answer is a decimal, so a relative difference of TOLERANCE is accepted. Raises
     UnreadableExpression if the reference cannot be read, or is neither an expression nor an equation.

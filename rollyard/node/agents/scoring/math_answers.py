@@ -99,7 +99,8 @@ def is_right(reference: str, answer: str) -> bool:
 
 
 def normalized(text: str) -> str:
-    """Remove layout, degree signs and the base of a number. Write symbols with several spellings in one spelling."""
+    """Remove layout, degree signs and the base of a number, such as the 2 of 101_2. Write symbols with several
+    spellings in one spelling."""
     for old, new in _SAME.items():
         text = text.replace(old, new)
     for pattern, new in _REWRITTEN:

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 MAX_EXPONENT = 400
 TOLERANCE = Fraction(1, 10**6)
-"""Accepted difference, relative to the reference, if the reference or the answer is a decimal. `same_number` accepts no
-difference from an integer."""
+"""Accepted difference, relative to the reference, if the reference or the answer is a decimal. If the reference
+is an integer, `same_number` accepts no difference."""
 
 _SIGN = r"(?P<sign>[+-]?)"
 _DIGITS = r"(?:\d+|\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+)"

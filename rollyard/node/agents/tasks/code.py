@@ -63,8 +63,8 @@ class CodeHandler:
                 raise TaskError(f"the task's file {path} cannot be written: {error}") from error
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
-        """Return the solution; an empty artifact if the file is missing, too large, or not text. This is a mistake of
-        the agent."""
+        """Return the solution; an empty artifact if the file is missing, too large, or not text. Such a file is a
+        mistake of the agent."""
         try:
             data = await sandbox.read_file(read_code(task).solution, MAX_ARTIFACT_BYTES // 2)
             return {"solution": data.decode()}
@@ -85,7 +85,7 @@ class CodeHandler:
 
     async def _count_passed(self, cases: Sequence[CodeCase], results: bytes | None) -> dict[str, float]:
         """Count the calls that returned the expected value. The count is 0 if the results are missing or malformed, or
-        cannot be compared within the limits. Only a solution causes this."""
+        cannot be compared within the limits. In these cases the solution is at fault."""
         if results is None:
             return {"passed": 0.0, "bad_results": 1.0}
         try:
