@@ -32,8 +32,8 @@ TIMEOUT_SECONDS = 120.0
 """Time limit of a query. A query includes all attempts of the driver, and the waits for the driver's call budget."""
 SOON_POLL_SECONDS = 0.1
 OVERDUE_SECONDS, OVERDUE_RATIO = 5.0, 3.0
-"""Two limits of a query: seconds, and a multiple of the duration of the last answered query. A query beyond both limits
-makes Slurm's state unknown until the answer."""
+"""A query is overdue if it takes longer than these seconds, and longer than this multiple of the duration of the last
+answered query. While a query is overdue, Slurm's state counts as unknown."""
 ACCOUNTING_SECONDS = 10.0
 """Seconds between two queries to accounting about the same missing jobs."""
 ACCOUNTING_POLL_SECONDS = 0.2
@@ -64,7 +64,7 @@ class SnapshotFeed:
         """Seconds that the last answered query took."""
         self._known_jobs = known_jobs
         self.missing: dict[str, Absence] = {}
-        """Known jobs that the last answer lacked, or showed as pending although they ran, by id."""
+        """Job id -> absence, for known jobs that the last answer omitted, or showed as pending although they had run."""
         self.latest: Snapshot | None = None
         self.count = 0
         """Number of believed snapshots so far. A higher number shows a reader that the snapshot is new."""

@@ -13,7 +13,7 @@ from rollyard.server.routing.endpoint_metrics import has_metrics, metrics_of, to
 from rollyard.server.routing.endpoint_state import EndpointState
 
 STATUS_METRICS_SECONDS = 30.0
-"""Age in seconds from which a copy of the metrics is replaced."""
+"""A copy of the metrics that is this old is replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,16 @@ class StatusMetrics:
     """Endpoint id -> metrics, for endpoints whose load is known."""
     total: EndpointMetrics
     limits: Mapping[str, Admission]
-    """Endpoint id -> limit of sessions, for endpoints with a limit. A limit and its text change with each heartbeat."""
+    """Endpoint id -> limit of sessions, for endpoints with a limit. It is copied too, because a limit and its text change
+    with each heartbeat."""
 
 
 class StatusMetricsCache:
     """Last copy of the metrics for each pool.
 
-    A new copy is taken if the last copy is old, or if other endpoints now have a known load or a limit of sessions.
-    While no endpoint's load is known, no copy is kept.
+    A new copy is taken if the last copy is old. A new copy is also taken if an endpoint's load has become known or
+    unknown, or if an endpoint has got or lost its limit of sessions. While no endpoint's load is known, no copy
+    is kept.
     """
 
     def __init__(self, clock: Clock) -> None:

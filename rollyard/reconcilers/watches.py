@@ -1,5 +1,5 @@
-"""Builds all reconcilers. A table in `build_reconcilers` shows which keys are queued for a reconcile after which
-change.
+"""Builds all reconcilers. A table in `build_reconcilers` shows, for each kind of change, which keys are queued for a
+reconcile.
 
 The functions below the table map a change to keys, as in controller-runtime: the changed object itself (For), its owner
 (Owns), and other objects that depend on it (Watches).

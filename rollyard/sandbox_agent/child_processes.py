@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ChildProcess:
-    """A process that the agent started. At its end the file descriptor `exited` becomes readable and `status` is set."""
+    """A process that the agent started. When the process ends, the file descriptor `exited` becomes readable, and `status`
+    is set."""
 
     pid: int
     exited: int = field(default_factory=lambda: os.eventfd(0))

@@ -1,7 +1,8 @@
 """The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
 
 If arguments are wrong, or a file cannot be read or written, a call returns a message for the model and does not raise.
-An edit keeps line ends, and bytes that are not UTF-8. Only "\n" ends a line, so line numbers are those of `grep -n`.
+An edit keeps the file's line endings, and bytes that are not UTF-8. Only a line feed ends a line, so line numbers are
+those of `grep -n`.
 """
 
 from __future__ import annotations

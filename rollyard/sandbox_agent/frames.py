@@ -1,5 +1,5 @@
-"""Frames on a Unix socket. A frame has the lengths of its header and its body (4 bytes each, big-endian), then the
-header in JSON, then the body in raw bytes.
+"""Frames on a Unix socket. A frame begins with the length of its header and the length of its body (4 bytes each,
+big-endian). The header follows in JSON, then the body in raw bytes.
 
 The output of a tool, and a file that is read or written whole, are sent as a body, so their bytes need no escaping.
 """

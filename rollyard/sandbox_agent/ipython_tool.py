@@ -188,7 +188,7 @@ class _Kernel:
     def until_reply(self, cell: _Cell, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> bool:
         """Read messages and output until the cell has ended; return False at the deadline or when `wake` is set.
 
-        Raises KernelEnded.
+        Raises KernelUnusable.
         """
         while received := self._await_message(capture, deadline, wake):
             if cell.add(received["header"]["msg_type"], received["content"]):

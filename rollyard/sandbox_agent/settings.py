@@ -77,8 +77,9 @@ class Settings:
 
 
 def environment(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of commands. It is merged from defaults, `image`, variables that turn off interaction, and
-    `extra`; a later one replaces an earlier one. FALLBACK is appended to PATH.
+    """Return the environment of commands. It has the variables of four sources: defaults, `image`, variables that turn
+    off interaction, and `extra`. If several sources have a variable, the last of them counts. FALLBACK is appended to
+    PATH.
 
     Variables of Apptainer and of the host are left out of `image`.
     """

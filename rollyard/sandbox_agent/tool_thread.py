@@ -1,5 +1,5 @@
-"""The thread of one tool, or of the calls that read and write files. It runs its calls one after the other. Between
-calls it reads the output of the tool's processes."""
+"""The thread of one tool, or of all calls that need no other process (`edit`, `read`, `write`, `listen`). It runs its
+calls one after the other. Between calls it reads the output of the tool's processes."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class WakeFlag:
 
 def readable(fds: list[int], deadline: float | None) -> set[int]:
     """Wait until one of `fds` is readable or closed, at most until `deadline` (monotonic seconds; None: for ever).
-    Return all that are readable or closed then."""
+    Return all file descriptors that are then readable or closed."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)

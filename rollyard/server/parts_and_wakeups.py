@@ -186,8 +186,8 @@ class _Wakes:
         self.dispatch_near(state.pool)
 
     def dispatch_near(self, pool: PoolKey) -> None:
-        """Wake dispatch for every RolloutPool of the namespace with a connected node agent, because each may use this
-        InferencePool."""
+        """Wake dispatch for the pools of all connected node agents in the namespace of this InferencePool, because each
+        of these pools may use the InferencePool."""
         for agent in self._parts.agents.all():
             if agent.pool.namespace == pool.namespace:
                 self._dispatcher.wake(agent.pool)

@@ -39,8 +39,8 @@ MIN_QUEUE = 1024
 """The limit on unfinished rollouts is never below this number. With 0 slots it would otherwise be 0, but a pool without
 workers grows only if rollouts are queued."""
 UNBOUNDED_SHARE = 2
-"""Limit of a stream without `step_groups` that waits for acknowledgements: number of groups in flight or
-unacknowledged, as a multiple of the groups that fill the slots."""
+"""Limit of a stream without `step_groups` that waits for acknowledgements. The stream's groups in flight and its
+unacknowledged groups together are at most this many times the groups that fill the slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ class SourceDrained:
 class BatchCancelled:
     at: float
     keep: bool
-    """Whether the batch's live groups (open or informative) may be carried over. The request can exclude this."""
+    """Whether the batch's live groups (open or informative) may be carried over. The groups are carried over only if
+    the request permits this too."""
 
 
 BatchEvent = GroupDrawn | GroupAdopted | RolloutEnded | Ticked | Acknowledged | SourceDrained | BatchCancelled

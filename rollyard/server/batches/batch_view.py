@@ -7,7 +7,7 @@ from rollyard.server.batches.advance import informative_rate, wanted
 from rollyard.server.store.batch_records import BatchRecord, LengthSums, SeriesRecord
 
 MANY_FAULTY = 5
-"""Number of faulty groups in a row after which a batch reports them as the reason."""
+"""After this many faulty groups in a row, a batch reports them as the reason why it makes no progress."""
 
 
 def view(
@@ -49,7 +49,7 @@ def view(
 
 def bias(delivered: LengthSums, whole: LengthSums) -> DeliveryBias:
     """Return the mean lengths of rollouts in delivered groups, divided by the mean lengths in all informative groups.
-    Discarded groups count as informative groups, with estimated lengths."""
+    Discarded groups count with estimated lengths, multiplied by the probability that the group is informative."""
     if not (delivered.rollouts and whole.rollouts):
         return DeliveryBias()
 

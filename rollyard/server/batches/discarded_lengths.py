@@ -12,11 +12,11 @@ def discarded_lengths(
 ) -> LengthSums:
     """Expected lengths of a discarded group, multiplied by `share`, the probability that the group was informative.
 
-    For a rollout with a reward, its own lengths are used. For an unfinished rollout, the mean seconds are used: those
-    of the group, else of the task's history, else of `known`. But an unfinished rollout counts with at least the
-    seconds for which it has run (`running`). `known`: sums of lengths over the series' informative groups. The
-    estimated seconds are turned into tokens and turns with the tokens per second and turns per second of `known`, or of
-    the group if `known` is empty.
+    For a rollout with a reward, its own lengths are used. For an unfinished rollout, the seconds are estimated: the
+    mean of the group's rollouts with a reward, else the mean of the task's history, else the mean of `known`. If the
+    rollout has already run longer, this time (in `running`) is used instead. `known`: sums of lengths over the series'
+    informative groups. The estimated seconds are turned into tokens and turns with the tokens per second and turns per
+    second of `known`, or of the group if `known` is empty.
     """
     own = LengthSums().plus(group.ended)
     if own.rollouts:

@@ -18,10 +18,10 @@ MAX_STREAK = 6
 """Longest streak (number of uninformative groups in a row) that counts. A task with this streak is drawn in one of 64
 epochs on average."""
 MAX_FAULTY = 3
-"""Number of faulty groups of one task in an epoch after which the task waits for the next epoch."""
+"""After this many faulty groups in one epoch, a task is not drawn again before the next epoch."""
 PUT_BACK_GROUPS = 8
-"""Number of other groups that are drawn after a task's first faulty group, before the task is drawn again; twice as
-many after its second faulty group. By then a broken node may be gone. When all epochs are over, the task is drawn at
+"""After a task's first faulty group, this many other groups are drawn before the task is drawn again. After its second
+faulty group it is twice as many. By then a broken node may be gone. When all epochs are over, the task is drawn at
 once."""
 MAX_LOOKED = 4096
 """Greatest number of tasks that one draw looks at. The limit keeps the transaction short; the next draw continues."""
@@ -87,8 +87,8 @@ def draw(
 
 
 def with_end(series: SeriesRecord, tasks: int) -> SeriesRecord:
-    """Return the series with the number of tasks that its plug-in has now reported. If the position has reached this
-    number, the next epoch begins."""
+    """Return the series with its number of tasks, which is known once its plug-in has no more tasks. If the position
+    has reached this number, the next epoch begins."""
     series = replace(series, tasks=tasks)
     return replace(series, epoch=series.epoch + 1, position=0) if series.position >= tasks else series
 
@@ -109,8 +109,8 @@ def may_return(group: GroupRecord) -> bool:
 
 
 def longest_first(tasks: Sequence[DrawnTask], history: ReadHistory) -> list[DrawnTask]:
-    """Sort tasks by the mean seconds of their earlier rollouts, the longest first. A task without history counts with
-    the mean of the tasks that have one."""
+    """Sort tasks by the mean seconds of their earlier rollouts, the longest first. For a task without a history,
+    the mean of the other tasks is used."""
     seconds = [found.seconds if (found := history(t.index)) and found.rollouts else None for t in tasks]
     known = [s for s in seconds if s is not None]
     mean = sum(known) / len(known) if known else 0.0

@@ -1,5 +1,5 @@
-"""The keeper of running batches: sends a tick to each batch that needs one. A tick has the time and the batch's slots.
-When a rollout ends, its batch is updated without the keeper."""
+"""The keeper of running batches: sends a tick to each batch that needs one. A tick contains the time and the batch's
+slots. When a rollout ends, its batch is updated without the keeper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BatchKeeper:
         pools: Callable[[], Awaitable[Sequence[RolloutPool]]],
     ) -> None:
         """`slots`: returns the number of rollouts that a pool's node agents can work on. Running batches of a pool share
-        this number by their weights."""
+        this number in proportion to their weights."""
         self._store = store
         self._clock = clock
         self._batches = batches

@@ -32,9 +32,9 @@ TASKS_A_WRITE = 2000
 MAX_RUNNING = 1000
 RETRY_SECONDS = 10
 READ_AHEAD = 256
-"""Number of a plug-in's tasks that are stored in advance, before they are drawn."""
+"""Tasks of a plug-in are stored in advance, before they are drawn: about this many, or more by READ_AHEAD_GROUPS."""
 READ_AHEAD_GROUPS = 4
-"""Number of tasks stored in advance, as a multiple of the groups in flight. If READ_AHEAD is greater, READ_AHEAD applies."""
+"""About this many tasks are stored in advance for each group in flight, if this gives more than READ_AHEAD."""
 MAX_REQUEST_BYTES = 256 << 10
 """Greatest size of a batch's request without its tasks. The request without its tasks must fit, together with one task,
 into a rollout's request."""
@@ -215,7 +215,7 @@ class BatchService:
     async def groups(self, key: BatchKey, after: int, limit: int, wait: float) -> tuple[list[GroupRecord], BatchView]:
         """Return the first `limit` groups whose delivery number is greater than `after`, and the batch.
 
-        Wait until there is such a group or the batch will deliver no more, but at most for `wait` seconds.
+        Wait until there is such a group or the batch will deliver no more groups, but at most for `wait` seconds.
 
         Raises NotFound, and Expired if the next delivery is deleted.
         """
@@ -280,8 +280,8 @@ class BatchService:
         return await self._store.transact(change)
 
     async def delete_dataset(self, namespace: str, name: str) -> None:
-        """Delete a dataset with its history and its series. Carried groups are cancelled. Raises NotFound, and Conflict
-        if a running batch draws from the dataset."""
+        """Delete a dataset with its history and its series. Groups of these series that wait for a later batch are
+        cancelled. Raises NotFound, and Conflict if a running batch draws from the dataset."""
         now = self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> None:
@@ -312,8 +312,8 @@ class BatchService:
 
 
 def _check_tasks_stored(tx: Transaction, digest: str, tasks: int | None) -> None:
-    """Raise Unavailable if these tasks are no longer stored. Equal tasks are stored once, so the deletion of an old
-    batch with equal tasks may just have deleted them."""
+    """Raise Unavailable if these tasks are no longer stored. Several batches with equal tasks share one stored
+    copy, so the deletion of an old batch may just have deleted the copy."""
     if tasks is not None and tx.batches.stored_tasks(digest) < tasks:
         raise Unavailable("equal tasks of an old batch are being deleted; send the same body again", retry_after=1)
 
@@ -327,7 +327,7 @@ def _end_source(tx: Transaction, series: SeriesRecord, tasks: int) -> None:
 def _series(
     tx: Transaction, namespace: str, name: str, request: BatchRequest, digest: str, tasks: int | None
 ) -> SeriesRecord:
-    """Return the series of a new batch; a new series if the batch is the first. Raises Invalid, Conflict."""
+    """Return the series of a new batch; a new series if this batch is its first. Raises Invalid, Conflict."""
     dataset, seed = None, None
     if request.dataset is not None:
         found = tx.batches.dataset(namespace, request.dataset.name)

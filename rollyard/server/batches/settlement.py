@@ -80,7 +80,8 @@ class Settlement:
         self._series: dict[SeriesKey, SeriesRecord] = {}
 
     def begin(self, batch: BatchRecord, series: SeriesRecord) -> BatchKey:
-        """Insert a batch, and let it take over the carried groups of its series that have the same pool and `n`."""
+        """Insert a batch. It takes over the groups that earlier batches of its series left unfinished, if these groups
+        have the batch's pool and `n`."""
         batch = replace(batch, step=series.step, settled=series.settled, settled_informative=series.settled_informative)
         self._batches[batch.key] = self._tables.put_batch(batch)
         self._series[series.key] = series
@@ -134,7 +135,7 @@ class Settlement:
             changes.seconds_to_target.append(after.ended_at - after.created_at)
 
     def drop_carried(self, namespace: str, dataset: str) -> None:
-        """Cancel the carried groups of all series that draw from a dataset."""
+        """Cancel the groups that wait for a later batch, in all series that draw from a dataset."""
         for name in self._tables.series_of_dataset(namespace, dataset):
             for group in self._tables.carried(namespace, name):
                 self._groups[group.key] = replace(group, state=GroupState.CANCELLED)
@@ -260,7 +261,8 @@ class Settlement:
     def _free_number(
         self, batch: BatchRecord, request: BatchRequest, series: SeriesRecord, task: Task
     ) -> tuple[int, list[RolloutRecord]]:
-        """Return the next group number, and the group's records. Numbers whose rollout ids exist already are skipped."""
+        """Return the number of the next group, and the group's records. The records' ids are made from the number. If a
+        rollout with one of these ids exists already, the number is skipped."""
         number = series.next_number
         while True:
             records = expand(batch.namespace, request.rollouts(f"{batch.series}-g{number}", task), self._now)
@@ -275,7 +277,8 @@ class Settlement:
             self._changes.step(self._tx, record, Cancelled(self._now, reason, message))
 
     def _release(self, key: BatchKey, *, keep: bool) -> None:
-        """Leave the live groups of an ended batch to the next batch of the series, or cancel them."""
+        """Detach the live groups from an ended batch, so that a later batch of the series can take them over. If
+        `keep` is false, cancel the groups instead."""
         batch = self._batches[key]
         self._changes.ended_batches.append(batch.status)
         series = self._series_of(batch.namespace, batch.series)

@@ -1,7 +1,7 @@
 """Supervisor inside the server's job. It restarts the server after a crash, and stops it before Slurm ends the job.
 
-Exit status: 3 if a newer server has the folder, otherwise 0. Then the job ends, and Slurm starts the next queued job of
-the server.
+Exit status: 3 if a newer server has the folder, otherwise 0. In both cases the job ends, and Slurm starts the next
+queued job of the server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
-"""Seconds of running after which an exit no longer counts as a failed start."""
+"""If the server has run for longer than this before it exits, the start counts as successful: the pause is short again."""
 STOP_SECONDS = 20.0
 
 

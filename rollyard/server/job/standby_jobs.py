@@ -1,7 +1,7 @@
 """Keeps standby jobs queued behind the server's job. The first one starts when the server's job ends for any reason.
 
-There are two standby jobs, because one that starts on a broken node ends without submitting another. Slurm starts
-standby jobs in order.
+There are two standby jobs, because a standby job that starts on a broken node ends without submitting another one.
+Slurm starts standby jobs in order.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import Status
 
 WINDOW_SECONDS = 60
 LEAST_SECONDS = 5.0
-"""Seconds after the start for which no rate is given."""
+"""No rate is given until the server has run for this many seconds."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _EndCounts:
         self.count(_window(now))
 
     def count(self, since: int) -> int:
-        """Count the ends from `since` on; drop older ones."""
+        """Return the number of rollouts that ended from `since` on; drop older counts."""
         while self.seconds and self.seconds[0].at < since:
             self.seconds.popleft()
         return sum(second.ended for second in self.seconds)

@@ -1,4 +1,4 @@
-"""Grants of queued rollouts to node agents, one pool at a time. Among the node agents that can take a rollout, the one
+"""Grants queued rollouts to node agents, one pool at a time. Among the node agents that can take a rollout, the one
 with the greatest free capacity gets it."""
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class _AgentCapacity:
     held: int
     """Number of leases that the node agent has, including those of this round."""
     reserved: bool = False
-    """True: the node agent gets no more leases in this round, because a rollout that must run alone has got it or waits
-    for it."""
+    """True: the node agent gets no more leases in this round, because a rollout that must run alone has got this
+    node agent or waits for it."""
 
     def can_take(self, record: RolloutRecord, stages: Stages, now: float) -> bool:
         """Whether `has_capacity` is true and, if the rollout must run alone, the node agent has no lease."""

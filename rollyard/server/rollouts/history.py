@@ -37,7 +37,7 @@ class LeaseChoice:
 def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Stage | None = None, **fields: Any) -> str:
     """Return the record's history with one more entry. Empty fields are left out. A long `reason` or `message` is cut.
 
-    `stage`: stage that begins with the event, if it is not the record's.
+    `stage`: stage that begins with the event; None if the record's stage does not change.
     """
     kept = {name: value for name, value in fields.items() if value is not None and value != "" and value != {}}
     for name in ("reason", "message"):

@@ -31,8 +31,8 @@ class LiveLease:
     pool: PoolKey
     expires: float
     stage: Stage
-    """Stage that the holder last reported, or a later stored stage. A reported RUN is stored only with the rollout's
-    next event."""
+    """Stage that the holder last reported, or a later stored stage. When the holder reports RUN, the record is not
+    changed before the rollout's next event."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
     exclusive: bool = False
@@ -130,7 +130,8 @@ class Leases:
         return lease.run_begun if lease is not None and lease.fence == fence else None
 
     def renew(self, holder: str, held: Iterable[LeaseRef]) -> list[LeaseRef]:
-        """Renew the named leases that still belong to the holder, with their reported stages; return the others."""
+        """Renew the named leases that still belong to the holder, with their reported stages. Return the other named
+        leases, which are void."""
         expires, lost = self._clock.monotonic() + self.seconds, []
         for ref in held:
             lease = self._live.get(ref.rollout)

@@ -35,8 +35,8 @@ class QueueLimit:
     async def admit(self, pool: PoolKey, limit: int, rollouts: int) -> None:
         """Add the rollouts of a submit to the upper bound, which may then exceed the limit.
 
-        Raises TooManyRequests if the upper bound has already reached the limit. Before that, the queue is counted again
-        if a count is due.
+        If the upper bound has already reached the limit, the queue is counted again, unless the last count is too
+        recent. Raises TooManyRequests if the upper bound is still not below the limit.
         """
         if pool not in self._recount_at or self._bounds[pool] >= limit:
             async with self._counting:

@@ -244,9 +244,9 @@ class RolloutService:
     async def finish_all(
         self, results: Sequence[tuple[ResultHeader, bytes, int]], holder_uid: str
     ) -> list[Fenced | None]:
-        """Store several results of one holder in one transaction: header, blob and greatest number of attempts of each.
+        """Store several results from one node agent in one transaction. Return for each result the error, or None.
 
-        Return for each the error, or None.
+        `results`: for each result the header, the blob, and the greatest number of attempts.
         """
         now = self._clock.time()
         return await self._step_each([_finish(header, holder_uid, blob, most, now) for header, blob, most in results])
@@ -324,12 +324,13 @@ class RolloutService:
         await self._step_records(change)
 
     async def _step_records(self, pick: Change) -> list[RolloutRecord]:
-        """Step the records that `pick` returns, write them in one transaction, then carry out the effects."""
+        """Apply the events that `pick` returns to their records in one transaction; then carry out the effects."""
 
         return await self.transact(lambda tx, changes: [changes.step(tx, record, event) for record, event in pick(tx)])
 
     async def _step_each(self, picks: Sequence[Change]) -> list[Fenced | None]:
-        """Step the records of each pick. A pick whose lease is void writes nothing, and does not affect the others."""
+        """Apply the events that each function in `picks` returns, in one transaction. Return for each function the
+        error, or None. If a lease is void, only the events of its function are not stored."""
 
         def change(tx: Transaction, changes: RecordChanges) -> list[Fenced | None]:
             errors: list[Fenced | None] = []

@@ -42,8 +42,8 @@ class _AgentWidths:
 
 
 class StageResizer:
-    """Resizes stages. The widths in a pool are computed again after each call of `wake`, when a recent peak expires,
-    and after IDLE_SECONDS without either."""
+    """Resizes stages. The widths in a pool are computed again after each call of `wake`, and when a `RecentPeak`
+    expires. If neither happens in any pool for IDLE_SECONDS, the widths in all pools are computed again."""
 
     def __init__(
         self,

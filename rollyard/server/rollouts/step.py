@@ -6,10 +6,10 @@ follows (table of crashes in ARCHITECTURE.md).
               Granted                 RunStored               Finished
     queued ------------> leased INIT ------------> leased EVAL ---------> Completed | Truncated | Failed | InfraFailed
       ^  ^                  |                          |
-      |  +--- Lost ---------+                          |      Lost: the lease ended without a result. This is no retry.
+      |  +--- Lost ---------+                          |      Lost: the lease ended without a result. No retry is counted.
       |                     |                          |      After some losses it runs alone; after more it ends.
-      |       Finished(InfraFailed), retries left      |      The infrastructure failed. This is a retry, after a back-off.
-      |       Outdated, not at EVAL                    |      Its weights became too old. It starts again; this is no retry.
+      |       Finished(InfraFailed), retries left      |      The infrastructure failed. A retry is counted.
+      |       Outdated, not at EVAL                    |      Its weights became too old. No retry is counted.
       +------------------------------------------------+      Lost or InfraFailed at EVAL: only EVAL is repeated.
 
     Cancelled: ends a queued or leased record immediately.
@@ -33,14 +33,14 @@ from rollyard.server.rollouts.history import LeaseChoice, with_entry
 from rollyard.server.store.base import BlobRef, RolloutRecord
 
 SUSPECT_LOSSES = 3
-"""Number of lost leases after which a rollout is suspected as the cause. A stored RUN resets the number. A suspect gets
-a node agent without other rollouts. So a loss of the suspect affects no other rollout, and no other rollout can be the
-cause."""
+"""After this many lost leases, a rollout is suspected as the cause. When the result of RUN is stored, the count begins
+again at 0. A suspected rollout gets a node agent without other rollouts. So if this node agent is lost, no other
+rollout is affected, and no other rollout can be the cause."""
 MAX_LOSSES = 6
-"""Number of lost leases, counted in the same way, after which the rollout counts as the cause, and ends."""
+"""After this many lost leases, counted in the same way, the rollout counts as the cause, and ends."""
 MAX_OUTDATED = 10
-"""Greatest number of attempts that are repeated because their weights became too old. When one more attempt becomes too
-old, the rollout counts as too slow for the versions that it allows, and ends."""
+"""A rollout starts again at most this many times because its weights became too old. If they become too old once more,
+the rollout counts as too slow for the versions that it allows, and ends."""
 BACKOFF_SECONDS, BACKOFF_CAP_SECONDS = 0.5, 30.0
 
 
@@ -117,7 +117,7 @@ class Lost:
     fence: int
     reason: str
     handed_back: bool = False
-    """True: the holder returned the lease, and the rollout was not the reason. This does not count as a loss."""
+    """True: the holder returned the lease, and the rollout was not the reason. So no loss is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +259,8 @@ def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tup
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    """Record the end of RUN. If the group must have one weights version, a run with a token from a version other than
-    the granted one counts as outdated instead."""
+    """Record the end of RUN. If the group must have one weights version, and a token was sampled from another
+    version than the granted one, the rollout counts as outdated instead."""
     check_fence(record, event.fence)
     others = event.versions - {record.weights_version}
     if record.weights is not None and record.weights.same and others:
@@ -345,7 +345,7 @@ def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | No
 
 
 def backoff(id: str, faults: int) -> float:
-    """Seconds to wait after the nth fault. The delay doubles up to a limit. A hash of id and n shortens it by up to half."""
+    """Seconds to wait after a fault. The delay doubles with each fault, up to a limit. A hash shortens it by up to half."""
     full = min(BACKOFF_CAP_SECONDS, BACKOFF_SECONDS * 2.0 ** (faults - 1))
     return full * (0.5 + zlib.crc32(f"{id}/{faults}".encode()) / 2**33)
 

@@ -38,7 +38,7 @@ from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allow
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
 LOOK_AHEAD_RECORDS = 10_000
-"""Number of records of each stage, at the head of a pool's queue, whose positions are known."""
+"""For each stage, the positions of this many records at the head of a pool's queue are known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ arrive at the same time, and load the endpoint more than running sessions do."""
 NEAR_RATIO = 0.125
 """The load of a preferred endpoint (warm prefix, or same node) may exceed the least load by this share."""
 CLEARED_SECONDS = 10.0
-"""Seconds after a successful probe for which a session may return to the endpoint that it reported as failed."""
+"""For this many seconds after a successful probe, a session may return to the endpoint that it reported as failed."""
 Allow = Callable[[Endpoint], bool]
 """Function that returns whether the endpoint's weights suit the session."""
 
@@ -48,13 +48,13 @@ class Candidate:
     admission: Admission = UNLIMITED
 
     def load(self, sessions: float) -> float:
-        """Load with one more session than `sessions`. An endpoint without sessions counts with its full capacity, because
-        with a small share it would never be chosen first."""
+        """Load with one more session than `sessions`. An endpoint without sessions counts with its full capacity. With
+        its small share in the slow start it would not get a first session."""
         return (sessions + 1) / (self.capacity * (self.share if sessions else 1.0))
 
 
 class _Rank(NamedTuple):
-    """One endpoint's place in the order. Ranks are compared as tuples. Two ranks differ in the id at the latest, so
+    """One endpoint's place in the order. Ranks are compared as tuples. Two ranks differ at least in the id, so
     candidates are never compared."""
 
     load: float
@@ -218,10 +218,10 @@ class EndpointChoice:
     ) -> Endpoint | None:
         """Choose an endpoint for a running session on `current`. `failed`: endpoint that could not be used, or empty.
 
-        `allow` is true for the result. If nothing failed, `current` is kept, unless it takes no work or has too many
-        sessions. Otherwise another endpoint is chosen as for a new session, or the least loaded one if all are full. If
-        no other endpoint takes work, `current` is kept if it is ready; after a failure a probe must also just have
-        succeeded. Return None if no endpoint is left.
+        `allow` is true for the chosen endpoint. If nothing failed, `current` is kept, unless it takes no work or has
+        too many sessions. Otherwise another endpoint is chosen as for a new session, or the least loaded one if all are
+        full. If no other endpoint takes work, `current` is kept if it is ready; after a failure a probe must also just
+        have succeeded. Return None if no endpoint is left.
         """
         here = self._endpoints.get(current)
         if here is not None and allow is not None and not allow(here.endpoint):

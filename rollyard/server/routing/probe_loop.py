@@ -69,7 +69,7 @@ class EndpointProber:
             await self._sync_registry()
             for key in self._seen:
                 for state in self._endpoints.of_pool(key):
-                    # An ejected endpoint gets only the half-open probe.
+                    # An ejected endpoint is probed only at the end of its ejection, by the loop in `run`.
                     if not state.uid and not state.trust.ejected and not state.drain:
                         self._start_probe(tasks, probe, state.endpoint, whole=not state.ready)
             await self._relisted.pause(EXTERNAL_SECONDS)
@@ -120,7 +120,7 @@ class EndpointProber:
     async def _probe(self, probe: EndpointProbe, endpoint: Endpoint, whole: bool) -> None:
         try:
             async with self._slots:
-                # This check is not needed for our own engines: their heartbeats report what they serve.
+                # Our own engines need no `check_models`: their heartbeats report what they serve.
                 found = ProbeResult() if endpoint.ca else await probe.check_models(endpoint)
                 if whole and found.why is None:
                     found = await probe.sample_one_token(endpoint)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 SKEW, SKEW_SESSIONS = 0.25, 2
-"""Tolerated excess of an endpoint over its fair share: a ratio of the share, plus a number of sessions."""
+"""An endpoint may exceed its fair share by SKEW times this share, plus SKEW_SESSIONS sessions."""
 MOVE_SHARE = 0.1
 """An endpoint with too many sessions gives away this share of them in one round, rounded down, but at least one. It
 gives away fewer if its surplus is smaller."""

@@ -101,7 +101,7 @@ class SqliteBatchTables:
     def drop_series(self, series: SeriesRecord, limit: int) -> bool:
         """Delete a series, and its tasks if nothing else uses them. Return whether the series is deleted.
 
-        At most `limit` tasks are deleted, the last ones first. If `limit` leaves tasks, the series stays.
+        At most `limit` tasks are deleted, the last ones first. If tasks remain, the series stays.
         """
         place = (series.namespace, series.name)
         if not self._are_tasks_used(series.digest, *place):

@@ -47,7 +47,8 @@ class Database:
 
 
 def open_database(folder: Path, run: JobRun | None = None, told_epoch: int = 0) -> Database:
-    """Open a folder. Blocks for milliseconds; for up to TAKE_OVER_SECONDS if an earlier run of this job holds the lock.
+    """Open a folder. Blocks for milliseconds; for up to TAKE_OVER_SECONDS if an earlier job or run of this server holds
+    the lock.
 
     `told_epoch`: the newest epoch that other processes know. The new epoch is higher than `told_epoch`, and higher than
     the epochs of the database and of the packs.
