@@ -1,4 +1,4 @@
-"""Metrics of endpoints for a pool's status. The metrics always change, and each copy causes a write, so copies are rare."""
+"""Metrics of endpoints for a pool's status. They change all the time, and each copy causes a write, so copies are rare."""
 
 from __future__ import annotations
 

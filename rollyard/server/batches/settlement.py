@@ -292,8 +292,8 @@ class Settlement:
             self._discard(key, group)
 
     def _discard(self, key: BatchKey, group: GroupRecord) -> None:
-        """Cancel a live group whose batch has ended. The group's expected lengths are added to `whole_lengths`, which
-        `batch_view.bias` uses."""
+        """Cancel a live group whose batch has ended. The result of `discarded_lengths` for the group is added to
+        `whole_lengths`, because `batch_view.bias` compares the delivered groups with these sums."""
         batch, series = self._batches[key], self._series_of(group.namespace, group.series)
         request = parsed_request(batch.request)
         share = 1.0 if group.state is GroupState.INFORMATIVE else informative_rate(request, batch)

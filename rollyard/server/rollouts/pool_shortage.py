@@ -17,7 +17,7 @@ from rollyard.kinds.values.job_state import JobState
 
 @dataclass(frozen=True, slots=True)
 class WaitReason:
-    """Sentence of a reason, and the start of the wait. The word of the reason is in `waiting_reason.ROWS`."""
+    """Sentence of a reason, and the start of the wait. The reason's short name is in `waiting_reason.ROWS`."""
 
     sentence: str
     since: datetime | float | None = None

@@ -12,10 +12,10 @@ from rollyard.server.store.base import Store
 
 RETRY_SECONDS = 5
 RECOUNT_SECONDS = 1.0
-"""Shortest time in seconds between the end of a count and the next count."""
+"""After a count, the queue is not counted again for at least this many seconds."""
 RECOUNT_SHARE = 10
-"""Shortest time between the end of a count and the next count, as a multiple of the duration of the count. The longer
-of this time and RECOUNT_SECONDS applies."""
+"""After a count, the queue is not counted again for at least this many times the duration of the count. The longer of
+this time and RECOUNT_SECONDS applies."""
 
 
 class QueueLimit:

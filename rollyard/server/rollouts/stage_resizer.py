@@ -38,7 +38,7 @@ class _AgentWidths:
 
     history: History
     requested: dict[Stage, int] | None = None
-    """Widths that were last sent. They are not sent again, even if an old node agent ignores the message."""
+    """Widths that were last sent. The same widths are not sent again, even if an old node agent ignores the message."""
 
 
 class StageResizer:

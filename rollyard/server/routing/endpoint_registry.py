@@ -112,7 +112,7 @@ class EndpointRegistry:
             state,
             endpoint=evolve(state.endpoint, weights_version=weights.version),
             healthy=beat.ready and bool(weights.version),
-            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` then has it
+            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` has it
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,

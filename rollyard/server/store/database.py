@@ -25,8 +25,8 @@ READERS = 4
 BUSY_SECONDS = 10.0
 """Seconds that SQLite waits for a lock. Without WAL, readers and commits wait for each other, but only for a short time."""
 TAKE_OVER_SECONDS = 10.0
-"""Seconds to wait for the lock after a new epoch has begun. A holder that still runs checks the epoch every second, and
-ends when it reads the new one."""
+"""Seconds to wait for the lock after a new epoch has begun. A server that still holds the lock reads the epoch every
+second, and ends when it finds the new epoch."""
 
 
 @dataclass(frozen=True, slots=True)
