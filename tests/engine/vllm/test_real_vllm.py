@@ -39,7 +39,7 @@ def spec(model: Path, allocation: Any = None, **vllm: Any) -> InferencePoolSpec:
 
 async def why(asked: InferencePoolSpec, uds: Path) -> str:
     with pytest.raises(EngineFailed) as failed:
-        await asyncio.wait_for(Supervisor(LaunchPlan(asked, uds), uds, lives=1).run(), WAIT_SECONDS)
+        await asyncio.wait_for(Supervisor(LaunchPlan(asked, uds), uds, max_deaths=1).run(), WAIT_SECONDS)
     return str(failed.value)
 
 
