@@ -135,8 +135,8 @@ async def _get(request: web.Request) -> web.Response:
 
 @accepts("namespace")
 async def _delete(request: web.Request) -> web.Response:
-    """Delete a dataset, the history of its tasks, and the record of which task is drawn next. Groups of the dataset that
-    an ended batch did not finish, and that wait for a later batch, are cancelled."""
+    """Delete a dataset, the history of its tasks, and the record of which task is drawn next. An ended batch may
+    have left unfinished groups of the dataset, with which a later batch would begin. These groups are cancelled."""
     namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
     await request.app[SERVICES].batches.delete_dataset(namespace, name)
     return web.json_response({"name": name})

@@ -30,8 +30,8 @@ OPTIONAL_COLUMNS = [
 ]
 """Columns to leave out on a narrow terminal, in this order."""
 REASON_LENGTH = 24
-"""In a table that is too wide, the last column is first shortened to this width. If the table is still too wide, optional
-columns are left out."""
+"""In a table that is too wide, the last column is first shortened, but not below this width. If the table is still too
+wide, optional columns are left out. If it is too wide even then, the last column is shortened further."""
 DONE, FAILED = (Status.COMPLETED, Status.TRUNCATED), (Status.FAILED, Status.INFRA_FAILED)
 VERSION_LENGTH = 12
 """Number of characters of a version that are shown; enough to distinguish two checksums."""

@@ -1,5 +1,6 @@
 """Requests to the API. Errors become exceptions. A failed call is retried if it may safely be made
-twice, or if it could not be sent. Each attempt reads the server's current address."""
+twice, or if the connection could not be opened. But if the connection timed out while it was opened, only a call that
+may be made twice is retried. Each attempt reads the server's current address."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ RETRY_SECONDS = 30.0
 """Time for which a call retries while the server is unreachable or overloaded. A restart takes a second or two."""
 REQUEST_SECONDS = 90.0
 WAITS_AT_ONCE = 256
-"""A client has at most this many calls at the same time that wait for the end of a rollout."""
+"""If this many calls of one client already wait for the end of a rollout, the client delays further such calls."""
 OTHER_CONNECTIONS = 64
 """Connections for all other calls. A call that waits for a rollout holds its connection for up to half a minute."""
 

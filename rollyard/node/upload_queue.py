@@ -25,7 +25,11 @@ class UploadQueue:
         self._waiting: dict[asyncio.Future[None], bytes] = {}
 
     async def put(self, data: bytes, most: int) -> None:
-        """Send one upload, in a request with at most `most` uploads. Raises the error of the upload or the request."""
+        """Send one upload, alone or together with others. Raises the error of the upload or the request.
+
+        `most`: greatest number of uploads in a request of this call. Another caller may send this upload in its own
+        request, where the `most` of that caller applies.
+        """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[done] = data
         try:

@@ -68,8 +68,8 @@ class AllocationReconciler:
         self._clock = clock
         self._submitter = submitter
         self._lose_allocation = lost
-        """Callback for an allocation (its uid) whose job has ended. The callback takes back the allocation's leases,
-        so that the server refuses results from processes that outlive the job."""
+        """Function to call with the uid of an allocation after its job has ended. The function takes back the
+        allocation's leases, so that the server refuses results from processes that outlive the job."""
         self._missed: dict[str, tuple[int, int]] = {}
         """uid -> (number of the last counted snapshot, count of complete snapshots in a row without the allocation's
         job)."""

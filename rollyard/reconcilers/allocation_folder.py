@@ -162,7 +162,7 @@ class AllocationFolders:
 
 def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutput | None:
     """Return the exit reason that our process logged shortly before `end`, or else the last line. Return None if the
-    last line is too old, or of unknown age.
+    last line is too old, or if Slurm wrote it.
 
     `written_at`: Unix seconds of the last write to the log. It is used for lines that do not contain a time. Pure.
     """
@@ -171,7 +171,8 @@ def last_output(lines: Sequence[str], written_at: float, end: float) -> LastOutp
         at, level, message = _parse_log_line(line)
         if at is not None and level == "critical" and end - at < RECENT_SECONDS:
             return LastOutput(message, end - at, is_exit_reason=True)
-    # Slurm's lines change the time of the file, so the age of the lines before them is unknown.
+    # After a line of Slurm, the time of the file is the time of that line. So the age of an earlier line that contains
+    # no time is unknown.
     if not written or written[-1].startswith(SLURM_LOG_PREFIXES):
         return None
     at, _, message = _parse_log_line(written[-1])

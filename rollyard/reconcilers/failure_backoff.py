@@ -2,8 +2,8 @@
 
 A failure is an end caused by the template, or by a submit that Slurm refused. A failure counts only if its allocation
 was made after the last counted failure. So if allocations that run side by side fail, they count once. The count
-restarts after an allocation has been ready for STEADY_SECONDS, and with a new template. The first failure of a new
-count may be of an older allocation.
+restarts after an allocation has run for STEADY_SECONDS since it first became ready, and with a new template. While the
+count is 0, the next failure counts even if its allocation was made before the last counted failure.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ of the walltime and a preemption are normal and are not counted."""
 BACKOFF_CAP_SECONDS = 60.0
 IDLE_CAP_SECONDS = 15.0
 """Limit of the back-off while no allocation of the pool serves. The limit is lower, so that the pool soon notices that
-the cause has passed. The back-off that begins with LAUNCH_SECONDS keeps the limit BACKOFF_CAP_SECONDS."""
+the cause has passed. The limit of the back-off after a job that never ran on its node (see LAUNCH_SECONDS) is
+always BACKOFF_CAP_SECONDS."""
 LAUNCH_SECONDS = 15.0
 """First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails. If the prolog
 fails on every node, a pool without this back-off would soon have caused the drain of all nodes."""
 STEADY_SECONDS = 10.0
-"""Seconds of being ready that count as a success. An allocation that fails sooner adds to the failures in a row."""
+"""If an allocation runs for this many seconds after it first became ready, this is a success: the failures in a row are
+counted from 0 again. The failure of an allocation that ends sooner adds to them."""
 FORGET_FAILURES_SECONDS = 60.0
 """Failures are forgotten once the last failure is this many seconds ago and all allocations are ready."""
 
@@ -50,10 +52,11 @@ class EndCounts:
     failures: int = 0
     """Number of failures of this template in a row."""
     last_failure: float | None = None
-    """Unix seconds of the last failure of any template."""
+    """Unix seconds of the last counted failure. A new template does not change this time."""
     interruptions: int = 0
     """Number of interruptions in a row, of any template."""
     last_interruption: float | None = None
+    """Unix seconds of the last counted interruption."""
     failing: bool = False
     """True: allocations of the template failed, and none of this template has become ready since."""
     backoff_cap: float = BACKOFF_CAP_SECONDS
@@ -130,7 +133,7 @@ def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> t
 
 
 def _had_steady_run(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
-    """Whether an allocation became ready after `since` and stayed ready for STEADY_SECONDS."""
+    """Whether an allocation first became ready after `since`, and ran for at least STEADY_SECONDS from then on."""
     for a in allocations:
         ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.is_ended else now
         if ready is not None and end is not None and ready > (since or 0.0) and end - ready >= STEADY_SECONDS:

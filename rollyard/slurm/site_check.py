@@ -2,7 +2,8 @@
 
 It is an error if the jobs can never start. Nodes and partitions that are down count like others, because they will come
 back. It is only a warning if all suitable nodes or partitions are down, so that jobs must wait. It is also only a
-warning if a job exceeds the time or node limit of all its partitions, because a QOS may lift these limits.
+warning if a job exceeds the time or node limit of each of its partitions that are up, because a QOS may lift these
+limits.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ SWEEP_SECONDS = 0.5
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
 """Seconds for which a refused request counts as demand. The second value is for a request without an id. The
-server cannot recognise the retry of such a request. So this value is short: the request and its retry are counted as
-two only for a moment."""
+server cannot recognise the retry of such a request, and counts the request and its retry as two. A refused client
+is told to retry after RETRY_SECONDS. So with this value the first request counts for only about one second more after its
+retry."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
 UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"
@@ -208,7 +209,7 @@ class ExternalSessions:
     # background work
 
     async def run(self) -> None:
-        """Remove unused sessions, for ever."""
+        """Remove each session that has been unused for its `idle_seconds`. This loop runs until it is cancelled."""
         while True:
             for id, found in list(self._sessions.items()):
                 if found.idle_seconds > found.request.idle_seconds:

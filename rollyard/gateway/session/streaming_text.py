@@ -27,7 +27,8 @@ class Detokenizer:
         self._start = 0
         """Start of the window."""
         self._sent = len(before)
-        """Number of ids whose text was returned."""
+        """Position of the first id whose text is not returned yet. The ids `before` come earlier, and so do the ids whose
+        text was returned."""
 
     def feed(self, ids: Sequence[int]) -> str:
         """Return whole characters. Ids that may still become a character are held back."""

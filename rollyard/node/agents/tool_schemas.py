@@ -71,7 +71,8 @@ def bash_result(
 
 
 def ipython_result(output: str, *, timed_out_after: float | None = None, restarted: bool = False) -> str:
-    """Return the text that the model reads after a cell: all printed output, then the value or the traceback."""
+    """Return the text that the model reads after a cell. `output`: the printed text, then the value or the traceback. A
+    long `output` is shortened. Notes on a time-out and on a restart follow."""
     lines = [shorten(output.rstrip("\n"))] if output.strip() else []
     if timed_out_after is not None:
         lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")

@@ -1,8 +1,8 @@
 """Expiry times of leases, in memory. After a server's restart every lease in the store gets one full period.
 
 If the leases of a holder (the process of a node agent) are not renewed, the holder stops the rollouts by its own clock,
-before the leases expire here. Fences make late messages of such a holder void. This table only decides when the
-rollouts of a silent holder return to the queue.
+before the leases expire here. Fences make late messages of such a holder void. So the expiry times are not needed for
+correctness: they only decide when the rollouts of a silent holder return to the queue.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class LiveLease:
     pool: PoolKey
     expires: float
     stage: Stage
-    """Stage that the holder last reported, or a later stored stage. When the holder reports RUN, the record is not
-    changed before the rollout's next event."""
+    """Latest known stage: the stage that the holder last reported, or the stage of the record in the store if the
+    record has changed since then. A report of RUN does not change the record in the store. The record gets the stage
+    RUN with the rollout's next event."""
     endpoints: Mapping[str, str] = field(default_factory=dict)
     """Role -> endpoint id."""
     exclusive: bool = False
@@ -53,7 +54,8 @@ class LiveLease:
 
 
 class Leases:
-    """Live leases by rollout, one for each record with a holder. A live lease counts as a session on its endpoints."""
+    """Live leases by rollout, one for each record with a holder. A live lease counts as a session on its endpoints,
+    except in the stage EVAL."""
 
     def __init__(self, clock: Clock, seconds: float, sessions: SessionIndex) -> None:
         self._clock = clock

@@ -14,8 +14,8 @@ RETRY_SECONDS = 5
 RECOUNT_SECONDS = 1.0
 """After a count, the queue is not counted again for at least this many seconds."""
 RECOUNT_SHARE = 10
-"""After a count, the queue is not counted again for at least this many times the duration of the count. The longer of
-this time and RECOUNT_SECONDS applies."""
+"""If a count took t seconds, the next count begins at least RECOUNT_SHARE * t seconds after its end. RECOUNT_SECONDS
+applies if it is longer."""
 
 
 class QueueLimit:

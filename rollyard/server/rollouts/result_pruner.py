@@ -31,7 +31,7 @@ class ResultPruner:
         self._clock = clock
 
     async def run(self) -> None:
-        """Prune for ever."""
+        """Prune every PRUNE_SECONDS, until cancelled."""
         loop = asyncio.get_running_loop()
         reclaim_at = loop.time()
         while True:
@@ -48,7 +48,7 @@ class ResultPruner:
         """Delete rollouts that were acknowledged more than ACKNOWLEDGED_SECONDS ago, or whose time to live has passed,
         and old batches.
 
-        Return the number of deleted rollouts.
+        Return the number of deleted rollouts, including those of deleted batches.
         """
         pools, _ = await self._store.list_objects(RolloutPool.__name__)
         lives = {p.pool_key: p.spec.ttl_seconds_after_finished for p in pools if isinstance(p, RolloutPool)}

@@ -309,7 +309,7 @@ class RolloutService:
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
 
-    # changes of records; grants (`dispatch`) and new records (`submit`) are stored elsewhere
+    # changes of stored records; `dispatch` stores grants, and `submit` stores new records
 
     async def _apply_events(self, events: Sequence[tuple[RolloutKey, Event]]) -> None:
         def change(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
@@ -330,7 +330,8 @@ class RolloutService:
 
     async def _step_each(self, picks: Sequence[Change]) -> list[Fenced | None]:
         """Apply the events that each function in `picks` returns, in one transaction. Return for each function the
-        error, or None. If a lease is void, only the events of its function are not stored."""
+        error, or None. If one function finds that its lease is void, no event of this function is stored; the events of
+        the other functions are stored."""
 
         def change(tx: Transaction, changes: RecordChanges) -> list[Fenced | None]:
             errors: list[Fenced | None] = []

@@ -1,9 +1,9 @@
 """Rollouts for TRL's `AsyncGRPOTrainer`: a `rollout_worker` that reads rollout groups from a stream.
 
 The server chooses the tasks, filters the groups and limits staleness. The trainer gets one sample for each segment
-that has tokens to train on. After the trainer has taken all samples of a group, the group is acknowledged when the
-trainer next has new weights. In two cases the group is acknowledged earlier: if the stream and the trainer would wait
-for each other, and if the trainer stops.
+that has tokens to train on and whose rollout has a reward. After the trainer has taken all samples of a group, the
+group is acknowledged when the trainer next has new weights. In two cases the group is acknowledged earlier: if the
+stream and the trainer would wait for each other, and if the trainer stops.
 """
 
 from __future__ import annotations
@@ -107,8 +107,9 @@ class StreamWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the stream. If `carry_over` is "keep" and a later stream can join the series, the unfinished groups
-        continue as the first groups of that stream. Otherwise they are cancelled."""
+        """End the stream. If the request has `carry_over` "keep" and names a series or a dataset, the unfinished groups
+        are kept, and the series' next stream with the same pool and `n` begins with them. Otherwise the unfinished
+        groups are cancelled."""
         self._stopping = True
         if self._batch is None or self._thread is None:
             return
