@@ -127,6 +127,8 @@ def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObj
         for other in rest:
             if find_kind(other.partition("/")[0] if "/" in other else "") is not kind:
                 raise click.UsageError(f"write each name as {kind_word}/NAME, of this one kind, not {other!r}")
+    elif with_kind := [other for other in rest if "/" in other]:
+        raise click.UsageError(f"write each name after {kind_word} without a kind, not {with_kind[0]!r}")
     names = [name, *(w.partition("/")[2] for w in rest)] if slash else rest
     word = kind.model_fields["kind"].default
     return kind, [ObjectKey(kind=word, namespace=namespace, name=n) for n in names if n]

@@ -28,3 +28,8 @@ def test_a_wrong_order_of_weights_is_told_without_the_words_of_a_library() -> No
         _parse_update({"version": "v1"})
     with pytest.raises(Invalid, match=r"^--path: write an absolute path"):
         _parse_update({"version": "v1", "path": "weights"})
+
+
+def test_a_name_with_a_kind_after_a_kind_is_refused() -> None:
+    with pytest.raises(click.UsageError, match="without a kind, not 'rp/b'"):
+        kind_and_names(("rp", "a", "rp/b"), "default")
