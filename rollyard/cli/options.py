@@ -115,8 +115,8 @@ def named(words: tuple[str, ...], namespace: str) -> list[ObjectKey]:
 def kind_and_names(words: tuple[str, ...], namespace: str) -> tuple[type[KindObject], list[ObjectKey]]:
     """Parse `KIND`, `KIND NAME...` or `KIND/NAME...`.
 
-    Raises UsageError for an unknown kind and for several kinds. If the first word is KIND/NAME, each further word must
-    be KIND/NAME of the same kind, or UsageError is raised.
+    Raises UsageError for an unknown kind and for several kinds. Also raises it if only some words are KIND/NAME, or if
+    they name different kinds.
     """
     first, *rest = words
     kind_word, slash, name = first.partition("/")
