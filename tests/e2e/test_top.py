@@ -75,7 +75,8 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
         async def busy() -> TopView | None:
             found = TopView.model_validate_json((await served.rollyard("top", "-o", "json"))[0])
             load = found.inference_pools[0].load
-            if load.tokens_per_second and load.prefix_hit_rate and load.first_token_seconds:
+            ended = found.rollout_pools[0].ended_per_minute  # absent during the server's first seconds
+            if ended and load.tokens_per_second and load.prefix_hit_rate and load.first_token_seconds:
                 return found
             await client.submit(requests(2, 0, prefix=f"more-{next(more)}"))  # what was done may be too long ago
             return None
@@ -88,7 +89,7 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
         assert endpoint.preemptions_per_second == 0
         assert pool.load.tokens_per_second == endpoint.tokens_per_second
         assert pool.weights_versions == [endpoint.weights_version]
-        assert sum((rollouts.ended_per_minute or {}).values()) > 0
+        assert sum(rollouts.ended_per_minute.values()) > 0
 
         table, _ = await served.rollyard("top")
         assert [line.split()[0] for line in table.splitlines() if line] == [
