@@ -9,6 +9,9 @@ How a command is passed to bash, how its end is detected, and which trap each ch
 - Before its next prompt bash prints a sentinel with the exit status. The sentinel goes to /dev/tty, so that `exec >file`
   cannot redirect it. The printing command's stderr goes to /dev/null, so that `set -x` does not show this command.
 - Job control stays on, so every command has a process group of its own. The group can be stopped while bash lives on.
+- After a command was stopped, the sentinel changes. The signal may have met bash before it read the typed line, or after
+  the command's end. Then bash prints one prompt more than lines were typed, and each later call would get the result of
+  the call before it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import termios
@@ -34,6 +38,7 @@ from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 START_SECONDS = 10.0
 INTERRUPT_SECONDS = 1.0
 KILL_SECONDS = 1.0
+RESYNC_SECONDS = 5.0
 _SCRIPT_FD = 99
 _LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
 _CHUNK = 1 << 16
@@ -109,6 +114,7 @@ class BashTool:
     def _stop_command(self) -> None:
         """End the running command, and keep bash. Raises ShellEnded if bash ends, or if the command does not end."""
         assert self._terminal is not None
+        self._terminal.forget_command()
         for signal_number, seconds in ((signal.SIGINT, INTERRUPT_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
@@ -116,7 +122,7 @@ class BashTool:
                 self._terminal.signal_foreground(signal_number)
                 step = min(deadline, time.monotonic() + 0.25)
                 if self._terminal.until_prompt(self._capture, step, None) is not None:
-                    return
+                    return self._terminal.resync()
         raise ShellEnded
 
     def _end_bash(self) -> int | None:
@@ -132,6 +138,13 @@ class BashTool:
         return [bash or "bash", *options]
 
 
+def _new_prompt() -> tuple[str, re.Pattern[bytes]]:
+    """Return a PROMPT_COMMAND that prints a new sentinel, and the pattern of this sentinel."""
+    nonce = secrets.token_hex(8)
+    command = f"{{ printf '\\036{nonce} %d\\036' $?; }} >/dev/tty 2>/dev/null"
+    return command, re.compile(rb"\x1e" + nonce.encode() + rb" (\d+)\x1e")
+
+
 def _no_translation() -> None:
     """Turn off the translation of line ends. Must run before bash starts: after a job is killed, bash restores the
     terminal modes from the time when bash started."""
@@ -144,14 +157,12 @@ class _Terminal:
     """The pseudo-terminal with bash on it."""
 
     def __init__(self, settings: Settings, children: ChildProcesses, argv: list[str]) -> None:
-        nonce = secrets.token_hex(8)
-        self._sentinel = re.compile(rb"\x1e" + nonce.encode() + rb" (\d+)\x1e")
+        prompt, self._sentinel = _new_prompt()
         self._pending = b""
         script = os.memfd_create("command")
         self._script = os.dup2(script, _SCRIPT_FD)
         if script != _SCRIPT_FD:
             os.close(script)
-        prompt = f"{{ printf '\\036{nonce} %d\\036' $?; }} >/dev/tty 2>/dev/null"
         env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": prompt}
         cwd = WORKSPACE if os.path.isdir(WORKSPACE) else "/"
         self._child = children.start(lambda: self._spawn(argv, cwd, env))
@@ -179,11 +190,29 @@ class _Terminal:
         raise RuntimeError(f"bash did not start; it said: {output.pop().decode(errors='replace')!r}")
 
     def type(self, command: bytes) -> None:
-        os.ftruncate(self._script, 0)
+        self.forget_command()
         os.pwrite(self._script, command, 0)
+        self._type_line(_LINE)
+
+    def forget_command(self) -> None:
+        """If bash has not yet read the typed line, bash will run nothing."""
+        os.ftruncate(self._script, 0)
+
+    def resync(self) -> None:
+        """Skip all prompts of a stopped command. Raises ShellEnded if bash does not answer."""
+        deadline = time.monotonic() + RESYNC_SECONDS
+        while time.monotonic() < deadline:
+            prompt, self._sentinel = _new_prompt()
+            self._type_line(f" PROMPT_COMMAND={shlex.quote(prompt)}\n".encode())
+            # Repeated, because bash drops a line that it reads while a signal is pending.
+            if self.until_prompt(OutputCapture(), min(deadline, time.monotonic() + 0.25), None) is not None:
+                return
+        raise ShellEnded
+
+    def _type_line(self, line: bytes) -> None:
         with contextlib.suppress(OSError):
             termios.tcsetattr(self.fd, termios.TCSANOW, self._mode)
-            os.write(self.fd, _LINE)
+            os.write(self.fd, line)
 
     def until_prompt(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> int | None:
         """Feed `capture` until the next prompt; return the exit status, or None at the deadline or after `wake`.

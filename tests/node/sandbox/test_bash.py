@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 
 import pytest
 
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
+from tests.support.cut_off import cut_off
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
@@ -119,9 +121,9 @@ async def test_stdout_is_a_terminal_and_nothing_pages(sandbox: Sandbox) -> None:
 
 async def test_a_timeout_keeps_the_shell(sandbox: Sandbox) -> None:
     await sandbox.bash("kept=yes", 10)
-    result = await sandbox.bash("echo before; sleep 100", 0.3)
+    result = await cut_off(sandbox.bash, "echo begun; sleep 100")
     assert (result.output.rstrip(), result.exit_code, result.timed_out, result.restarted) == (
-        "before",
+        "begun",
         None,
         True,
         False,
@@ -146,7 +148,7 @@ async def test_a_command_deaf_to_interrupts_is_killed_alone(sandbox: Sandbox) ->
 
 
 async def test_a_deaf_shell_is_replaced_and_says_so(sandbox: Sandbox) -> None:
-    result = await sandbox.bash("trap '' INT; while :; do :; done", 0.2)
+    result = await cut_off(sandbox.bash, "trap '' INT; echo begun; while :; do :; done")
     assert (result.timed_out, result.restarted, result.exit_code) == (True, True, None)
     assert (await sandbox.bash("pwd", 10)).output == "/workspace\n"
 
@@ -201,6 +203,19 @@ async def test_a_cancelled_call_leaves_the_stream_in_step(sandbox: Sandbox) -> N
     assert result.output == "fresh\n"
 
 
+async def test_a_call_cancelled_at_any_moment_leaves_the_stream_in_step(sandbox: Sandbox) -> None:
+    """A signal to a bash that has not read the command yet, or has just ended it, makes it print one prompt more."""
+    for number in range(100):
+        running = asyncio.create_task(sandbox.bash("echo stale; sleep 0.001", 60))
+        until = time.monotonic() + number % 50 * 0.0001
+        await asyncio.sleep(0)
+        while time.monotonic() < until:
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert (await sandbox.bash(f"echo {number}", 10)).output == f"{number}\n"
+
+
 async def test_calls_at_once_take_turns(sandbox: Sandbox) -> None:
     results = await asyncio.gather(*(sandbox.bash(f"echo {n}", 10) for n in range(20)))
     assert [result.output for result in results] == [f"{n}\n" for n in range(20)]
@@ -214,8 +229,10 @@ async def test_a_full_disk_does_not_stop_the_shell(sandbox: Sandbox) -> None:
 
 
 async def test_orphans_are_reaped(sandbox: Sandbox) -> None:
-    await sandbox.bash("for i in 1 2 3 4 5; do (sleep 0.01 & ); done; sleep 0.2", 10)
-    assert (await sandbox.bash("ps -eo stat= | grep -c Z", 10)).output == "0\n"
+    ended = "while ps -eo args= | grep -q '[s]leep 0.0123'; do sleep 0.01; done"
+    zombies = "while ps -eo stat= | grep -q Z; do sleep 0.01; done"
+    result = await sandbox.bash(f"for i in 1 2 3 4 5; do (sleep 0.0123 & ); done; {ended}; {zombies}", 30)
+    assert (result.exit_code, result.timed_out) == (0, False)
 
 
 async def test_a_node_agent_begun_in_the_background_can_interrupt_all_the_same(sandboxes: SandboxFactory) -> None:

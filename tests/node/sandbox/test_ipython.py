@@ -9,6 +9,7 @@ import pytest
 from rollyard.node.sandbox.base import Runtime
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import Sandbox
+from tests.support.cut_off import cut_off
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -109,15 +110,15 @@ async def test_a_fork_that_falls_through_answers_once(sandbox: Sandbox) -> None:
 )
 async def test_a_timeout_keeps_the_state(sandbox: Sandbox, code: str) -> None:
     await sandbox.ipython("kept = 'kept'", 10)
-    result = await sandbox.ipython(f"print('before')\n{code}", 0.3)
+    result = await cut_off(sandbox.ipython, f"print('begun')\n{code}")
     assert (result.timed_out, result.error, result.restarted) == (True, True, False)
-    assert result.output.startswith("before\n")
+    assert result.output.startswith("begun\n")
     assert (await sandbox.ipython("kept", 10)).output == "'kept'\n"
 
 
 async def test_a_deaf_cell_costs_its_process(sandbox: Sandbox) -> None:
-    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
-    result = await sandbox.ipython(code, 0.2)
+    code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('begun')\nwhile True: pass"
+    result = await cut_off(sandbox.ipython, code)
     assert (result.timed_out, result.restarted) == (True, True)
     assert "NameError" in (await sandbox.ipython("kept", 10)).output
 
@@ -138,11 +139,12 @@ async def test_the_end_of_the_process_is_reported(sandbox: Sandbox, code: str) -
 
 
 async def test_a_process_that_dies_between_cells_is_reported(sandbox: Sandbox) -> None:
-    await sandbox.ipython("import os, threading; t = threading.Timer(0.1, os._exit, [0]); t.start()", 10)
-    result = await sandbox.ipython("import time; time.sleep(0.5); 'unreached'", 10)
-    assert result.restarted
-    await sandbox.ipython("import os, threading; threading.Timer(0.05, os._exit, [0]).start()", 10)
-    await sandbox.bash("while pgrep -f sandbox_agent.ipython_kernel >/dev/null; do sleep 0.05; done", 10)
+    waits = "import os, threading; go = threading.Event(); threading.Thread(target=lambda: go.wait() and os._exit(0)).start()"
+    await sandbox.ipython(waits, 10)
+    result = await sandbox.ipython("import time; go.set(); time.sleep(100); 'unreached'", 60)
+    assert (result.restarted, result.timed_out) == (True, False)
+    kernel = (await sandbox.ipython("import os; os.getpid()", 10)).output.strip()
+    await sandbox.bash(f"kill -KILL {kernel}; while kill -0 {kernel} 2>/dev/null; do sleep 0.01; done", 30)
     result = await sandbox.ipython("'lost'", 10)
     assert (result.output, result.restarted) == ("'lost'\n", True)
 
@@ -171,7 +173,7 @@ async def test_a_cancelled_cell_leaves_the_stream_in_step(sandbox: Sandbox) -> N
 
 
 async def test_bash_and_ipython_share_files_and_run_at_once(sandbox: Sandbox) -> None:
-    waiting = sandbox.bash("while [ ! -e /tmp/flag ]; do sleep 0.02; done; cat /tmp/flag", 10)
+    waiting = sandbox.bash("while [ ! -s /tmp/flag ]; do sleep 0.02; done; cat /tmp/flag", 10)
     setting = sandbox.ipython("open('/tmp/flag', 'w').write('both')", 10)
     results = await asyncio.gather(waiting, setting)
     assert results[0].output == "both"
