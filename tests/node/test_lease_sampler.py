@@ -94,15 +94,15 @@ async def policy(yard: Yard, first: Endpoint, folder: Path) -> AsyncIterator[Lea
         yield LeaseSampler(link, http, TokenClient(http), REF, first, [], None)
 
 
-def endpoint(name: str, url: str) -> Endpoint:
-    return make.endpoint(name, url, version=name, patience=QUICK)
+def endpoint(name: str, url: str, patience: Patience | None = None) -> Endpoint:
+    return make.endpoint(name, url, version=name, patience=patience or Patience())
 
 
 @pytest.mark.parametrize(("way", "streamed"), [("silent", 0), ("mute", 0), ("idle", 2), ("broken", 2), ("refused", 0)])
 async def test_a_turn_goes_on_elsewhere_with_the_ids_it_has(tmp_path: Path, way: str, streamed: int) -> None:
     yard, bad, good = Yard(), list[list[int]](), list[list[int]]()
     async with serve_app(engine(way, bad)) as one, serve_app(engine("well", good)) as two:
-        first = endpoint("first", "http://127.0.0.1:9" if way == "refused" else one)
+        first = endpoint("first", "http://127.0.0.1:9" if way == "refused" else one, QUICK)
         yard.next = [endpoint("second", two)]
         async with policy(yard, first, tmp_path) as leased:
             sampled = await leased.sample([10, 11, 12], Sampling(max_tokens=50))
@@ -187,21 +187,23 @@ async def test_told_that_its_endpoint_is_out_it_leaves_in_the_middle_of_a_turn_t
 ) -> None:
     monkeypatch.setattr(requests_in_flight, "QUIET_SECONDS", 0.2)
     yard, here, there = Yard(), list[list[int]](), list[list[int]]()
-    async with serve_app(engine("idle", here)) as one, serve_app(engine("well", there)) as two:
-        patient = evolve(endpoint("first", one), patience=Patience())
-        async with policy(yard, patient, tmp_path) as leased:
-            streamed = asyncio.Event()
-            turn = asyncio.create_task(leased.sample([7], Sampling(max_tokens=50), lambda ids: streamed.set()))
-            await streamed.wait()
-            leased.rechoose(now=True)
-            async with asyncio.timeout(60):
-                while leased.failover._leave_task is None or not leased.failover._leave_task.done():
-                    await asyncio.sleep(0.01)
-            assert not turn.done(), "nobody knows a better one: it waits where it is"
-            yard.next = [endpoint("second", two)]
-            leased.rechoose(now=True)
-            async with asyncio.timeout(60):
-                sampled = await turn
+    async with (
+        serve_app(engine("idle", here)) as one,
+        serve_app(engine("well", there)) as two,
+        policy(yard, endpoint("first", one), tmp_path) as leased,
+    ):
+        streamed = asyncio.Event()
+        turn = asyncio.create_task(leased.sample([7], Sampling(max_tokens=50), lambda ids: streamed.set()))
+        await streamed.wait()
+        leased.rechoose(now=True)
+        async with asyncio.timeout(60):
+            while leased.failover._leave_task is None or not leased.failover._leave_task.done():
+                await asyncio.sleep(0.01)
+        assert not turn.done(), "nobody knows a better one: it waits where it is"
+        yard.next = [endpoint("second", two)]
+        leased.rechoose(now=True)
+        async with asyncio.timeout(60):
+            sampled = await turn
     assert (sampled.token_ids, sampled.weights_versions) == ([1, 2, 3, 4, 5], ["first"] * 2 + ["second"] * 3)
     assert (here, there) == ([[7]], [[7, 1, 2]])
     assert {a["failed"] for a in yard.asked} == {""}, "the server knows it, and needs no complaint"

@@ -39,7 +39,7 @@ async def test_no_server_on_the_host_is_reached(sandbox: Sandbox) -> None:
 
 
 async def test_no_unix_socket_of_the_host_is_reached(sandbox: Sandbox, open_folder: Path) -> None:
-    named, abstract = str(open_folder / "socket"), "\0rollyard-test-isolation"
+    named, abstract = str(open_folder / "socket"), f"\0{open_folder}"
     with socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
         one.bind(named)
         os.chmod(named, 0o777)

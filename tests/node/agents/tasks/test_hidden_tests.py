@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,7 +25,8 @@ TASK = Task.model_validate(
         "cases": [{"call": "f(20417)", "expect": "20418"}],
     }
 )
-SPY = "setsid bash -c 'exec -a rollyard-spy bash -c \"while :; do grep -rs 20417 /tmp /workspace >> /dev/shm/seen; done\"' &"
+NAME = f"rollyard-spy-{os.getpid()}"
+SPY = f"setsid bash -c 'exec -a {NAME} bash -c \"while :; do grep -rs 20417 /tmp /workspace >> /dev/shm/seen; done\"' &"
 
 
 @pytest.fixture
@@ -41,7 +43,7 @@ def spies() -> list[str]:
                 command = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"rollyard-spy" in command.split(b"\0")[0]:
+            if NAME.encode() in command.split(b"\0")[0]:
                 found.append(entry.name)
     return found
 
