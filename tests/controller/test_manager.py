@@ -48,8 +48,12 @@ def scripted() -> Scripted:
 
 
 @pytest.fixture
-def manager(store: SqliteStore, scripted: Scripted) -> Iterator[Manager]:
-    pools = Informer(store, RolloutPool)
+def pools(store: SqliteStore) -> Informer[RolloutPool]:
+    return Informer(store, RolloutPool)
+
+
+@pytest.fixture
+def manager(pools: Informer[RolloutPool], scripted: Scripted) -> Iterator[Manager]:
     queue: WorkQueue[ObjectKey] = WorkQueue(base_seconds=0.005, cap_seconds=0.02)
     manager = Manager([pools], [Controller("RolloutPool", scripted, queue)])
     pools.subscribe(lambda old, new: manager.add(new.key) if new else None)
@@ -100,10 +104,11 @@ async def test_what_may_go_well_next_time_is_tried_again(
 
 
 async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
-    store: SqliteStore, scripted: Scripted, manager: Manager, beside
+    store: SqliteStore, scripted: Scripted, pools: Informer[RolloutPool], manager: Manager, beside
 ) -> None:
     scripted.answers["p"] = [Invalid("the name is too long; write a shorter one")]
     async with beside(manager.run()):
+        await until(pools.synced.is_set)  # an object of the first list is reconciled by the first resync too
         pool = await store.create(rollout_pool("p"))
         await until(lambda: "p" in scripted.gave)
         assert scripted.gave == {"p": "the name is too long; write a shorter one"}
@@ -116,10 +121,11 @@ async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
 
 
 async def test_again_comes_back_after_its_time(
-    store: SqliteStore, scripted: Scripted, manager: Manager, beside
+    store: SqliteStore, scripted: Scripted, pools: Informer[RolloutPool], manager: Manager, beside
 ) -> None:
     scripted.answers["p"] = [RequeueAfter(0.1)]
     async with beside(manager.run()):
+        await until(pools.synced.is_set)
         await store.create(rollout_pool("p"))
         await until(lambda: scripted.seen["p"] == 2)
     first, second = scripted.at["p"]

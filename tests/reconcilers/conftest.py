@@ -26,3 +26,9 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     await site.stop()
     await site.end()
     await store.close()
+
+
+@pytest.fixture
+def one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allocations that a pool makes together are submitted together, however slow the machine is."""
+    monkeypatch.setattr("rollyard.reconcilers.job_submitter.GATHER_SECONDS", 0.5)

@@ -126,6 +126,7 @@ async def test_an_end_that_accounting_never_tells_is_concluded_and_no_later_than
     await site.running(1, newest=1)
 
 
+@pytest.mark.usefixtures("one_array")
 async def test_a_submit_whose_answer_is_lost_is_adopted_and_not_repeated(site: Site) -> None:
     site.line.lose_answers = 1
     await site.apply(replicas=2)
@@ -134,6 +135,7 @@ async def test_a_submit_whose_answer_is_lost_is_adopted_and_not_repeated(site: S
     assert [a.status.intents for a in allocations] == [1, 1]
 
 
+@pytest.mark.usefixtures("one_array")
 async def test_ids_that_come_with_an_error_are_kept_and_the_error_is_told(site: Site) -> None:
     site.line.complaint = "sbatch ended with exit code 1: no X11"
     await site.apply(replicas=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from rollyard.kinds.base import FINALIZER, evolve
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import StageStatus
 from rollyard.reconcilers.conditions import CRASH_LOOP
+from rollyard.reconcilers.pool import REFRESH_SECONDS
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.rollout_pool import RolloutPoolObserver
 from rollyard.slurm.base import BatchScript
@@ -20,8 +22,11 @@ from rollyard.slurm.batch_script import batch_script
 from tests.support.reconciler_site import Site
 
 POLICY = {"policy": "policy"}
+AT_THE_END = r"(at the end|\d s before the end)"
+"""On a busy machine, some time passes from the last line to the end that is recorded."""
 
 
+@pytest.mark.usefixtures("one_array")
 async def test_a_pool_runs_what_it_declares_and_says_so(site: Site) -> None:
     await site.apply_inference()
     await site.apply(replicas=2, inference=POLICY)
@@ -87,10 +92,12 @@ async def test_numbers_that_move_all_the_time_are_written_at_their_own_pace(
 
     monkeypatch.setattr(RolloutPoolObserver, "observe", moving)
     begun = site.store._feed.version
+    start = site.now()
     await site.until(lambda: is_true(looks > 1))  # by itself
     await asyncio.sleep(1.0)
-    assert looks < 6
-    assert site.store._feed.version - begun < 12
+    rounds = 6 + (site.now() - start) / REFRESH_SECONDS
+    assert looks < rounds
+    assert site.store._feed.version - begun < 2 * rounds
 
 
 async def is_true(value: bool) -> bool:
@@ -140,12 +147,12 @@ async def test_a_busy_allocation_is_drained_before_it_ends(site: Site) -> None:
     assert left.metadata.name == busy.identity.allocation, "the idle one goes first"
     await site.change(replicas=0)
 
-    async def draining() -> bool:
-        return busy.draining
+    async def alone() -> bool:
+        return busy.draining and len(await site.allocations()) == 1
 
-    await site.until(draining)
+    await site.until(alone)
     (held,) = await site.allocations()
-    assert held.spec.drain
+    assert (held.metadata.name, held.spec.drain) == (busy.identity.allocation, True)
     assert len(await site.live()) == 1, "it works on"
 
 
@@ -191,13 +198,13 @@ async def test_what_crashes_is_tried_again_more_slowly_and_says_why(site: Site) 
     ready = await site.condition("Ready")
     assert ready is not None
     assert ready.status == "False"
-    said = "exit code 7; its last output, at the end: error: no such model"
-    assert f"FAILED: {said}" in ready.message
+    said = f"exit code 7; its last output, {AT_THE_END}: error: no such model"
+    assert re.search(f"FAILED: {said}", ready.message)
     ended = await site.events("JobEnded")
     assert {e.type for e in ended} == {"Warning"}
-    assert any(said in e.message for e in ended)
+    assert any(re.search(said, e.message) for e in ended)
     assert (await site.pool()).status.failures >= CRASH_LOOP
-    assert not await site.live()
+    await site.running(0)  # another try may have begun meanwhile
 
 
 async def test_jobs_without_an_allocation_are_ended_and_those_of_strangers_are_not(site: Site) -> None:
@@ -292,13 +299,18 @@ async def test_a_change_that_fails_is_told_at_its_generation_while_the_old_ones_
     assert (replicas.ready, replicas.updated) == (1, 0)
     fact = await site.condition("Updated")
     assert fact is not None
-    assert "exit code 3; its last output, at the end: error: share /w is not mounted" in fact.message
+    assert re.search(f"exit code 3; its last output, {AT_THE_END}: error: share /w is not mounted", fact.message)
     await site.until(lambda: is_("Updated", "False", "CrashLoop"))
     await site.change(allocation={"setup": "exec sleep 601"})
     # the back-off is 4 s by now; what is corrected is made at once, and starts from no failures
     await site.until(lambda: is_("Updated", "False", "Updating"))
     assert (await site.pool()).status.failures == 0
-    newest = (await site.running(2))[-1]
+
+    async def corrected() -> list[Allocation]:
+        running = [a for a in await site.allocations() if a.status.job_state == "RUNNING"]
+        return [a for a in running if a.spec.template.setup == "exec sleep 601"]
+
+    (newest,) = await site.until(corrected)
     await site.connect(newest)
     await site.until(lambda: is_("Updated", "True", "Updated"))
     assert await is_("Ready", "True", "AllReady")

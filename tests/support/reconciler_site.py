@@ -235,12 +235,12 @@ class Site:
         jobs = (await self.line.driver.snapshot()).jobs.values()
         return sorted((j for j in jobs if not j.state.ended), key=lambda j: [int(part) for part in j.id.split("_")])
 
-    async def until(self, holds: Callable[[], Any], what: str = "") -> None:
+    async def until(self, holds: Callable[[], Any], what: str = "") -> Any:
         async def seen() -> str:
             pools = [p.status for p in (await self.store.list_objects("RolloutPool"))[0]]
             return f"{what or holds}: {pools} {[a.status for a in await self.allocations()]} {await self.live()}"
 
-        await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
+        return await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
 
     async def running(self, count: int, *, newest: int | None = None) -> list[Allocation]:
         """Wait until so many jobs run, all recorded as running; return their allocations.

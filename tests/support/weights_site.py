@@ -226,12 +226,12 @@ class WeightsYard:
         (found,) = await self.site.events(reason)
         return found
 
-    async def until(self, holds: Any, what: str = "") -> None:
+    async def until(self, holds: Any, what: str = "") -> Any:
         async def seen() -> str:
             status = (await self.pool()).status
             return f"{what}: {status.weights} {status.endpoints} {self.heap()}"
 
-        await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
+        return await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
 
     async def serve(self, version: str, count: int) -> None:
         """Wait until so many endpoints, and no others, are in the heap with this version, and the pool reports it as
