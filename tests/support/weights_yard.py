@@ -73,6 +73,7 @@ class Answer:
 class Yard:
     weights: WeightsUpdater
     supervisor: Supervisor
+    proxy: EngineProxy
     client: aiohttp.ClientSession
     uds: Path
     seconds: float = WAIT_SECONDS
@@ -159,7 +160,7 @@ async def yard(
         runner = await proxy.open(listener, certified[0])
         try:
             async with running(weights.run()) as task:
-                made = Yard(weights, supervisor, client, uds, seconds)
+                made = Yard(weights, supervisor, proxy, client, uds, seconds)
                 await made.until(lambda: weights.proven or task.done() or weights.report.phase == "Failed")
                 if task.done():
                     task.result()

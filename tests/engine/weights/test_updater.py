@@ -83,11 +83,13 @@ async def test_a_request_that_comes_during_a_drain_waits_and_is_answered_by_the_
     made: Yard, other_dir: Path
 ) -> None:
     async with asyncio.TaskGroup() as group:
-        group.create_task(made.stream(PROMPTS[0], 300))
+        first = group.create_task(made.stream(PROMPTS[0], 3000))
         await made.under_way(1, 10)
         made.weights.set_target(WeightsTarget(version="v2", path=str(other_dir)))
         await made.until(lambda: made.weights.report.phase == "Draining")
         late = group.create_task(made.stream(PROMPTS[1], 20))
+        await made.until(lambda: made.proxy._in_flight == 2)
+        first.cancel()
     assert set(late.result().versions) == {"v2"}
     assert furthest(late.result(), recomputed(late.result(), other_dir, other_dir)) < 1e-3
 
