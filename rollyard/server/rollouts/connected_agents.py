@@ -99,10 +99,12 @@ class ConnectedAgents:
 
     def request_capacity(self, agent: ConnectedAgent, request: CapacityRequest) -> None:
         """Set the free capacity. A request is ignored if the node agent sent it before our last grant arrived; another
-        request follows."""
+        request follows. `room_offered` is emitted only if there is more free capacity, or if the task kinds changed."""
         if request.grants is None or request.grants == agent.grants:
+            before = agent.free_init, agent.free_eval, agent.kinds
             agent.free_init, agent.free_eval, agent.kinds = request.init, request.eval, frozenset(request.kinds)
-            self.room_offered.emit(agent.pool)
+            if request.init > before[0] or request.eval > before[1] or agent.kinds != before[2]:
+                self.room_offered.emit(agent.pool)
 
     def width(self, stage: Stage) -> int:
         """Return the number of stage workers of all node agents."""
