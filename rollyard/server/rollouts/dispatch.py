@@ -19,7 +19,7 @@ from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.history import LeaseChoice
 from rollyard.server.rollouts.leases import Leases
-from rollyard.server.rollouts.step import Granted, is_suspect, step
+from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst, EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
@@ -34,6 +34,12 @@ MAX_PER_GRANT = 256
 MAX_QUEUE_PAGES = 4
 """Greatest number of queue pages that one round reads for a stage. The first pages may have only unsuitable rollouts."""
 STAGES_TO_COME = {Stage.INIT: ("init", "run", "eval"), Stage.EVAL: ("eval",)}
+
+
+def exclusive_limit(agents: int) -> int:
+    """Return how many of a pool's node agents may be reserved for rollouts that must run alone. At least half of the
+    node agents stay for other rollouts, unless the pool has only one."""
+    return max(1, agents // 2)
 
 
 def served_versions(endpoints: EndpointRegistry, pool: RolloutPool) -> ServedVersions:
@@ -137,7 +143,8 @@ class Dispatcher:
                     log.warning("no rollouts handed out in pool %s/%s: %s", *pool, error)
 
     async def _dispatch(self, key: PoolKey) -> None:
-        agents = [a for a in self._agents.of_pool(key) if not a.draining and (a.free_init > 0 or a.free_eval > 0)]
+        taking = [a for a in self._agents.of_pool(key) if not a.draining]
+        agents = [a for a in taking if a.free_init > 0 or a.free_eval > 0]
         if not agents:
             return
         pool = await self._pool(key)
@@ -148,9 +155,10 @@ class Dispatcher:
             for a in agents
             if not self._leases.has_exclusive(a.holder)
         ]
+        alone = exclusive_limit(len(taking)) - sum(self._leases.has_exclusive(a.holder) for a in taking)
         served = served_versions(self._endpoints, pool)
         bursts = {name: self._choice.burst(key._replace(name=name)) for name in pool.spec.inference.values()}
-        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, bursts, served))
+        granted = await self._store.transact(lambda tx: self._grant(tx, key, pool, rooms, bursts, served, alone))
         for agent in agents:
             own = [g for g in granted if g.agent is agent]
             agent.free_eval -= sum(g.record.stage is Stage.EVAL for g in own)
@@ -171,10 +179,12 @@ class Dispatcher:
         rooms: list[_AgentCapacity],
         bursts: Mapping[str, Burst],
         served: ServedVersions,
+        alone: int,
     ) -> list[_GrantedLease]:
-        """Choose rollouts, and store their grants. Runs in the store's writer. `bursts`: one for each InferencePool."""
+        """Choose rollouts, and store their grants. Runs in the store's writer. `bursts`: one for each InferencePool.
+        `alone`: number of node agents that this round may reserve."""
         now = self._clock.time()
-        matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served)
+        matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served, alone)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now, choice) for record, room, choice in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
@@ -261,18 +271,22 @@ def _match_queue(
     rooms: list[_AgentCapacity],
     now: float,
     served: ServedVersions,
+    alone: int,
     stage: Stage,
 ) -> Iterator[tuple[RolloutRecord, _AgentCapacity, LeaseChoice]]:
     """Yield queued records in the order of the queue, each with a node agent for it and with the reason for the choice
-    of this node agent. Reads at most MAX_QUEUE_PAGES pages of the queue."""
+    of this node agent. Reads at most MAX_QUEUE_PAGES pages of the queue. At most `alone` node agents are reserved."""
     last: RolloutRecord | None = None
     for _ in range(MAX_QUEUE_PAGES):
         takers = [r for r in rooms if r.free[stage] > 0]
         limit = MAX_PER_GRANT if last is not None else min(sum(r.free[stage] for r in takers), MAX_PER_GRANT)
         kinds = {kind for r in takers for kind in r.agent.kinds}
         minima = served.minimum_versions if stage is Stage.INIT else None
-        page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, after=last)
+        losses = SUSPECT_LOSSES if sum(r.reserved for r in rooms) >= alone else None
+        page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, losses_below=losses, after=last)
         for record in page:
+            if is_suspect(record) and sum(r.reserved for r in rooms) >= alone:
+                continue
             if stage is Stage.INIT and allowed_versions(record, _group(tx, record), served) == frozenset():
                 continue  # the rollout may use only weights versions that no endpoint offers now
             able = [r for r in takers if r.can_take(record, stages, now)]

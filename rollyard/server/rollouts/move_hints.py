@@ -30,15 +30,18 @@ class MoveHints:
         self._leases = leases
 
     def send(self, key: RolloutKey, endpoint: str, urgent: bool) -> bool:
-        """Send a hint for each role that uses the endpoint. Return False, and send nothing, if the rollout has no
-        connected holder or the last hint to its lease is too recent. `urgent`: the endpoint is out."""
+        """Send a hint for each role that uses the endpoint. Return False, and send nothing, if no role uses it, if the
+        rollout has no connected holder, or if the last hint to its lease is too recent. `urgent`: the endpoint is out."""
         lease, now = self._leases.get(key), self._clock.monotonic()
         agent = self._agents.get(lease.holder) if lease is not None else None
         if lease is None or agent is None or now - lease.hinted_at < (REPEAT_SECONDS if urgent else SETTLED_SECONDS):
             return False
+        roles = [role for role, id in lease.endpoints.items() if id == endpoint]
+        if not roles:
+            return False
         lease.hinted_at = now
         ref = LeaseRef(namespace=key.namespace, id=key.id, fence=lease.fence, stage=lease.stage)
-        for role in (role for role, id in lease.endpoints.items() if id == endpoint):
+        for role in roles:
             agent.send(RechooseEndpoint(lease=ref, role=role, now=urgent))
         REPINS.inc()
         return True

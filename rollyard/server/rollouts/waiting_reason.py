@@ -16,7 +16,7 @@ from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.rollout import IN_QUEUE, PARKED, Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
-from rollyard.server.rollouts.dispatch import needed_seconds
+from rollyard.server.rollouts.dispatch import exclusive_limit, needed_seconds
 from rollyard.server.rollouts.pool_shortage import (
     PoolShortage,
     WaitReason,
@@ -68,6 +68,8 @@ class QueueView:
     """The RolloutPool's own allocations."""
     agents: Sequence[ConnectedAgent] = ()
     """Node agents that are connected and not draining."""
+    exclusive: int = 0
+    """Number of `agents` that are reserved for one rollout, because several node agents in a row were lost with it."""
     served: ServedVersions = field(default_factory=ServedVersions)
     groups: Mapping[str, GroupVersions] = field(default_factory=dict)
     """Group id -> versions, for groups whose rollouts must all have the same version."""
@@ -248,7 +250,11 @@ def _group_version(record: RolloutRecord, view: QueueView) -> WaitReason | None:
 def _needs_exclusive(record: RolloutRecord, view: QueueView) -> WaitReason | None:
     if not is_suspect(record):
         return None
-    return WaitReason(f"{record.losses} node agents in a row were lost with it, so it waits for one without other work")
+    sentence = f"{record.losses} node agents in a row were lost with it, so it waits for one without other work"
+    agents, limit = len(view.agents), exclusive_limit(len(view.agents))
+    if view.exclusive >= limit:
+        sentence += f"; {view.exclusive} of {agents} node agents have such a rollout, and at most {limit} may"
+    return WaitReason(sentence)
 
 
 def _in_queue(record: RolloutRecord, view: QueueView) -> WaitReason:

@@ -160,13 +160,14 @@ class Transaction(Protocol):
         *,
         kinds: Collection[str] | None = None,
         minima: Collection[str] | None = None,
+        losses_below: int | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         """Records that wait for a lease in these pools. Records in back-off at `now` are left out.
 
         The order is: EVAL before INIT, then priority, then rank, then arrival. `kinds`: only these task kinds. `minima`:
-        only records without a minimum version or with one of these minimum versions. `after`: in each stage only records
-        behind this record.
+        only records without a minimum version or with one of these minimum versions. `losses_below`: only records with
+        fewer losses. `after`: in each stage only records behind this record.
         """
         ...
 

@@ -84,12 +84,13 @@ class RolloutTransaction:
         *,
         kinds: Collection[str] | None = None,
         minima: Collection[str] | None = None,
+        losses_below: int | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
         if kinds is not None and not kinds:
             return found  # no kind can match, and with an empty list SQLite cannot use the index that the query names
-        also, values = _queue_conditions(kinds, minima, after)
+        also, values = _queue_conditions(kinds, minima, losses_below, after)
         for stage in (s for s in STAGES_LAST_FIRST if s in stages):
             room = limit - len(found)
             if room <= 0:
@@ -139,7 +140,10 @@ class RolloutTransaction:
 
 
 def _queue_conditions(
-    kinds: Collection[str] | None, minima: Collection[str] | None, after: RolloutRecord | None
+    kinds: Collection[str] | None,
+    minima: Collection[str] | None,
+    losses_below: int | None,
+    after: RolloutRecord | None,
 ) -> tuple[str, list[object]]:
     """Return further SQL conditions on a queue, and their values."""
     also, values = "", list[object]()
@@ -148,6 +152,9 @@ def _queue_conditions(
     if minima is not None:
         also += f" AND (min_weights_version IS NULL OR min_weights_version IN ({', '.join('?' * len(minima))}))"
         values += minima
+    if losses_below is not None:
+        also += " AND losses < ?"
+        values.append(losses_below)
     if after is not None:
         # SQLite can use the index only for `priority <= ?`, not for the part in brackets.
         also += " AND priority <= ? AND (priority < ? OR queue_rank > ? OR (queue_rank = ? AND seq > ?))"

@@ -27,7 +27,7 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
-from rollyard.server.rollouts.move_hints import REPEAT_SECONDS
+from rollyard.server.rollouts.move_hints import REPEAT_SECONDS, MoveHints
 from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES, expand
 from rollyard.server.rollouts.step import SUSPECT_LOSSES
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
@@ -338,18 +338,31 @@ async def test_what_may_end_its_node_agents_runs_alone_and_takes_no_neighbour_wi
     await yard.rollouts.submit("default", [request("bad"), request("good")])
     await lose_often(yard, one, 2)
     await yard.rollouts.submit("default", [request("later")])
-    yard.wants(one, init=9)
-    await until(lambda: yard.leases.held_by(one.agent.holder) == 1)
-    two = yard.node("u2", init=9)
-    await until(lambda: yard.leases.held_by(two.agent.holder) == 1)
-    three = yard.node("u3", init=9)
-    await until(lambda: yard.leases.held_by(three.agent.holder) == 1)
+    two, three, four = yard.node("u2"), yard.node("u3"), yard.node("u4")
+    for node in (one, two, three):
+        yard.wants(node, init=9)
+        await until(lambda node=node: yard.leases.held_by(node.agent.holder) == 1)
     assert [node.leases[-1].id for node in (one, two, three)] == ["bad", "good", "later"], "each suspect is alone"
+    assert not four.leases
     await yard.rollouts.finish(header(two.leases[-1]), "u2", b"", 3)
     await yard.rollouts.submit("default", [request(f"more-{i}") for i in range(17)])
     yard.wants(two, init=9)
     await until(lambda: yard.leases.held_by(two.agent.holder) == 9)
     assert yard.leases.held_by(one.agent.holder) == 1
+
+
+async def test_what_may_end_its_node_agents_leaves_half_of_them_to_others(yard: Yard) -> None:
+    one = yard.node("u1")
+    await yard.rollouts.submit("default", [request(f"bad-{i}") for i in range(9)])
+    await lose_often(yard, one, 9)
+    await yard.rollouts.submit("default", [request(f"good-{i}") for i in range(4)])
+    nodes = [one, *(yard.node(f"u{i}") for i in range(2, 5))]
+    for node in nodes:
+        yard.wants(node, init=2)
+    await until(lambda: sum(yard.leases.held_by(n.agent.holder) for n in nodes) == 6)
+    held = [{lease.id for lease in n.leases[-yard.leases.held_by(n.agent.holder) :]} for n in nodes]
+    assert sorted(map(len, held)) == [1, 1, 2, 2]
+    assert set.union(*(ids for ids in held if len(ids) == 2)) == {f"good-{i}" for i in range(4)}
 
 
 async def test_a_busy_node_agent_is_kept_free_for_what_has_to_be_alone(yard: Yard) -> None:
@@ -577,6 +590,18 @@ async def test_who_is_on_an_endpoint_that_drains_is_told_to_ask_and_once(yard: Y
     assert {(m.lease.id, m.lease.fence, m.role) for m in told} == {(le.id, le.fence, "policy") for le in node.leases}
     assert len(told) == 4
     assert yard.sessions.count("e1") == 4, "it is counted when it has moved, and not before"
+
+
+async def test_a_rollout_that_left_the_endpoint_meanwhile_gets_no_hint(yard: Yard) -> None:
+    await yard.declare(inference={"policy": "policy-pool"})
+    yard.engine("e1")
+    await yard.rollouts.submit("default", [request("r")])
+    node = yard.node(init=1)
+    await until(lambda: len(node.leases) == 1)
+    hints, key = MoveHints(yard.clock, yard.parts.agents, yard.leases), RolloutKey("default", "r")
+    assert not hints.send(key, "e2", urgent=False)
+    assert hints.send(key, "e1", urgent=False), "the refused hint does not count as the last one"
+    assert [m.role for m in node.sent if isinstance(m, RechooseEndpoint)] == ["policy"]
 
 
 async def test_sessions_of_an_endpoint_that_fell_silent_are_told_to_leave_at_once(yard: Yard) -> None:

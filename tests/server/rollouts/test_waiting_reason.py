@@ -228,6 +228,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "NodeAgentForItself", {"losses": 3}, {"places": {Stage.INIT: {7: 12}}},
         f"3 node agents in a row were lost with it, so it waits for one without other work {SINCE_QUEUED}",
     ),
+    (
+        "NodeAgentForItself", {"losses": 3}, {"agents": [agent("math")] * 5, "exclusive": 2},
+        "3 node agents in a row were lost with it, so it waits for one without other work; "
+        f"2 of 5 node agents have such a rollout, and at most 2 may {SINCE_QUEUED}",
+    ),
     ("InQueue", {}, {"places": {Stage.INIT: {7: 12}}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
     (
         "InQueue", {}, {"places": {Stage.INIT: LOOKED_AT}},
