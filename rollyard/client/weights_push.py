@@ -5,12 +5,14 @@
 
 While a folder is written, its name begins with `.writing-`. A complete folder is renamed to its version. If an earlier
 push has left a folder with this name, the new folder's name gets a suffix. The files of the earlier folder must not
-change, because engines may still load them. The server never gets the path of an unfinished folder.
+change, because engines may still load them. The server never gets the path of an unfinished folder. A push deletes the
+folders of earlier pushes to the same pool that died before the server got their paths (`push_marks`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import re
 import secrets
@@ -21,6 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, runtime_checkable
 
 from rollyard.client.kubeconfig import Context
+from rollyard.client.push_marks import PushMark, marks_left
 from rollyard.core.errors import Conflict, Invalid, NoProgress
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
@@ -105,14 +108,29 @@ class WeightsPush:
         Raises NoProgress if the update failed or another update replaced it, and the errors of `update_weights`.
         """
         older = self._written.copy()
-        status = await self._client.weights_status(self.namespace, self.pool)
+        left = await asyncio.to_thread(marks_left, self.folder, self._mark_pool)
+        try:
+            status = await self._client.weights_status(self.namespace, self.pool)  # read after the end of those pushes
+        except BaseException:
+            for mark in left:
+                mark.close()
+            raise
+        for mark in left:
+            await asyncio.to_thread(mark.delete_folder, _paths(status))
         number = 1 + (self.step if version else max(self.step, _last_step(status)))
         version = version or f"step{number}"
         if status.record(version) is not None:
             raise Conflict(f"weights {version!r} exist already in pool {self.pool!r}; choose another version")
-        path = await self._write(weights, version)
+        path, own = await self._write(weights, version)
         update = WeightsUpdate(version=version, path=str(path), mode=self._mode)
-        await self._client.update_weights(self.namespace, self.pool, update)
+        try:
+            await self._client.update_weights(self.namespace, self.pool, update)
+        except BaseException:
+            if own is not None:
+                own.close()
+            raise
+        if own is not None:
+            await asyncio.to_thread(own.end)
         status = await self._client.wait_weights(self.namespace, self.pool, version)
         operation = status.operation
         if operation is None or operation.target.version != version or operation.phase != "Complete":
@@ -125,9 +143,17 @@ class WeightsPush:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return version
 
-    async def _write(self, weights: Weights, version: str) -> Path:
+    @property
+    def _mark_pool(self) -> str:
+        """The pool and its server. The server is named by its CA, because its URL may change when it restarts."""
+        context = self._client.context
+        server = hashlib.sha256((context.ca_pem or context.url).encode()).hexdigest()
+        return f"{self.namespace}/{self.pool} {server[:16]}"
+
+    async def _write(self, weights: Weights, version: str) -> tuple[Path, PushMark | None]:
+        """Return the folder of the weights, and the mark of this push if it wrote the folder."""
         if isinstance(weights, Path):
-            return weights.absolute()
+            return weights.absolute(), None
         config = None if isinstance(weights, SavesPretrained) else await self._config()
         return await asyncio.to_thread(self._write_folder, weights, version, config)
 
@@ -143,10 +169,15 @@ class WeightsPush:
             )
         return config
 
-    def _write_folder(self, weights: SavesPretrained | Mapping[str, Any], version: str, config: Path | None) -> Path:
-        unfinished = self.folder / f"{UNFINISHED}{version}-{os.getpid()}-{secrets.token_hex(4)}"
+    def _write_folder(
+        self, weights: SavesPretrained | Mapping[str, Any], version: str, config: Path | None
+    ) -> tuple[Path, PushMark]:
+        other = f"{version}-{secrets.token_hex(4)}"
+        unfinished = self.folder / f"{UNFINISHED}{other}"
         unfinished.mkdir()
+        mark: PushMark | None = None
         try:
+            mark = PushMark.create(self._mark_pool, unfinished, [version, other])
             if isinstance(weights, SavesPretrained):
                 weights.save_pretrained(unfinished)
             else:
@@ -157,13 +188,23 @@ class WeightsPush:
                 _sync(file)
             path = self.folder / version
             if path.exists():
-                path = self.folder / f"{version}-{secrets.token_hex(4)}"
+                path = self.folder / other
             unfinished.rename(path)
             _sync(self.folder)
-        finally:
+        except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
+            if mark is not None:
+                mark.end()
+            raise
         self._written.add(path)
-        return path
+        return path, mark
+
+
+def _paths(status: WeightsStatus) -> list[str]:
+    """Return the folders of the weights that the pool serves, served or updates to."""
+    known = [*status.history, *([status.current] if status.current is not None else [])]
+    known += [status.operation.target] if status.operation is not None else []
+    return [str(record.path) for record in known if record.path is not None]
 
 
 def _last_step(status: WeightsStatus) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from rollyard.client.kubeconfig import Context
 from rollyard.client.weights_push import WeightsPush
 from rollyard.core.errors import Conflict, NoProgress
 from rollyard.kinds.base import KindObject, ObjectKey, evolve
-from rollyard.kinds.weights import WeightsStatus, WeightsUpdate
+from rollyard.kinds.weights import WeightsRecord, WeightsStatus, WeightsUpdate
 from rollyard.server.weights import pool_update
 from tests.support import make
 
@@ -135,3 +137,70 @@ async def test_a_folder_of_ours_that_is_served_again_counts_as_new(tmp_path: Pat
         await weights.push(first, "again")
         third = await pushed(pool, weights, "c")
         assert set(tmp_path.iterdir()) == {first, third}
+
+
+DYING_PUSH = """
+import asyncio, os, signal, sys
+from rollyard.client.weights_push import WeightsPush
+from tests.client.test_weights_push import Model, Pool
+
+class DyingModel(Model):
+    def save_pretrained(self, folder):
+        super().save_pretrained(folder)
+        if sys.argv[2] == "writing":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+class DyingPool(Pool):
+    async def update_weights(self, namespace, pool, update):
+        print(update.path, flush=True)
+        if sys.argv[2] == "alive":
+            sys.stdin.read()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+async def main():
+    async with WeightsPush(DyingPool(), "policy", folder=sys.argv[1]) as weights:
+        await weights.push(DyingModel("dying"))
+
+asyncio.run(main())
+"""
+
+
+def dying_push(folder: Path, how: str) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", DYING_PUSH, str(folder), how], text=True, **pipes)
+
+
+async def test_the_next_push_deletes_what_pushes_left_that_died_before_the_server_knew_them(tmp_path: Path) -> None:
+    for how, left in (("writing", ".writing-step1-*"), ("posting", "step1")):
+        with dying_push(tmp_path, how) as dead:
+            dead.communicate()
+        assert dead.returncode == -9
+        assert [f.name for f in tmp_path.glob("[!.]*")] == ([] if how == "writing" else ["step1"])
+        assert len(list(tmp_path.glob(f"{left}/model"))) == 1
+    pool = Pool()
+    async with WeightsPush(pool, "policy", folder=tmp_path) as weights:
+        first = await pushed(pool, weights, "a")
+    assert set(tmp_path.iterdir()) == {first}
+
+
+async def test_a_push_deletes_no_folder_of_a_live_push_and_none_that_the_server_or_another_pool_knows(
+    tmp_path: Path,
+) -> None:
+    pool = Pool()
+    with dying_push(tmp_path, "alive") as push:
+        assert push.stdin is not None
+        assert push.stdout is not None
+        theirs = Path(push.stdout.readline().strip())
+        async with WeightsPush(pool, "policy", folder=tmp_path) as weights:
+            await pushed(pool, weights, "a", "a")
+            assert (theirs / "model").exists(), "its push is alive"
+            push.stdin.close()
+            push.wait()
+            async with WeightsPush(Pool(), "other", folder=tmp_path) as other:
+                await other.push(Model("b"), "b")
+            assert (theirs / "model").exists(), "another pool does not know whether it is served"
+            served = WeightsRecord(version="theirs", path=str(theirs), since=datetime.now(UTC))
+            pool.status = evolve(pool.status, history=[*pool.status.history, served])
+            await pushed(pool, weights, "c", "c")
+    assert (theirs / "model").exists(), "the server had stored it before the push died"
+    assert not list(tmp_path.glob(".push-*"))
