@@ -1,6 +1,6 @@
 """Requests to the API. Errors become exceptions. A failed call is retried if it may safely be made
-twice, or if the connection could not be opened. But if the connection timed out while it was opened, only a call that
-may be made twice is retried. Each attempt reads the server's current address."""
+twice, or if the connection could not be opened, because nothing was sent then. Each attempt reads the server's current
+address."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS = 30.0
 """Time for which a call retries while the server is unreachable or overloaded. A restart takes a second or two."""
 REQUEST_SECONDS = 90.0
+CONNECT_SECONDS = 5.0
 WAITS_AT_ONCE = 256
 """If this many calls of one client already wait for the end of a rollout, the client delays further such calls."""
 OTHER_CONNECTIONS = 64
@@ -49,7 +50,7 @@ class ServerConnection:
         """Each call that waits for a rollout holds one place."""
         limit = WAITS_AT_ONCE + OTHER_CONNECTIONS
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=limit)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         headers = {"Authorization": f"Bearer {context.token}"}
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
 
@@ -115,7 +116,7 @@ class ServerConnection:
                 async with self._open(method, path, query, payload, seconds, headers) as answer:
                     return await read(answer)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                unsent = isinstance(error, aiohttp.ClientConnectorError)
+                unsent = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
                 words = f"no answer from {await self._url()} ({connection_failure_text(error)})"
                 if loop.time() >= deadline or not (repeat or unsent):
                     raise Unavailable(f"{words}; is `rollyard serve` running?") from None
@@ -138,7 +139,7 @@ class ServerConnection:
         TimeoutError.
         """
         at = await self._url()
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=silence)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence)
         async with asyncio.timeout(None) as limit, running(self._cut_when_moved(at, lambda: limit.reschedule(0))):
             headers = {"Accept": accept}
             answer = await self._session.get(at + path, params=query, timeout=timeout, headers=headers)
@@ -157,7 +158,7 @@ class ServerConnection:
         seconds: float,
         headers: Mapping[str, str] | None,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=5.0)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
         url = await self._url() + path
         async with self._session.request(
             method, url, params=query, data=data, timeout=timeout, headers=headers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from aiohttp import web
 from rollyard.client import AsyncClient, server_connection, server_link
 from rollyard.client import async_client as module
 from rollyard.client.kubeconfig import Context
+from rollyard.client.server_connection import ServerConnection
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
@@ -115,6 +117,31 @@ async def test_a_creation_is_not_repeated_after_a_503(servers: Servers, client: 
     with pytest.raises(Unavailable):
         await client.apply(make.rollout_pool("demo"))
     assert [r.method for r in servers.asked] == ["GET", "POST"]
+
+
+async def test_a_call_that_may_not_be_made_twice_waits_for_a_server_that_takes_no_connections(
+    servers: Servers, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its backlog is full, so the kernel drops the client's attempts, and nothing of the call is sent."""
+    monkeypatch.setattr(server_connection, "CONNECT_SECONDS", 0.5)
+    async with contextlib.AsyncExitStack() as sockets:
+        full = sockets.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(2):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        servers.endpoint.write_text(json.dumps({"url": f"http://127.0.0.1:{full.getsockname()[1]}", "epoch": 1}))
+        said: list[str] = []
+        patient = ServerConnection(client.context, said.append)
+        sockets.push_async_callback(patient.close)
+        call = asyncio.create_task(patient.json("POST", "/v1/rollouts", body={}, repeat=False))
+        await until(lambda: bool(said) or call.done())
+        assert "ConnectionTimeoutError" in said[0]
+        await servers.start(says_503(0, {"made": 1}))
+        assert await soon(call) == {"made": 1}
+    assert len(servers.asked) == 1
 
 
 async def test_a_503_that_lasts_is_told(servers: Servers, client: AsyncClient) -> None:
