@@ -13,6 +13,7 @@ from aiohttp import web
 
 from rollyard.api.error_status import validation_error
 from rollyard.api.objects import BASE, read_body, respond
+from rollyard.api.pool_lookup import inference_pool_in_path
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.clock import as_exact_datetime
 from rollyard.core.errors import Conflict, Invalid
@@ -71,8 +72,7 @@ def _begin(services: Services, pool: InferencePool, update: WeightsUpdate) -> tu
 
 async def _pool(request: web.Request) -> InferencePool:
     info = request.match_info
-    key = InferencePool.key_of(info["namespace"], info["name"])
-    return await request.app[SERVICES].store.get(key, InferencePool)
+    return await inference_pool_in_path(request.app[SERVICES], info["namespace"], info["name"])
 
 
 def _respond(request: web.Request, weights: WeightsStatus, status: int) -> web.Response:

@@ -65,13 +65,17 @@ class ServeOptions:
 
     def job_run(self) -> JobRun | None:
         """Return the Slurm job in which this process runs, and the job's restart count; None without `in_job`. Blocks.
-        Raises BadRequest if this process is in no Slurm job, and OSError if the data folder cannot be used."""
+        Raises BadRequest if this process is in no Slurm job, and Unavailable if the data folder cannot be used."""
         if not self.in_job:
             return None
         id = os.environ.get("SLURM_JOB_ID")
         if id is None:
             raise BadRequest("this process is not in a Slurm job; start the server with `rollyard serve --in-slurm`")
-        return JobRun(ServerJobFolder(self.data).name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
+        try:
+            name = ServerJobFolder(self.data).name
+        except OSError as error:
+            raise Unavailable(f"{error.filename or self.data} cannot be used: {error.strerror}") from None
+        return JobRun(name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
 
 
 def run(options: ServeOptions) -> int:

@@ -55,7 +55,8 @@ class FolderLock:
     def acquire(self) -> bool:
         """Try to take the lock; return whether this object holds it.
 
-        Raises Unavailable if the file system has no locks, and OSError if the holder's name cannot be written.
+        Raises Unavailable if the file system has no locks, or if the holder's name cannot be written, such as on a full
+        disk. The next call then tries both again.
         """
         if self.held:
             return True
@@ -66,9 +67,12 @@ class FolderLock:
         except OSError as error:
             message = f"{self._folder} cannot be locked ({error.strerror}); choose a folder on a file system with locks"
             raise Unavailable(message) from None
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{self._name()}\n".encode(), 0)
+        except OSError as error:
+            raise Unavailable(f"{self._folder / 'lock'} cannot be written: {error.strerror}") from None
         self.held = True
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{self._name()}\n".encode(), 0)
         return True
 
     def acquire_within(self, seconds: float) -> bool:

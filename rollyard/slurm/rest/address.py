@@ -32,8 +32,12 @@ class SlurmrestdAddress:
         kind, _, path = text.partition(":")
         if kind == "unix" and path.startswith("/"):
             return cls("http://slurmrestd", path.removeprefix("//"))
-        parts = urlsplit(text)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(text)
+            readable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # such as http://[host, and a port that is not a number
+            readable = False
+        if not readable:
             raise Invalid(
                 f"{URL_VARIABLE}={text!r}: write unix:/path/of/slurmrestd.socket, http://host:6820 or https://host"
             )

@@ -38,7 +38,11 @@ def job_fields(directives: Mapping[str, str], column: int, version: str, known: 
             )
         for key, field in translated.items():
             fields[key] = _joined(fields[key], field) if key in fields else field
-    _count_tasks(fields)
+    try:
+        _count_tasks(fields)
+    except ValueError as error:
+        given = " ".join(f"--{o}={directives[o]}" for o in ("nodes", "ntasks-per-node") if o in directives)
+        raise SubmitRefused(f"Invalid specification for slurmrestd {version}: {given!r}: {error}") from None
     return fields
 
 
@@ -65,11 +69,12 @@ def _joined(first: object, second: object) -> object:
 def _count_tasks(fields: Fields) -> None:
     """Set the field `tasks` as sbatch does.
 
-    Without this field Slurm would assume one task for the whole job, and would allocate CPUs for one task only.
+    Without this field Slurm would assume one task for the whole job, and would allocate CPUs for one task only. Raises
+    ValueError if a number is no number.
     """
     fewest, _, most = str(fields.get("nodes", "")).partition("-")
     if "tasks" not in fields and fewest and ("tasks_per_node" in fields or not most):
-        fields["tasks"] = int(fewest) * int(str(fields.get("tasks_per_node", 1)))
+        fields["tasks"] = _int(fewest) * _int(str(fields.get("tasks_per_node", 1)))
 
 
 # parsers of values

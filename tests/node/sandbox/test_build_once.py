@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rollyard.core.errors import SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.build_once import build_once
@@ -36,9 +38,9 @@ def test_a_folder_is_made_once(tmp_path: Path) -> None:
 def test_a_maker_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").touch()
-        raise OSError("disk full")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "half"))
 
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(SandboxStartFailed, match=r"folder cannot be made: No space left on device \(.*half\)"):
         build_once(tmp_path / "folder", fail)
     assert not (tmp_path / "folder").exists()
     assert [path.name for path in tmp_path.iterdir()] == [".folder.lock"]

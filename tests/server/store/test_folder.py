@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import sqlite3
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from rollyard.core.errors import Superseded, Unavailable
 from rollyard.server.store import database, journal_mode
 from rollyard.server.store.base import BlobRef
 from rollyard.server.store.blobs import PackWriter, read_blob
-from rollyard.server.store.folder_lock import JobRun
+from rollyard.server.store.folder_lock import FolderLock, JobRun
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.store.tables import MIGRATIONS
 from tests.support.make import rollout_pool
@@ -50,6 +51,20 @@ async def test_a_client_of_the_nfs_server_here_keeps_us_out(tmp_path: Path) -> N
     refused = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     assert "BlockingIOError" in refused.stderr
     await store.close()
+
+
+async def test_a_disk_without_room_for_the_holders_name_is_no_crash(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(Unavailable, match="lock cannot be written: File too large"):
+            lock.acquire()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert lock.acquire(), "the name is written once there is room"
+    assert (tmp_path / "lock").read_text().startswith("pid ")
+    lock.release()
 
 
 async def test_two_folders_are_two_servers(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from rollyard.slurm.base import BatchScript
 from rollyard.slurm.choose_driver import choose_driver
 from rollyard.slurm.rest.address import TOKEN_FILE_VARIABLE, URL_VARIABLE, SlurmCredentials, SlurmrestdAddress, claims
 from rollyard.slurm.rest.codec import array_tasks
-from rollyard.slurm.rest.job_fields import TABLE
+from rollyard.slurm.rest.job_fields import TABLE, job_fields
 from rollyard.slurm.rest.rest_driver import RestDriver
 from rollyard.slurm.rest.version_choice import negotiate
 from tests.support.cluster import Cluster, NewCluster
@@ -138,7 +138,10 @@ def test_where_slurmrestd_is_may_be_a_socket_or_a_url() -> None:
     assert SlurmrestdAddress.parse("unix:/run/restd.sock") == SlurmrestdAddress("http://slurmrestd", "/run/restd.sock")
     assert SlurmrestdAddress.parse("unix:///run/restd.sock").socket == "/run/restd.sock"
     assert SlurmrestdAddress.parse("https://slurm.example:6820/").url == "https://slurm.example:6820"
-    for wrong in ("", "unix:run/restd.sock", "slurm.example:6820", "ftp://slurm.example"):
+    for wrong in (
+        *("", "unix:run/restd.sock", "slurm.example:6820", "ftp://slurm.example"),
+        *("http://[::1", "http://slurm.example:rest", "http://slurm.example:99999"),
+    ):
         with pytest.raises(Invalid, match="write unix:/path"):
             SlurmrestdAddress.parse(wrong)
 
@@ -221,6 +224,12 @@ async def test_an_option_that_the_server_would_pass_over_in_silence_is_refused()
     assert codec.job(BatchScript("a", "", script, "/d"), {})["job"]["name"] == "a"
     with pytest.raises(SubmitRefused, match=r"slurmrestd v0.0.40 does not support --qos.*--cluster cli"):
         codec.job(BatchScript("a", "", f"{script}#SBATCH --qos=high\n", "/d"), {})
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_number_of_nodes_that_is_no_number_is_refused(column: int) -> None:
+    with pytest.raises(SubmitRefused, match=r"'--nodes=1k': write a whole number"):
+        job_fields({"nodes": "1k"}, column, "v0.0.40", None)
 
 
 async def test_what_no_table_knows_is_refused_by_its_name(rest_cluster: Cluster, tmp_path: Path) -> None:

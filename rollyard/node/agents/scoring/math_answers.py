@@ -79,7 +79,8 @@ class BadReference(Exception):
 
 def judge_answer(reference: bytes, answer: bytes) -> dict[str, float]:
     """Return {"right": 1.0 or 0.0}. Return {"bad_reference": 1.0} if the normalized reference is empty, or if its
-    braces are unbalanced, or nested too deeply."""
+    braces are unbalanced, or nested too deeply. An empty answer is wrong; for it every member of the reference is
+    computed, so that the caller sees a reference that exceeds the limits."""
     try:
         return {"right": float(is_right(reference.decode(), answer.decode()))}
     except BadReference:
@@ -95,7 +96,10 @@ def is_right(reference: str, answer: str) -> bool:
         raise BadReference(reference)
     if _without_spaces(reference) == _without_spaces(answer):
         return True
-    return bool(answer) and _balanced(answer, "{}()[]") and _same(parse_form(reference), parse_form(answer))
+    if not answer:
+        _compute(parse_form(reference))
+        return False
+    return _balanced(answer, "{}()[]") and _same(parse_form(reference), parse_form(answer))
 
 
 def normalized(text: str) -> str:
@@ -139,6 +143,14 @@ def parse_form(text: str) -> Form:
         if text[0] + text[-1] in ("()", "{}"):
             return parse_form(text[1:-1])
     return Form("scalar", text)
+
+
+def _compute(reference: Form) -> None:
+    """Compare each scalar of the reference with a number."""
+    if reference.kind == "scalar":
+        _same_scalar(reference.text, "0")
+    for member in reference.members:
+        _compute(member)
 
 
 def _same(reference: Form, answer: Form) -> bool:

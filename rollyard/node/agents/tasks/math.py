@@ -65,7 +65,7 @@ class MathHandler:
             verdict = {str(why): 1.0}
         if "right" not in verdict and "bad_reference" not in verdict:
             try:
-                computable = "too_large" not in await self._checkers.ask(expected, b"0")
+                computable = "too_large" not in await self._checkers.ask(expected, b"")
             except CheckerKilled:
                 computable = False
             if not computable:

@@ -69,9 +69,12 @@ async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait
         assert len(found.metrics) == 2
 
 
-async def test_a_reference_that_cannot_be_computed_is_the_tasks_fault(handler: MathHandler) -> None:
+@pytest.mark.parametrize(("form", "answer"), [("{}", "x"), ("(1, {})", "(1, x)"), ("1, {}", "1, x")])
+async def test_a_reference_that_cannot_be_computed_is_the_tasks_fault(
+    handler: MathHandler, form: str, answer: str
+) -> None:
     with pytest.raises(TaskError, match="cannot be computed"):
-        await score(handler, HANGS, "x")
+        await score(handler, form.format(HANGS), answer)
 
 
 async def test_a_reference_that_needs_too_much_memory_is_the_tasks_fault(
