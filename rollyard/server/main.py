@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -100,6 +101,8 @@ async def _serve(options: ServeOptions) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         server = await RollyardServer.start(options, stack)
+        gc.collect()
+        gc.freeze()  # else each full collection reads all modules and models, and blocks the event loop for 40 ms
         work = asyncio.create_task(server.run_background())
         stopped = asyncio.create_task(stop.wait())
         replaced = asyncio.create_task(server.wait_until_superseded())
