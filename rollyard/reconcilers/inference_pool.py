@@ -45,11 +45,12 @@ class InferencePoolObserver:
 
     async def observe(self, pool: Pool, allocations: Sequence[Allocation]) -> PoolObservation:
         assert isinstance(pool, InferencePool)
-        held = self._endpoints.sessions.counts()
         bounds = pool.spec.autoscaling
         self._endpoints.follow_spec(pool.pool_key, pool.spec)
-        states = self._endpoints.of_pool(pool.pool_key)
         live = await self._requested_sessions(pool) if bounds is not None else 0
+        # No wait from here on, so that the endpoints and the conditions about them are of one moment.
+        held = self._endpoints.sessions.counts()
+        states = self._endpoints.of_pool(pool.pool_key)
         by_uid = {state.uid: state for state in states if state.uid}
         members = [self._member(a, by_uid.get(a.metadata.uid), held) for a in allocations]
         counted = [

@@ -70,6 +70,21 @@ async def test_servers_that_were_not_heard_make_the_load_unknown(site: Site) -> 
     ]
 
 
+async def test_endpoints_and_their_weights_are_of_one_moment(site: Site) -> None:
+    endpoints = EndpointRegistry(ManualClock(), SessionIndex())
+
+    def users() -> list[RolloutPool]:
+        """A heartbeat arrives while the store counts the sessions."""
+        beat(endpoints, "a", version="v2")
+        return []
+
+    trade = InferencePoolObserver(endpoints, site.rollouts, users, lambda pool: 0, ManualClock())
+    register(endpoints, "a")
+    beat(endpoints, "a", version="v1")
+    found = await trade.observe(pool(), [allocation("a")])
+    assert [e.weights_version for e in found.status_update["endpoints"]] == ["v2"]
+
+
 async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None:
     """Queued rollouts count once for each role, as far as there can be workers for them."""
     users = [
