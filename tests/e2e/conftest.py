@@ -23,9 +23,11 @@ def long_run(request: pytest.FixtureRequest) -> bool:
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
     """A yard with the demo's pools, which the tests of a module share."""
     yard = Yard(tmp_path_factory.mktemp("yard"))
-    yard.start()
-    async with yard.client() as client:
-        await yard.apply(client)
-        await yard.ready(client)
-        yield yard, client
-    await yard.clean_up()
+    try:
+        yard.start()
+        async with yard.client() as client:
+            await yard.apply(client)
+            await yard.ready(client)
+            yield yard, client
+    finally:
+        await yard.clean_up()

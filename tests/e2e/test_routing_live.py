@@ -20,7 +20,8 @@ async def test_an_endpoint_that_drains_is_empty_soon_and_one_that_is_killed_cost
         ids = await client.submit(requests(24, 24, n=2))
 
         async def at_work() -> bool:
-            return bool(endpoints := await shown(client)) and all(e.sessions for e in endpoints)
+            (pool,) = (await client.top()).inference_pools  # a status has the sessions of up to 30 s ago
+            return bool(pool.endpoints) and all(e.sessions for e in pool.endpoints)
 
         await yard.until(at_work)
         await client.scale(KEY, 1)  # one of the two drains, with sessions on it

@@ -170,8 +170,11 @@ class Yard:
     async def _all_ready(self, client: AsyncClient) -> bool:
         for kind in ("InferencePool", "RolloutPool"):
             pools, _ = await client.list_objects(kind)
-            conditions = [get_condition(getattr(p, "status").conditions, "Ready") for p in pools]  # noqa: B009
-            if not pools or not all(c is not None and c.status == "True" for c in conditions):
+            conditions = [(p, get_condition(getattr(p, "status").conditions, "Ready")) for p in pools]  # noqa: B009
+            if not pools or not all(
+                c is not None and c.status == "True" and c.observed_generation >= p.metadata.generation
+                for p, c in conditions
+            ):
                 return False
         return True
 
