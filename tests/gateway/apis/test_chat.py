@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+import threading
 from typing import Any
 
 import aiohttp
@@ -264,14 +265,24 @@ async def test_256_streams_at_once(scripted: Any) -> None:
         assert all(len(s.segments()) == 1 for s in gateway.sessions.values())
 
 
-async def test_a_long_prompt_holds_up_nobody_else(scripted: Any) -> None:
+async def test_a_long_prompt_holds_up_nobody_else(
+    scripted: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, go = template.encode, threading.Event()
+
+    def slow(text: str) -> list[int]:
+        found = encode(text)
+        assert len(text) < 100_000 or go.wait(60)
+        return found
+
+    monkeypatch.setattr(template, "encode", slow)
     async with scripted(["Hi."]) as (gateway, upstream), client(gateway) as ai, client(gateway, "s2") as other:
         words = [{"role": "user", "content": "some words, " * 12_000}]
         long = asyncio.create_task(ai.chat.completions.create(model="m", messages=words))
         while not ("s1" in gateway.sessions and gateway.sessions["s1"]._executor.busy):
             await asyncio.sleep(0)
         await other.chat.completions.create(model="m", messages=QUESTION)
-        assert not long.done()
+        go.set()
         await long
         assert [len(p) > 20_000 for p in upstream.prompts] == [False, True]
         # one that goes away while its prompt is prepared holds nothing
@@ -387,7 +398,7 @@ async def test_texts_that_end_a_turn_add_up(scripted: Any) -> None:
 
 
 async def test_a_turn_of_another_branch_comes_back_as_ids(scripted: Any, template: ChatTemplate) -> None:
-    says = ["One.", "gone " * 400, "Two.", "slow " * 400, "Three."]
+    says = ["One.", "gone " * 8000, "Two.", "slow " * 8000, "Three."]  # those two are given up
     async with scripted(says, pace=0.002) as (gateway, upstream), client(gateway) as ai:
         ask = ai.chat.completions.create
         await ask(model="m", messages=QUESTION)
