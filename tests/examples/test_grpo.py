@@ -32,7 +32,8 @@ def trained(out: Path, *options: str) -> list[dict[str, Any]]:
 def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    steps = trained(tmp_path, "--steps", "4", "--groups", "2", "--n", "4", "--held-out", "4", *options)
+    shape = ("--steps", "4", "--minutes", "60", "--groups", "2", "--n", "4", "--held-out", "4")
+    steps = trained(tmp_path, *shape, *options)
     assert [s["step"] for s in steps] == [0, 1, 2, 3, 4]
     first = set(steps[1]["versions"])
     assert len(first) == 1, "before the first push there is one version"

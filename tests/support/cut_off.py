@@ -10,10 +10,10 @@ from rollyard.node.sandbox.base import CellResult, CommandResult
 R = TypeVar("R", CommandResult, CellResult)
 
 
-async def cut_off(call: Callable[[str, float], Awaitable[R]], text: str) -> R:
-    """Return the result of the first call that printed "begun" before its timeout."""
+async def cut_off(call: Callable[[str, float], Awaitable[R]], text: str, mark: str = "begun") -> R:
+    """Return the result of the first call whose output has the mark at its timeout."""
     for seconds in (0.3, 3.0, 30.0):
         result = await call(text, seconds)
-        if "begun" in result.output:
+        if mark in result.output:
             return result
     raise AssertionError(f"it does not begin: {result}")

@@ -177,10 +177,9 @@ async def test_killing_everything_inside_spares_the_sandbox(sandbox: Sandbox) ->
 
 
 async def test_endless_output_is_bounded(sandbox: Sandbox) -> None:
-    result = await sandbox.bash("echo first; yes", 1.0)
+    result = await cut_off(sandbox.bash, "echo first; yes", "bytes left out]")
     assert result.timed_out
     assert result.output.startswith("first\ny\n")
-    assert "bytes left out]" in result.output
     assert len(result.output) < (1 << 20) + 100
 
 

@@ -47,7 +47,7 @@ async def test_a_fork_bomb(sandboxes: SandboxFactory, spec: SandboxSpec) -> None
         await sandbox.prepare(["bash", "ipython"])
         result = await sandbox.bash("f() { f | f & }; f; while :; do /bin/true; done", 0.5)
         assert result.timed_out
-        count = await sandbox.ipython("import os; sum(name.isdigit() for name in os.listdir('/proc'))", 10)
+        count = await sandbox.ipython("import os; sum(name.isdigit() for name in os.listdir('/proc'))", 60)
         assert int(count.output) <= 64 + 8
         assert (await sandbox.edit("create", "/tmp/after", file_text="works")).ok
         assert sandbox.alive
@@ -57,6 +57,6 @@ async def test_a_fork_bomb_in_the_background_leaves_the_tools_usable(
     sandboxes: SandboxFactory, spec: SandboxSpec
 ) -> None:
     async with await sandboxes.start(spec) as sandbox:
-        await sandbox.bash("f() { f | f & }; f 2>/dev/null", 2)
-        assert (await sandbox.bash("echo still here 2>/dev/null", 5)).output.endswith("still here\n")
-        assert (await sandbox.ipython("1+1", 10)).output == "2\n"
+        await sandbox.bash("f() { f | f & }; f 2>/dev/null", 60)
+        assert (await sandbox.bash("echo still here 2>/dev/null", 60)).output.endswith("still here\n")
+        assert (await sandbox.ipython("1+1", 60)).output == "2\n"
