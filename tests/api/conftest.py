@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from rollyard.api.app import build
+from rollyard.api.listener import LINGER_SECONDS
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.registry import parse_object
 from rollyard.server.parts_and_wakeups import Parts
@@ -41,6 +42,7 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             if not (await store.list_objects("InferencePool", "default"))[0]:
                 await store.create(_pool(model_dir, spec))
             options = {"handler_cancellation": True, "auto_decompress": False, "shutdown_timeout": 5}
+            options |= {"lingering_time": LINGER_SECONDS}
             url = await stack.enter_async_context(serve_app(build(services), **options))
             for part in (parts.sessions, parts.rebalancer):
                 stack.callback(asyncio.create_task(part.run()).cancel)

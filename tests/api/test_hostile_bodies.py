@@ -243,17 +243,20 @@ def greeting() -> web.Application:
 
 async def test_connections_that_say_nothing_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 0.3)
-    monkeypatch.setattr(listener, "HEADER_SECONDS", 0.3)
-    async with listening(tmp_path, greeting()) as (port, trust), asyncio.timeout(60):
+    async with listening(tmp_path, greeting()) as (port, _), asyncio.timeout(60):
         reader, silent = await asyncio.open_connection("127.0.0.1", port)  # never a handshake
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
         silent.close()
+    monkeypatch.undo()  # a slow machine needs its time for a handshake
+    monkeypatch.setattr(listener, "HEADER_SECONDS", 0.3)
+    async with listening(tmp_path, greeting()) as (port, trust), asyncio.timeout(60):
         for said in (b"", b"GET / HTTP/1.1\r\nHost: x\r\nX: ", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trust)
             writer.write(said)
-            found = await reader.read()
-            assert found.endswith(b"hello") or not found
+            with contextlib.suppress(ConnectionResetError):
+                found = await reader.read()
+                assert found.endswith(b"hello") or not found
             writer.close()
 
 

@@ -6,6 +6,8 @@ import asyncio
 import gc
 import signal
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,8 @@ def test_a_call_that_was_interrupted_ends_with_its_client(tmp_path: Path) -> Non
     kubeconfig = tmp_path / "kubeconfig"
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
+        with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor() as threads:
+            silent.settimeout(60)
             port = silent.getsockname()[1]
             kubeconfig.write_text(
                 yaml.safe_dump(
@@ -38,14 +41,20 @@ def test_a_call_that_was_interrupted_ends_with_its_client(tmp_path: Path) -> Non
                 )
             )
             with Client(kubeconfig=kubeconfig) as client:
-                signal.setitimer(signal.ITIMER_REAL, 0.2)
+
+                def interrupt_once_connected() -> socket.socket:
+                    connection, _ = silent.accept()
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+                    return connection
+
+                connected = threads.submit(interrupt_once_connected)
                 with pytest.raises(Interrupted):
                     client.wait("r")
                 tasks = asyncio.all_tasks(client._loop)
                 assert tasks, "the wait goes on in the loop"
             assert all(task.done() for task in tasks)
+            connected.result().close()
             del tasks
             gc.collect()  # what is destroyed unfinished warns, which fails the test
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -221,7 +221,7 @@ class CrashImages:
         if event == "line":
             with self.lock:
                 place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-                with suppress(FileNotFoundError):  # SQLite's own files come and go in the other thread
+                with suppress(shutil.Error):  # SQLite's own files come and go in the other thread
                     shutil.copytree(
                         self.folder, self.target / str(len(self.lines)), ignore=shutil.ignore_patterns("lock*")
                     )
@@ -311,12 +311,10 @@ asyncio.run(main())
 LIFE_SECONDS = 0.3
 
 
-async def until_more_than(count: int, folder: Path) -> None:
-    """Wait until the process has ended so many rollouts since its start."""
+async def until_newest(cursor: int, folder: Path) -> None:
+    """Wait until another process has ended so many rollouts."""
     async with asyncio.timeout(60):
-        start = None
-        while start is None or newest(folder) < start + count:
-            start = newest(folder) if start is None else start
+        while newest(folder) < cursor:
             await asyncio.sleep(0.02)
 
 
@@ -330,20 +328,21 @@ async def test_what_is_not_old_survives_kill_9_while_everything_else_is_deleted(
     chance, answered = random.Random(5), 0
     for _ in range(4):
         command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        before = newest(tmp_path)  # no process writes now; beside one that opens the folder a read may fail
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
             output = asyncio.create_task(asyncio.to_thread(process.communicate))
             try:
-                await until_more_than(20, tmp_path)
+                await until_newest(before + 20, tmp_path)
                 await asyncio.sleep(chance.uniform(0.0, 0.5))  # a kill at a random moment, not a wait for something
             finally:
-                killed_at = time.time()
                 process.send_signal(signal.SIGKILL)
             told, _ = await output
+            ended_at = time.time()  # up to its end the process goes on deleting
         lines = [line.split() for line in told.splitlines(keepends=True) if line.endswith("\n")]
         store = await SqliteStore.open(tmp_path)
         there = await ids(store)
         await check(store, set(there))
-        assert {id for id, at in lines if float(at) >= killed_at - LIFE_SECONDS} <= set(there)
+        assert {id for id, at in lines if float(at) >= ended_at - LIFE_SECONDS} <= set(there)
         assert len(lines) > 10
         answered += len(lines)
         await store.close()
