@@ -1,29 +1,36 @@
-"""A server of one's own on this machine with its pools: for the demo and for the examples of training."""
+"""A server of one's own on this machine with its pools: for the demo and for the examples of training.
+
+Run as a program, it waits for the death of a process that uses `local_server`, and then ends the server and its pools.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import select
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
 
 from rollyard.cli.manifests import read_manifests
 from rollyard.client import AsyncClient
-from rollyard.core.errors import NotFound
+from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.base import KindObject, get_condition
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout_pool import RolloutPool
 
 ROOT = Path(__file__).resolve().parents[1]
-READY_SECONDS, DELETE_SECONDS = 60.0, 60.0
+READY_SECONDS, DELETE_SECONDS, STOP_SECONDS = 60.0, 60.0, 30.0
 VLLM_READY_SECONDS = 600.0
+ENDED = b"ended"
+"""Text by which a process tells its guard that it has ended its server itself."""
 
 
 @contextmanager
@@ -44,6 +51,13 @@ def local_server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
             cwd=ROOT,
             start_new_session=True,  # ctrl-C ends only the demo, which needs the server to delete its pools
         )
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "examples.local_server", str(folder), str(server.pid), *(["keep"] if cluster else [])],
+        stdin=subprocess.PIPE,
+        env=env,
+        cwd=ROOT,
+        start_new_session=True,
+    )
     try:
         assert server.stdout is not None
         line = server.stdout.readline()
@@ -53,9 +67,10 @@ def local_server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
     finally:
         server.terminate()
         try:
-            server.wait(30)
+            server.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             server.kill()
+        guard.communicate(ENDED)
 
 
 @contextmanager
@@ -73,20 +88,41 @@ def served_pools(console: Console, manifest: Path) -> Iterator[Path]:
                     await client.apply(pool)
                 await until_ready(console, client, pools)
 
-        async def end() -> None:
-            async with AsyncClient(kubeconfig=kubeconfig) as client:
-                for batch in await client.batches():  # a running batch would draw new tasks
-                    await client.cancel_batch(batch.id, rollouts="cancel")
-                for pool in pools:
-                    if isinstance(pool, RolloutPool):  # otherwise it finishes its rollouts before it is deleted
-                        await client.cancel_rollouts(pool=pool.metadata.name)
-                await delete(console, client, pools)
-
         try:
             asyncio.run(begin())
             yield kubeconfig
         finally:
-            asyncio.run(end())
+            asyncio.run(end_pools(console, kubeconfig))
+
+
+async def end_pools(console: Console, kubeconfig: Path) -> None:
+    """End the server's batches and rollouts, and delete its pools."""
+    async with AsyncClient(kubeconfig=kubeconfig) as client:
+        for batch in await client.batches():  # a running batch would draw new tasks
+            await client.cancel_batch(batch.id, rollouts="cancel")
+        models, _ = await client.list_objects("InferencePool")
+        pools, _ = await client.list_objects("RolloutPool")
+        for pool in pools:  # otherwise it finishes its rollouts before it is deleted
+            await client.cancel_rollouts(pool=pool.metadata.name)
+        await delete(console, client, [*models, *pools])
+
+
+def end_after_death(folder: Path, server: int, keep: bool) -> None:
+    """Wait until the process at the other end of stdin ends. If it ended without ENDED, such as by SIGKILL, delete the
+    server's pools, end the server, and delete the folder unless `keep` is set."""
+    if sys.stdin.buffer.read() == ENDED:
+        return
+    kubeconfig = folder / "data" / "admin.kubeconfig"
+    if kubeconfig.exists():
+        with suppress(RollyardError, TimeoutError):
+            asyncio.run(end_pools(Console(quiet=True), kubeconfig))
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(server)
+        signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        if not select.select([descriptor], [], [], STOP_SECONDS)[0]:
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 async def until_ready(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
@@ -118,3 +154,7 @@ async def delete(console: Console, client: AsyncClient, pools: Sequence[KindObje
                     console.print(f"{pool.SINGULAR}/{pool.metadata.name} deleted")
                     break
                 await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    end_after_death(Path(sys.argv[1]), int(sys.argv[2]), keep="keep" in sys.argv[3:])

@@ -2,8 +2,8 @@
 
 A failure is an end caused by the template, or by a submit that Slurm refused. A failure counts only if its allocation
 was made after the last counted failure. So if allocations that run side by side fail, they count once. The count
-restarts after an allocation has run for STEADY_SECONDS since it first became ready, and with a new template. While the
-count is 0, the next failure counts even if its allocation was made before the last counted failure.
+restarts after an allocation has been ready for STEADY_SECONDS, and with a new template. While the count is 0, the
+next failure counts even if its allocation was made before the last counted failure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.allocation import Allocation, AllocationStatus
+from rollyard.kinds.base import get_condition
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.values.job_state import JobState
 
@@ -37,8 +38,8 @@ LAUNCH_SECONDS = 15.0
 """First back-off after a job that got a node and never ran there. Slurm drains a node whose prolog fails. If the prolog
 fails on every node, a pool without this back-off would soon have caused the drain of all nodes."""
 STEADY_SECONDS = 10.0
-"""If an allocation runs for this many seconds after it first became ready, this is a success: the failures in a row are
-counted from 0 again. The failure of an allocation that ends sooner adds to them."""
+"""If an allocation is ready for this many seconds, this is a success: the failures in a row are counted from 0 again. The
+failure of an allocation that was ready for a shorter time adds to them."""
 FORGET_FAILURES_SECONDS = 60.0
 """Failures are forgotten once the last failure is this many seconds ago and all allocations are ready."""
 
@@ -133,12 +134,24 @@ def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> t
 
 
 def _had_steady_run(allocations: Sequence[Allocation], since: float | None, now: float) -> bool:
-    """Whether an allocation first became ready after `since`, and ran for at least STEADY_SECONDS from then on."""
-    for a in allocations:
-        ready, end = _unix(a.status.ready_at), _unix(a.status.end_time) if a.status.is_ended else now
-        if ready is not None and end is not None and ready > (since or 0.0) and end - ready >= STEADY_SECONDS:
-            return True
-    return False
+    """Whether an allocation first became ready after `since`, and was ready for at least STEADY_SECONDS."""
+    return any(
+        (first := _unix(a.status.ready_at)) is not None
+        and first > (since or 0.0)
+        and _ready_seconds(a.status, first, now) >= STEADY_SECONDS
+        for a in allocations
+    )
+
+
+def _ready_seconds(status: AllocationStatus, first: float, now: float) -> float:
+    """Return the length of the present readiness. If the allocation is not ready: the time from `first`, when it became
+    ready for the first time, to the end of its last readiness."""
+    condition = get_condition(status.conditions, "Ready")
+    changed = condition.last_transition_time.timestamp() if condition is not None else first
+    if status.ready:
+        return now - changed
+    end = (_unix(status.end_time) if status.is_ended else None) or now
+    return (end if condition is None else min(changed, end)) - first
 
 
 def _was_expected(allocation: Allocation) -> bool:

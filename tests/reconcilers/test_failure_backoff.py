@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import evolve
+from rollyard.kinds.base import Condition, evolve
 from rollyard.kinds.pool import PoolStatus
 from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.failure_backoff import (
@@ -134,6 +134,21 @@ def test_what_dies_as_soon_as_it_is_ready_fails_in_a_row() -> None:
     for n in range(4):
         all_.append(one(n, 100 * n, "FAILED", 100 * n + 22, ready=100 * n + 20))
         assert pool.look(100 * n + 30, *all_).failures == n + 1
+
+
+def test_a_short_readiness_is_no_steady_run_however_long_the_job_then_lives() -> None:
+    def died(n: int, ready_until: float) -> Allocation:
+        lost = Condition(
+            type="Ready", status="False", last_transition_time=at(100 * n + ready_until), reason="Starting"
+        )
+        return one(n, 100 * n, "FAILED", 100 * n + 90, ready=100 * n + 20, conditions=[lost])
+
+    pool, all_ = Pool(), list[Allocation]()
+    for n in range(3):
+        all_.append(died(n, 22))
+        assert pool.look(100 * n + 91, *all_).failures == n + 1
+    all_.append(died(3, 20 + STEADY_SECONDS))
+    assert pool.look(391, *all_).failures == 1, "this one was ready for long enough"
 
 
 def test_a_corrected_template_starts_afresh_and_an_undone_one_too() -> None:

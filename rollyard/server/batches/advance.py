@@ -318,7 +318,8 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
 
     With a target, draw as many groups as the target still needs at the observed informative rate. Draw them also
     without workers, so that an empty pool grows. If the series can have a later batch, draw at least enough groups to
-    fill idle slots.
+    fill idle slots, also with `carry_over: cancel`: the groups that are whole first fill the target, so the batch ends
+    sooner.
 
     A stream with `step_groups` draws as many groups as the next training step still needs, and more if slots are idle.
     Its limit is staleness: unacknowledged groups, and groups in flight that are expected to be informative, may fill at
