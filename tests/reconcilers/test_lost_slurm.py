@@ -71,6 +71,7 @@ async def test_a_job_that_was_forgotten_while_slurm_was_away_is_replaced(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollyard.reconcilers.missing_jobs.ABSENT_SECONDS", 0.5)
+    monkeypatch.setattr("rollyard.reconcilers.failure_backoff.LAUNCH_SECONDS", 0.5)
     await site.apply(replicas=2)
     first, second = await site.running(2)
     assert first.status.job_id is not None

@@ -340,6 +340,7 @@ async def test_a_copy_that_turns_up_after_the_end_was_concluded_is_ended(
 ) -> None:
     """A node that was lost comes back with the job still on it: the allocation has been replaced by then."""
     monkeypatch.setattr("rollyard.reconcilers.missing_jobs.ABSENT_SECONDS", 0.5)
+    monkeypatch.setattr("rollyard.reconcilers.failure_backoff.LAUNCH_SECONDS", 0.5)
     await site.apply(replicas=1)
     (first,) = await site.running(1)
     seen = await site.line.driver.snapshot()
