@@ -45,7 +45,7 @@ async def test_a_scancel_of_all_jobs_and_a_suspended_one_are_told_as_what_they_a
         fact = (await conditions(field)).get("Ready")
         seen.add(fact.reason if fact is not None else "")
         names = {a.metadata.name for a in await field.allocations() if a.status.ready}
-        return fact is not None and fact.status == "True" and not names & {a.metadata.name for a in old}
+        return fact is not None and fact.status == "True" and len(names - {a.metadata.name for a in old}) == 2
 
     await field.yard.until(replaced)
     assert not seen & {"CrashLoop", "AllocationFailed"}
@@ -54,10 +54,12 @@ async def test_a_scancel_of_all_jobs_and_a_suspended_one_are_told_as_what_they_a
     server = await field.running("InferencePool")
     assert server.status.job_id is not None
     await field.slurm("scontrol", "suspend", server.status.job_id)
-    message = await field.condition("Ready", "False", "InferencePool", "policy")
-    assert message.startswith(
-        f"SuspendedBySlurm: 1 of 2 allocations ready; suspended by Slurm: job {server.status.job_id} of"
-    )
+    words = f"SuspendedBySlurm: 1 of 2 allocations ready; suspended by Slurm: job {server.status.job_id} of"
+
+    async def suspended() -> bool:
+        return (await field.condition("Ready", "False", "InferencePool", "policy")).startswith(words)
+
+    await field.yard.until(suspended)
     await field.slurm("scontrol", "resume", server.status.job_id)
     await field.condition("Ready", "True", "InferencePool", "policy")
     await field.all_is_well()
@@ -67,7 +69,7 @@ async def test_a_change_that_fails_is_told_while_the_old_ones_serve_and_a_wait_f
     """A model path that does not exist, and a setup line that fails: `get` said AllReady, and `wait` returned at once."""
     nowhere = str(field.yard.folder / "nowhere")
     await field.apply(policy={"model": {"path": nowhere}}, demo={"allocation": {"setup": "echo no share; exit 3"}})
-    wait_updated = ("--for", "condition=Updated", "--timeout", "90")
+    wait_updated = ("--for", "condition=Updated", "--timeout", "110")
     out, err = await field.yard.rollyard("wait", "rp/demo", *wait_updated, code=1)
     words = out + err
     assert "rolloutpool/demo: Updated is False: CrashLoop: 0 of 2 allocations are up to date" in words
@@ -77,7 +79,7 @@ async def test_a_change_that_fails_is_told_while_the_old_ones_serve_and_a_wait_f
         found = (await conditions(field, "InferencePool", "policy")).get("Updated")
         return found is not None and found.reason in ("AllocationFailed", "CrashLoop") and nowhere in found.message
 
-    await field.yard.until(model_missing, 90)
+    await field.yard.until(model_missing)
     for kind, name in (("InferencePool", "policy"), ("RolloutPool", "demo")):
         found = await conditions(field, kind, name)
         assert (found["Ready"].status, found["Ready"].reason) == ("True", "AllReady")

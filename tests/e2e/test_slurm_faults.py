@@ -91,7 +91,7 @@ async def test_a_submit_whose_answer_is_lost_is_not_repeated(field: Field) -> No
 
 async def test_the_copy_on_a_lost_node_cannot_commit(field: Field) -> None:
     old = await field.running()
-    (pid,) = field.yard.processes("node-agent", old.metadata.name)
+    (pid,) = field.yard.processes("node-agent", f"{old.metadata.name} ")  # and not demo-rp-12 for demo-rp-1
     await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{old.status.node}")
     await field.ended(old, "NODE_FAIL", seconds=180)
 

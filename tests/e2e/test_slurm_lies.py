@@ -23,6 +23,12 @@ LONG_LIES = 40
 async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
     async with field_of(tmp_path_factory, conf=("KillWait=2",)) as found:
         found.shims.order("squeue", "record")  # a table without jobs, for `replay`
+        recorded = found.shims.folder / "squeue.recorded"
+
+        async def has_table() -> bool:
+            return recorded.exists() and recorded.stat().st_size > 0
+
+        await found.yard.until(has_table)
         await found.begin()
         yield found
 

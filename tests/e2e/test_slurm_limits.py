@@ -33,7 +33,7 @@ async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Fiel
     assert old.status.job_id is not None
     # All of the nodes that ours may use: whatever runs there has to go.
     boss = await asyncio.to_thread(
-        field.cluster.submit, "sleep 15", "--qos=high", "--nodes=3", "--exclusive", "--exclude=n4"
+        field.cluster.submit, "sleep 100000", "--qos=high", "--nodes=3", "--exclusive", "--exclude=n4"
     )
     ended = await field.ended(old, "PREEMPTED", "CANCELLED")
     assert ended.status.job_state == "PREEMPTED"
@@ -42,7 +42,7 @@ async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Fiel
         return "WaitingForSlurm" in await field.condition("Ready", "False")
 
     await field.yard.until(told)
-    await asyncio.to_thread(field.cluster.wait_for_state, boss, "COMPLETED", seconds=60)
+    await field.slurm("scancel", boss)
     await field.all_is_well()
     pool = await field.pool()
     assert pool.status.failures == 0, "a preemption is nobody's failure"

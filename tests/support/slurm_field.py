@@ -174,10 +174,10 @@ async def field_on(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
     yard = Yard(tmp_path_factory.mktemp("yard"), cluster)
     shims = Shims(yard.folder / "shims", cluster.env["PATH"])
     yard.env["PATH"] = f"{shims.folder}:{cluster.env['PATH']}"
-    yard.start()
     field = Field(yard, cluster, shims)
-    await field.connect()
     try:
+        yard.start()
+        await field.connect()
         yield field
     finally:
         await field.close()
