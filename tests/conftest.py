@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -103,6 +104,12 @@ class EngineProcess:
 StartEngine = Callable[..., EngineProcess]
 
 
+def _listens(path: Path) -> bool:
+    """Whether a connection succeeds: the file is there a moment earlier."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 @pytest.fixture(scope="session")
 def start_engine(model_dir: Path) -> Iterator[StartEngine]:
     """start_engine(*options, model=...): an engine that answers; it is ended with the test run at the latest."""
@@ -110,12 +117,12 @@ def start_engine(model_dir: Path) -> Iterator[StartEngine]:
     with tempfile.TemporaryDirectory() as folder:
 
         def start(*options: str, model: Path = model_dir) -> EngineProcess:
-            socket = Path(folder, f"engine{len(started)}")
+            uds = Path(folder, f"engine{len(started)}")
             command = [sys.executable, "-m", "rollyard.engine.embedded", "--model", str(model)]
-            process = subprocess.Popen([*command, "--served-name", "policy", "--uds", str(socket), *options], cwd=ROOT)
-            started.append(EngineProcess(process, socket))
+            process = subprocess.Popen([*command, "--served-name", "policy", "--uds", str(uds), *options], cwd=ROOT)
+            started.append(EngineProcess(process, uds))
             deadline = time.monotonic() + 120
-            while not socket.exists():
+            while not _listens(uds):
                 assert process.poll() is None, "the engine ended before it served"
                 assert time.monotonic() < deadline, "the engine does not serve"
                 time.sleep(0.01)

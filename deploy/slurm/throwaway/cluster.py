@@ -13,7 +13,7 @@ from . import accounting, rest
 from .conf import Here
 from .daemons import Daemons
 from .folder import lay_out
-from .machine import SEARCH_PATH, look_around
+from .machine import SEARCH_PATH, look_around, reserved_ports
 from .options import ClusterError, Options, Place
 from .process import Process, ancestors, end, every_process, identities, with_descendants
 
@@ -34,15 +34,16 @@ def up(folder: Path, options: Options) -> tuple[Daemons, bool]:
         return known, False
     folder.mkdir(parents=True, exist_ok=True)
     place = Place.of(folder, options)
-    here = look_around(options)
-    lay_out(place, options, here)
-    daemons = Daemons(place, _client_environment(place, options, here))
-    daemons.save()
-    try:
-        _bring_up(daemons, options, here)
-    except BaseException:
-        down(folder)
-        raise
+    with reserved_ports(options) as ports:
+        here = look_around(options, ports)
+        lay_out(place, options, here)
+        daemons = Daemons(place, _client_environment(place, options, here))
+        daemons.save()
+        try:
+            _bring_up(daemons, options, here)
+        except BaseException:
+            down(folder)
+            raise
     return daemons, True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import random
@@ -9,6 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from .conf import Here
@@ -45,8 +47,8 @@ def _lacks_plugin(tree: Path, name: str) -> bool:
     return bool(folders) and not any((folder / name).exists() for folder in folders)
 
 
-def look_around(options: Options) -> Here:
-    """Collect the facts. Raises ClusterError when something is missing."""
+def look_around(options: Options, ports: range) -> Here:
+    """Collect the facts. `ports`: as many as `reserved_ports` gives. Raises ClusterError when something is missing."""
     if lacking := missing(options):
         raise ClusterError(f"not installed: {', '.join(lacking)}; deploy/slurm/install.sh installs it")
     try:
@@ -60,7 +62,6 @@ def look_around(options: Options) -> Here:
         raise ClusterError(
             f"{host} is no name of the loopback interface: all the network could use it; take --auth munge"
         )
-    ports = _free_ports(options.nodes + 3)
     return Here(
         host=host,
         address=address if closed else "127.0.0.1",
@@ -93,20 +94,26 @@ def _version(options: Options) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _free_ports(count: int) -> range:
-    """Return consecutive ports of the loopback interface that are free at this moment."""
+@contextlib.contextmanager
+def reserved_ports(options: Options) -> Iterator[range]:
+    """Yield consecutive free ports of the loopback interface for a cluster.
+
+    While it starts, no other cluster that starts gets one of them: each port is marked by an abstract Unix socket, which
+    also goes when this process is killed.
+    """
+    count = options.nodes + 3
     for _ in range(100):
         first = random.randrange(_PORTS.start, _PORTS.stop - count)
         ports = range(first, first + count)
-        if all(_is_free(port) for port in ports):
-            return ports
+        with contextlib.ExitStack() as marks:
+            try:
+                for port in ports:
+                    mark = marks.enter_context(socket.socket(socket.AF_UNIX))
+                    mark.bind(f"\0throwaway-slurm-{port}")
+                    with socket.socket() as probe:
+                        probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            yield ports
+            return
     raise ClusterError(f"no {count} free ports in a row between {_PORTS.start} and {_PORTS.stop}")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
