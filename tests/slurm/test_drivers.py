@@ -195,17 +195,18 @@ async def own(request: pytest.FixtureRequest, tmp_path: Path, new_cluster: NewCl
 
 
 async def test_no_answer_is_no_empty_queue(own: Ground) -> None:
-    assert (await own.driver.snapshot()).jobs == {}
+    assert (await own.answer(own.driver.snapshot)).jobs == {}
     await asyncio.to_thread(own.cluster.stop_daemon, "slurmctld", signal.SIGKILL)
     await silent(own)
     await asyncio.to_thread(own.cluster.start_daemon, "slurmctld")
     before = time.time()
-    found = await own.driver.snapshot()
+    found = await own.answer(own.driver.snapshot)
     assert before <= found.taken_at <= time.time()
     own.cluster.freeze()
     await silent(own)
     own.cluster.thaw()
-    assert set((await own.driver.snapshot()).jobs) <= {"1", "2"}  # what was submitted may have been taken after all
+    # what was submitted may have been taken after all
+    assert set((await own.answer(own.driver.snapshot)).jobs) <= {"1", "2"}
 
 
 async def silent(own: Ground) -> None:
@@ -230,7 +231,7 @@ async def test_the_limits_of_a_site_and_what_is_wrong_with_it(own: Ground) -> No
         "partitionname=low state=down maxtime=1-02:00:00 maxnodes=2 allowaccounts=rl,ml nodes=n2",
     ):
         await asyncio.to_thread(own.cluster.run, "scontrol", "update", *words.split())
-    site = await own.driver.site()
+    site = await own.answer(own.driver.site)
     assert (site.nodes["n1"].reason, site.nodes["n1"].usable) == ("Dust-in-it", False)
     assert (site.nodes["n2"].features, site.nodes["n2"].usable) == (frozenset({"a100", "nvlink"}), True)
     low = site.partitions["low"]

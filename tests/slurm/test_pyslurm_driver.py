@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import itertools
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,15 +18,19 @@ import pytest
 from rollyard.core.errors import Invalid, SlurmUnreachable
 from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm import pyslurm_child
+from rollyard.slurm.base import Snapshot
 from rollyard.slurm.choose_driver import choose_driver, slurm_driver
 from rollyard.slurm.pyslurm_driver import PYTHON_VARIABLE, PyslurmDriver, read_jobs, read_site, why_unfit
 from rollyard.slurm.pyslurm_process import PyslurmProcess
 from tests.support.cluster import Cluster, NewCluster
 from tests.support.driver_cases import open_cli, open_pyslurm
+from tests.support.until import until
 
 pytestmark = pytest.mark.slow(60)
 
 LIMIT_SECONDS = 2.0
+PATIENT_SECONDS = 60.0
+"""For a child that answers, which on a busy machine takes seconds."""
 
 
 def shell(script: str) -> tuple[str, ...]:
@@ -75,7 +81,8 @@ def test_what_the_child_cannot_have_meant_is_no_empty_queue(answer: object) -> N
     ],
 )
 async def test_a_child_that_fails_is_ended_in_time_and_holds_up_nobody(script: str, words: str) -> None:
-    child = process(*shell(script))
+    silent = words.startswith("did not answer")
+    child = process(*shell(script), limit_seconds=LIMIT_SECONDS if silent else PATIENT_SECONDS)
     ticks: list[float] = [time.monotonic()]
 
     async def tick() -> None:
@@ -118,14 +125,34 @@ def sid(new_cluster: NewCluster) -> Cluster:
 
 @pytest.fixture
 async def driver(sid: Cluster) -> AsyncIterator[PyslurmDriver]:
+    made = open_pyslurm(sid, PATIENT_SECONDS)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def impatient(sid: Cluster) -> AsyncIterator[PyslurmDriver]:
     made = open_pyslurm(sid, LIMIT_SECONDS)
     yield made
     await made.close()
 
 
+async def answered(driver: PyslurmDriver) -> Snapshot:
+    """Return the first answer of a driver whose limit may be too short for this machine."""
+
+    async def answer() -> Snapshot | None:
+        with contextlib.suppress(SlurmUnreachable):
+            return await driver.snapshot()
+        return None
+
+    found = await until(answer)
+    assert isinstance(found, Snapshot)
+    return found
+
+
 async def pid_of(driver: PyslurmDriver) -> int:
     """Return the pid of the child, after it has answered."""
-    await driver.snapshot()
+    await answered(driver)
     assert driver.child_pid is not None
     return driver.child_pid
 
@@ -143,14 +170,14 @@ async def test_a_killed_child_is_followed_by_another(driver: PyslurmDriver) -> N
 
 
 @pytest.mark.heavy
-async def test_a_frozen_child_costs_its_call_the_time_limit_and_the_others_nothing(driver: PyslurmDriver) -> None:
-    first = await pid_of(driver)
+async def test_a_frozen_child_costs_its_call_the_time_limit_and_the_others_nothing(impatient: PyslurmDriver) -> None:
+    first = await pid_of(impatient)
     os.kill(first, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(SlurmUnreachable, match="did not answer within 2 s"):
-        await driver.snapshot()
+        await impatient.snapshot()
     assert time.monotonic() - began < 60
-    assert await pid_of(driver) != first
+    assert await pid_of(impatient) != first
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
 
@@ -187,23 +214,31 @@ async def test_a_cancelled_call_leaves_its_answer_to_nobody(driver: PyslurmDrive
 async def test_a_configuration_that_is_not_there_is_named(sid: Cluster) -> None:
     (sid.folder / "slurm.conf").unlink()
     driver = open_pyslurm(sid, LIMIT_SECONDS)
-    with pytest.raises(SlurmUnreachable, match=f"{sid.folder}/slurm"):
-        await driver.snapshot()
+
+    async def named() -> bool:
+        with pytest.raises(SlurmUnreachable) as caught:
+            await driver.snapshot()
+        return f"{sid.folder}/slurm" in str(caught.value)
+
+    await until(named)
     await driver.close()
 
 
 @pytest.mark.heavy
-async def test_a_controller_that_moved_is_found_by_its_new_configuration(driver: PyslurmDriver, sid: Cluster) -> None:
-    await driver.snapshot()
+async def test_a_controller_that_moved_is_found_by_its_new_configuration(
+    impatient: PyslurmDriver, sid: Cluster
+) -> None:
+    await answered(impatient)
     conf = sid.folder / "slurm.conf"
     text = conf.read_text()
     port = next(line for line in text.splitlines() if line.startswith("SlurmctldPort="))
     sid.stop_daemon("slurmctld")
-    conf.write_text(text.replace(port, "SlurmctldPort=19817"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        conf.write_text(text.replace(port, f"SlurmctldPort={free.getsockname()[1]}"))
     sid.start_daemon("slurmctld")
     with pytest.raises(SlurmUnreachable):
-        await driver.snapshot()
-    assert (await driver.snapshot()).jobs == {}
+        await impatient.snapshot()
+    assert (await answered(impatient)).jobs == {}
 
 
 @pytest.mark.heavy
@@ -244,11 +279,12 @@ async def test_accounting_is_read_as_sacct_shows_it(new_cluster: NewCluster) -> 
     never = sid.submit("true", *some, "--hold")
     sid.run("scancel", never)
     ids = [failed, *(f"{array}_{task}" for task in range(3)), never]
-    driver = open_pyslurm(sid, LIMIT_SECONDS)
+    driver = open_pyslurm(sid, PATIENT_SECONDS)
     async with asyncio.timeout(60):
         while True:
             known = await driver.accounting([*ids, "999999", "999999_3", f"{array}_9"])
-            if len(known) == len(ids) and all(job.state.ended for job in known.values()):
+            # slurmdbd may learn of an end before it learns of the start, with the name
+            if len(known) == len(ids) and all(job.state.ended and job.name == "rollyard-t-0" for job in known.values()):
                 break
             await asyncio.sleep(0.1)
     assert [job.exit_code for job in known.values()] == [130, 0, 1, 2, 0]
@@ -265,7 +301,7 @@ async def test_accounting_is_read_as_sacct_shows_it(new_cluster: NewCluster) -> 
 async def test_it_fits_where_it_says_what_scontrol_says(driver: PyslurmDriver, sid: Cluster) -> None:
     assert await why_unfit(driver, open_cli(sid, 30.0)) == ""
     assert await driver.site() == await open_cli(sid, 30.0).site()
-    without = PyslurmDriver({**os.environ, **sid.env}, python=(*sid.wrapper, "python3"), limit_seconds=LIMIT_SECONDS)
+    without = PyslurmDriver({**os.environ, **sid.env}, python=(*sid.wrapper, "python3"), limit_seconds=PATIENT_SECONDS)
     assert "No module named 'pyslurm'" in await why_unfit(without, open_cli(sid, 30.0))
     await without.close()
 

@@ -99,12 +99,13 @@ class Cluster:
     def settle(self) -> None:
         """Wait until slurmctld has saved its state: if it is killed before, it treats a running job as pending.
 
-        It saves up to five seconds after a change, so this makes one: a short job.
+        It saves up to five seconds after a change, so this makes one: a job whose name the saved file then contains. A
+        newer file alone may have been begun before the change.
         """
-        written = self.folder / "state" / "job_state"
-        before = written.stat().st_mtime_ns if written.exists() else 0
-        self.run("scancel", self.submit("true", "--hold", "--job-name=settle"))
-        self.wait_for(lambda: written.exists() and written.stat().st_mtime_ns > before)
+        written, name = self.folder / "state" / "job_state", f"settle-{time.monotonic_ns()}"
+        job = self.submit("true", "--hold", f"--job-name={name}")
+        self.wait_for(lambda: written.exists() and name.encode() in written.read_bytes())
+        self.run("scancel", job)
 
     def start_daemon(self, name: str) -> None:
         """Start the daemon again with the same command; slurmctld answers when this returns, a slurmd must still register."""

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import SlurmUnreachable
+from rollyard.slurm.base import Snapshot
 from rollyard.slurm.process_identity import start_time
+from rollyard.slurm.rest import queue_reader
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec_v38 import OldCodec
 from rollyard.slurm.rest.queue_reader import SMALL_BYTES, QueueReader
@@ -48,12 +50,16 @@ class Restd:
 
     def __init__(self, socket: Path) -> None:
         self.body = LARGE
+        self.read = 0
+        """Number of answers that drivers have read to their end."""
         self.address = SlurmrestdAddress.parse(f"unix:{socket}")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked = await reader.readuntil(b"\r\n\r\n")
         body = OPENAPI if b"/openapi/v3" in asked else self.body
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        await reader.read()  # until the driver hangs up
+        self.read += 1
         writer.close()
 
 
@@ -87,8 +93,8 @@ def children(parent: int | None = None) -> list[int]:
     """Those of this process, or another, that read queues."""
     found = []
     for path in Path(f"/proc/{parent or os.getpid()}/task").glob("*/children"):
-        for pid in {*map(int, path.read_text().split())} - OTHERS:
-            with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # a thread or a child may end
+            for pid in {*map(int, path.read_text().split())} - OTHERS:
                 found += [pid] if b"reader_child" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
     return found
 
@@ -124,12 +130,19 @@ async def test_a_large_answer_that_is_none_is_refused_as_a_small_one_is(
     assert list((await driver.snapshot()).jobs) == ["7"]
 
 
-async def test_a_child_that_dies_costs_a_look_at_most_and_is_made_anew(driver: RestDriver) -> None:
+async def look_that_waits(restd: Restd, driver: RestDriver) -> tuple[int, asyncio.Task[Snapshot]]:
+    """Return a frozen child, and the look whose answer it was given."""
     await driver.snapshot()
     [child] = children()
     os.kill(child, signal.SIGSTOP)
+    before = restd.read
     look = asyncio.create_task(driver.snapshot())
-    await asyncio.sleep(0.2)
+    await until(lambda: restd.read > before)  # the driver passes an answer on as soon as it has read it
+    return child, look
+
+
+async def test_a_child_that_dies_costs_a_look_at_most_and_is_made_anew(restd: Restd, driver: RestDriver) -> None:
+    child, look = await look_that_waits(restd, driver)
     os.kill(child, signal.SIGKILL)
     with pytest.raises(SlurmUnreachable, match="has ended"):
         await look
@@ -137,7 +150,8 @@ async def test_a_child_that_dies_costs_a_look_at_most_and_is_made_anew(driver: R
     assert children() != [child]
 
 
-async def test_a_child_that_takes_too_long_is_ended() -> None:
+async def test_a_child_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_reader, "COMMAND", ("bash", "-c", "exec -a reader_child sleep 1000"))
     reader = QueueReader(0.01)
     with pytest.raises(SlurmUnreachable, match=r"not read within 0.01 s"):
         await reader.queue(OldCodec("v0.0.38"), LARGE, "me")
@@ -145,12 +159,8 @@ async def test_a_child_that_takes_too_long_is_ended() -> None:
     await reader.close()
 
 
-async def test_a_look_that_is_given_up_leaves_nothing_for_the_next(driver: RestDriver) -> None:
-    await driver.snapshot()
-    [child] = children()
-    os.kill(child, signal.SIGSTOP)
-    look = asyncio.create_task(driver.snapshot())
-    await asyncio.sleep(0.2)
+async def test_a_look_that_is_given_up_leaves_nothing_for_the_next(restd: Restd, driver: RestDriver) -> None:
+    child, look = await look_that_waits(restd, driver)
     look.cancel()
     with pytest.raises(asyncio.CancelledError):
         await look

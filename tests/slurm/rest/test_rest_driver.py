@@ -97,7 +97,7 @@ async def test_a_slurmrestd_that_was_killed_is_asked_again_once_it_is_back(
 ) -> None:
     cluster = new_cluster(nodes=1, **HERE)
     ground = Ground(open_rest(cluster, 2.0), tmp_path, cluster)
-    id = await ground.submit("sleep 100")
+    id = await asyncio.to_thread(cluster.submit, "sleep 1000", "--job-name=rollyard-t-0")
     await ground.state(id, JobState.RUNNING)
     cluster.stop_daemon("slurmrestd", signal.SIGKILL)
     for call in (ground.driver.snapshot, ground.driver.site, lambda: ground.driver.cancel([id])):
