@@ -129,7 +129,8 @@ async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
-        ((*samples, end),) = await trained(yard, "async", write_tasks(yard.folder, 12, failing=range(12)))
+        tasks = write_tasks(yard.folder, 60, failing=range(60))  # so many that some of the first groups differ
+        ((*samples, end),) = await trained(yard, "async", tasks)
         assert end["version"] == await current_version(client) == "step4"
         groups: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for sample in samples:

@@ -30,7 +30,7 @@ SAYS = [CALL, "It is 12 🎉 – 漢字."]
 
 def client(gateway: Any, session: str = "s1", **more: Any) -> openai.AsyncOpenAI:
     base = f"{gateway.url}/v1"  # its own limit is 5 s for a connection, which 256 at once exceed on a busy machine
-    return openai.AsyncOpenAI(base_url=base, api_key=f"session-{session}", max_retries=0, **{"timeout": 120, **more})
+    return openai.AsyncOpenAI(base_url=base, api_key=f"session-{session}", max_retries=0, **{"timeout": 600, **more})
 
 
 def runs(session: GatewaySession) -> list[list[int]]:
