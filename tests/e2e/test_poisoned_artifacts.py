@@ -63,7 +63,8 @@ async def test_poisoned_results_earn_nothing_and_the_node_agent_goes_on(yard: Ya
         await yard.gather(client, await client.submit(requests(2, 2, prefix="before")))
         before = memory(pid)
         poisons = [hostile(f"poison-{i}", poison(data)) for i, data in enumerate(WRITTEN.values())]
-        ids = await client.submit([*poisons, *requests(4, 4, prefix="innocent")])
+        greedy = {"temperature": 0.0}
+        ids = await client.submit([*poisons, *requests(4, 4, prefix="innocent", sampling=greedy)])
         ended = await yard.gather(client, ids, 300)
         assert yard.processes("node-agent") == [pid]
         grown = memory(pid) - before
@@ -94,7 +95,7 @@ async def test_a_cancelled_rollout_leaves_nothing_running(yard: Yard) -> None:
             async def gone() -> bool:
                 return not yard.sandboxes()
 
-            await yard.until(gone, 10)
+            await yard.until(gone, 45)  # a case ends by itself after 50 s
         ended = await yard.gather(client, await client.submit(requests(2, 2, prefix="after")))
         assert {t.status for t in ended} == {Status.COMPLETED}
         assert yard.processes("node-agent") == [pid]

@@ -95,7 +95,7 @@ async def soak(of: Field, times: int, long_run: bool, *, one_gap: bool = False) 
     watch = Watch()
     looking = asyncio.create_task(watch.run(of))
     try:
-        until, n = time.monotonic() + times * (600 if long_run else 100), 0
+        until, n = time.monotonic() + times * (600 if long_run else 300 if one_gap else 100), 0
         while time.monotonic() < until and not (one_gap and not long_run and watch.gaps):
             assert not looking.done(), looking.result()
             await of.submit(f"steady-{n}", 1)
@@ -135,14 +135,20 @@ async def test_an_overlap_leaves_no_gap(overlap: Field, long_run: bool) -> None:
     await overlap.all_is_well(jobs=2)
 
 
+@pytest.fixture
+async def limited(accounting_cluster: Cluster) -> AsyncIterator[Cluster]:
+    yield accounting_cluster
+    await asyncio.to_thread(accounting_cluster.clear)
+
+
 @pytest.mark.parametrize("strategy", ["Replace", "Overlap"])
 async def test_where_one_job_is_all_that_is_allowed_the_gap_is_told_before(
-    accounting_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory, strategy: str, long_run: bool
+    limited: Cluster, tmp_path_factory: pytest.TempPathFactory, strategy: str, long_run: bool
 ) -> None:
     if strategy == "Overlap" and not long_run:
         pytest.skip("the same limit met with the strategy Overlap: only with --long")
     times = slowness()
-    async with field_on(accounting_cluster, tmp_path_factory) as of:
+    async with field_on(limited, tmp_path_factory) as of:
         await of.begin(
             policy={
                 "allocation": {"timeLimit": minutes(times * (2 if long_run else 1)), "qos": "one"},
@@ -166,4 +172,3 @@ async def test_where_one_job_is_all_that_is_allowed_the_gap_is_told_before(
         assert watch.blocked[0].startswith(reason)
         assert "expected gap: about" in watch.blocked[0]
         await of.all_is_well(jobs=2)
-    await asyncio.to_thread(accounting_cluster.clear)

@@ -27,14 +27,14 @@ async def test_a_rollout_tells_of_a_submit_that_hangs_then_of_its_pending_job_th
     )
     (id,) = await field.client.submit(requests(1, 0))
 
-    async def waits(word: str) -> str | None:
+    async def waits(word: str, what: str = "") -> str | None:
         view, _ = await field.client.rollout(id)
         assert view.waiting is not None
-        return view.waiting if view.waiting.startswith(f"{word}: ") else None
+        return view.waiting if view.waiting.startswith(f"{word}: {what}") else None
 
-    sentence = str(await field.yard.until(lambda: waits("SubmitUnanswered")))
-    assert "InferencePool policy needs an allocation, but for policy-ip-0 sbatch has not answered since " in sentence
-    sentence = str(await field.yard.until(lambda: waits("AllocationPending")))
+    why = "InferencePool policy needs an allocation, but for policy-ip-0 sbatch has not answered since "
+    await field.yard.until(lambda: waits("SubmitUnanswered", why))
+    sentence = str(await field.yard.until(lambda: waits("AllocationPending", "InferencePool policy ")))
     job = next(a.status.job_id for a in await field.allocations("InferencePool"))
     assert f"waits for job {job} of allocation policy-ip-0, which is pending: BeginTime (its start time is" in sentence
     assert " (since " in sentence

@@ -79,7 +79,8 @@ class Gated:
 
 
 @pytest.fixture
-async def gated(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Gated]:
+async def gated(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gated]:
+    monkeypatch.setattr("tests.support.yard.LEASE_SECONDS", 60.0)  # longer than the restart of a server takes
     made = Yard(tmp_path_factory.mktemp("yard"))
     made.env["PYTHONPATH"] = gated_tasks.install(made.folder / "plugin")
     made.start()
@@ -98,8 +99,12 @@ async def test_widths_go_from_stage_to_stage_with_the_work_and_come_back(gated: 
         gated.open(INIT)
         await gated.widths(client, {INIT: 2, RUN: 8, EVAL: 2}, in_flight=10)
         (agent,) = yard.processes("node-agent")
-        assert len(yard.sandboxes()) == 10
-        assert await stage_workers(yard) == {"init": "2.0", "run": "8.0", "eval": "2.0"}
+
+        async def shown() -> bool:  # a rollout is in flight before its sandbox has started
+            workers = {"init": "2.0", "run": "8.0", "eval": "2.0"}
+            return len(yard.sandboxes()) == 10 and await stage_workers(yard) == workers
+
+        await yard.until(shown)
     yard.kill()
     yard.start()
     async with yard.client() as client:

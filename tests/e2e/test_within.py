@@ -18,6 +18,7 @@ from tests.support.yard import requests
 async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
     async with field_on(cluster, tmp_path_factory) as found:
         yield found
+    await asyncio.to_thread(cluster.clear)
 
 
 async def hold(field: Field, node: str) -> str:
