@@ -22,7 +22,20 @@ SHOWN = 5
 """Greatest number of versions that are shown."""
 
 
-@click.command()
+class _OrFollow(click.Command):
+    """The command `weights POOL`, and beside it `weights follow`."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        if args[:1] == ["follow"]:
+            from rollyard.cli.weights_follow import follow  # loads numpy
+
+            return follow.make_context(f"{info_name} follow", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command(cls=_OrFollow)
 @click.argument("pool", metavar="POOL")
 @click.option("--version", help="version name of the new weights; without it, the command shows the served weights")
 @click.option("--path", help="folder of the weights; a path on the engines' nodes")
@@ -45,7 +58,10 @@ SHOWN = 5
 async def weights(
     client: AsyncClient, namespace: str, pool: str, wait: bool, timeout: float, **given: str | int | None
 ) -> None:
-    """Show or change the weights that an InferencePool serves."""
+    """Show or change the weights that an InferencePool serves.
+
+    `rollyard weights follow DIR` serves the checkpoints that a trainer writes.
+    """
     name = pool.rpartition("/")[2]
     wanted = {k: v for k, v in given.items() if v is not None}
     if "version" not in wanted:
