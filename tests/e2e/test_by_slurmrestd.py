@@ -27,7 +27,7 @@ async def test_pools_live_by_slurmrestd(new_cluster: NewCluster, tmp_path_factor
             await yard.apply(client, demo={"replicas": 3})
             await yard.ready(client)
             ids = await client.submit(requests(6, 0, prefix="r"))
-            assert {t.status for t in await yard.gather(client, ids, 120.0)} == {Status.COMPLETED}
+            assert {t.status for t in await yard.gather(client, ids)} == {Status.COMPLETED}
             jobs = await yard.jobs()
             assert len([job for job in jobs if "_" in job.id]) >= 2, jobs
             await yard.apply(client, demo={"replicas": 1})
@@ -35,6 +35,6 @@ async def test_pools_live_by_slurmrestd(new_cluster: NewCluster, tmp_path_factor
             async def fewer() -> bool:
                 return len(await yard.jobs()) == len(jobs) - 2
 
-            await yard.until(fewer, 60)
+            await yard.until(fewer)
     finally:
         await end(yard)

@@ -14,7 +14,6 @@ import pytest
 from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import RolloutView, Status
 from tests.support.recompute import differences
-from tests.support.slowness import slowness
 from tests.support.standstill import freeze
 from tests.support.yard import MODEL, Yard, kill, requests
 
@@ -83,11 +82,12 @@ async def test_a_command_that_is_none_fails_and_says_so(served: tuple[Yard, Asyn
 async def test_a_budget_truncates_a_harness_and_what_it_did_is_scored(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     agent = {"type": "command", "command": f"{HARNESS}\nsleep 600"}
-    budgets = {"run_seconds": 6 * slowness()}
-    (ended,) = await yard.gather(
-        client, await client.submit(requests(1, 0, prefix="slow", agent=agent, budgets=budgets))
-    )
-    assert ended.status is Status.TRUNCATED
+    for seconds in (6, 30, 120):  # on a busy machine the first turn may outlast the budget; then nothing is scored
+        more = {"agent": agent, "budgets": {"run_seconds": seconds}}
+        (ended,) = await yard.gather(client, await client.submit(requests(1, 0, prefix=f"slow-{seconds}", **more)))
+        if ended.status is Status.TRUNCATED:
+            break
+    assert ended.status is Status.TRUNCATED, ended.error
     assert ended.reward is not None
     assert len(ended.segments) == 1
 
@@ -133,7 +133,7 @@ async def test_a_harness_streams_on_when_its_engine_is_killed_in_the_middle_of_a
     """It sees one stream, from one engine and then the other; its trajectory is one segment of the model's own logprobs."""
     yard, client = served
     for attempt in range(5):  # a busy machine finds the engine's process only when the call is over
-        id, running, engine = await met_in_the_second_call(yard, client, f"killed-{attempt}")
+        id, running, engine = await met_in_the_second_call(yard, client, attempt)
         if engine is not None:
             break
     assert engine is not None
@@ -149,12 +149,12 @@ async def test_a_harness_streams_on_when_its_engine_is_killed_in_the_middle_of_a
     assert max(differences([ended], MODEL)) < 0.02
 
 
-async def met_in_the_second_call(yard: Yard, client: AsyncClient, prefix: str) -> tuple[str, RolloutView, int | None]:
+async def met_in_the_second_call(yard: Yard, client: AsyncClient, attempt: int) -> tuple[str, RolloutView, int | None]:
     """Return a rollout and the process of its engine, frozen in the middle of the call; None if the call was over before."""
     mark = secrets.token_hex(4)
     agent = {"type": "command", "command": STREAMING, "env": {"MARK": mark}}
-    sampling = {"max_tokens": 1000, "temperature": 3, "seed": 1}  # so hot that its turns are long
-    (id,) = await client.submit(requests(1, 0, prefix=prefix, agent=agent, sampling=sampling))
+    sampling = {"max_tokens": 1000, "temperature": 3, "seed": 1 + attempt}  # so hot that most turns are long
+    (id,) = await client.submit(requests(1, 0, prefix=f"killed-{attempt}", agent=agent, sampling=sampling))
 
     async def ended() -> bool:
         return (await client.rollout(id))[0].status.terminal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.slow(50)
 async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
     async with field_on(cluster, tmp_path_factory) as found:
         yield found
+    with contextlib.suppress(AssertionError):  # the node is not drained: no test failed halfway
+        await asyncio.to_thread(cluster.run, "scontrol", "update", "NodeName=n3", "State=RESUME")
 
 
 def environment(field: Field) -> dict[str, str]:
@@ -104,7 +107,7 @@ async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Fi
     field.yard.start()
     await field.connect()
     await field.slurm("scancel", str(allocation.status.job_id))
-    out = (await asyncio.wait_for(following.communicate(), 60))[0].decode()
+    out = (await asyncio.wait_for(following.communicate(), 120))[0].decode()
     assert following.returncode == 0
     log = await asyncio.to_thread(next(field.yard.data.glob(f"allocations/*{name}/job.log")).read_text)
     assert out == log != ""

@@ -77,7 +77,7 @@ async def test_it_serves_over_two_nodes_and_a_dead_rank_fails_it_whole(field: Fi
         state = await asyncio.to_thread(field.cluster.state, job)
         return state if state not in ("RUNNING", "COMPLETING") else ""
 
-    assert await field.yard.until(over, 90) in ("COMPLETED", "CANCELLED")
+    assert await field.yard.until(over, 300) in ("COMPLETED", "CANCELLED")
     await field.all_is_well(jobs=2)
     headless = field.yard.processes("--headless")
     assert len(headless) == 1

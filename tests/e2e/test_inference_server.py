@@ -142,7 +142,7 @@ async def test_what_keeps_an_engine_from_serving_is_said_in_the_pools_condition(
             conditions = (await pool(client)).status.conditions
             return next((c.message for c in conditions if c.type == "Ready" and words in c.message), None)
 
-        await yard.until(told, 20.0)
+        await yard.until(told)
 
 
 async def test_a_template_that_will_not_do_is_said_in_the_pools_condition_before_any_call(

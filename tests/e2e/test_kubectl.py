@@ -43,8 +43,12 @@ async def test_kubectl_applies_gets_watches_describes_and_deletes(yard: Yard, tm
     assert "unchanged" in await kubectl("apply", "--validate=false", "-f", file)
     assert "condition met" in await kubectl("wait", "rp/empty", "--for=condition=Ready", "--timeout=30s")
     assert (await kubectl("get", "rolloutpools")).split()[0] == "NAME"
-    described = await kubectl("describe", "rp", "empty")
-    assert "AllReady" in described.rpartition("Events:")[2]
+
+    async def told() -> bool:
+        """The event is written after the condition."""
+        return "AllReady" in (await kubectl("describe", "rp", "empty")).rpartition("Events:")[2]
+
+    await yard.until(told)
     assert "scaled" in await kubectl("scale", "rp", "empty", "--replicas=0")
     assert "deleted" in await kubectl("delete", "rp", "empty", "--timeout=30s")
     assert "not found" in await kubectl("get", "rp", "empty", code=1)

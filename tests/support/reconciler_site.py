@@ -248,11 +248,13 @@ class Site:
         `newest`: also wait until the allocation with this index is among them.
         """
 
+        active: list[Allocation] = []
+
         async def holds() -> bool:
-            active = [a for a in await self.allocations() if a.status.job_state == "RUNNING"]
+            active[:] = [a for a in await self.allocations() if a.status.job_state == "RUNNING"]
             if newest is not None and newest not in {a.spec.index for a in active}:
                 return False
             return {j.id for j in await self.live()} == {a.status.job_id for a in active} and len(active) == count
 
         await self.until(holds, f"{count} running")
-        return [a for a in await self.allocations() if a.status.job_state == "RUNNING"]
+        return active

@@ -123,7 +123,15 @@ class Field:
         return [a for a in await self.yard.allocations(self.client) if a.spec.pool.kind == kind]
 
     async def running(self, kind: str = "RolloutPool") -> Allocation:
-        return next(a for a in await self.allocations(kind) if a.status.job_state == "RUNNING" and not a.spec.drain)
+        """Wait for an allocation whose job runs and whose process has registered; return it."""
+
+        async def look() -> Allocation | None:
+            found = [a for a in await self.allocations(kind) if a.status.ready and not a.spec.drain]
+            return next((a for a in found if a.status.job_state == "RUNNING"), None)
+
+        found = await self.yard.until(look)
+        assert isinstance(found, Allocation)
+        return found
 
     async def pool(self, kind: str = "RolloutPool", name: str = "demo") -> RolloutPool | InferencePool:
         found = await self.client.get(ObjectKey(kind=kind, namespace="default", name=name))
