@@ -132,4 +132,4 @@ def start_engine(model_dir: Path) -> Iterator[StartEngine]:
         for engine in started:
             engine.process.terminate()
         for engine in started:
-            engine.process.wait(60)
+            engine.process.wait(300)
