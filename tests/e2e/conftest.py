@@ -19,6 +19,12 @@ def long_run(request: pytest.FixtureRequest) -> bool:
     return str(request.config.option.markexpr) == "long or not long"
 
 
+@pytest.fixture
+def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases of the yard that no busy machine lets expire, for a test that counts attempts."""
+    monkeypatch.setattr("tests.support.yard.LEASE_SECONDS", 30.0)
+
+
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
     """A yard with the demo's pools, which the tests of a module share."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import Sampling, Stage, Status
 from tests.support.yard import Yard, kill, requests
@@ -11,6 +13,7 @@ LONG = Sampling(max_tokens=3000, temperature=1000, seed=1)
 """Tokens so random that hardly a turn comes to an end by itself soon."""
 
 
+@pytest.mark.usefixtures("long_leases")
 async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yard) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})

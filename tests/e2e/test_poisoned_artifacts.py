@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from tests.support.yard import Yard, requests
@@ -57,6 +59,7 @@ def memory(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
+@pytest.mark.usefixtures("long_leases")
 async def test_poisoned_results_earn_nothing_and_the_node_agent_goes_on(yard: Yard) -> None:
     async with yard.client() as client:
         pid = await start(yard, client)
