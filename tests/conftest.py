@@ -71,11 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ByModule(LoadFileScheduling):
-    """Gives whole modules to workers, in order. Modules with a vLLM form one group: memory suffices for one at a time."""
+    """Gives whole modules to workers, in order. Two kinds of modules form one group each.
+
+    Memory suffices for one module with a vLLM at a time. The modules of bridges share one yard.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         module = str(super()._split_scope(nodeid))
-        return "vllm" if "vllm" in module else module
+        return next((group for group in ("vllm", "tests/bridges") if group in module), module)
 
 
 @pytest.hookimpl(optionalhook=True)

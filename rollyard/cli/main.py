@@ -13,6 +13,7 @@ COMMANDS = {
     "api-resources": ("objects", "List the kinds."),
     "apply": ("objects", "Create or change objects as YAML files declare them."),
     "batches": ("batches", "Show or cancel batches."),
+    "bridge": ("bridge", "Run a process that speaks another framework's protocol."),
     "datasets": ("datasets", "Upload, list or delete datasets, which batches draw tasks from."),
     "delete": ("objects", "Delete objects."),
     "describe": ("describe", "Show an object, its conditions, allocations and events."),

@@ -1,0 +1,1 @@
+"""Agent Lightning's rollout controller: it takes what is queued in its store, and posts turns and rewards back."""

@@ -1,0 +1,102 @@
+"""A plain HTTP listener for frameworks that can send no token and know no TLS. It serves one user of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from rollyard.bridges.peer_user import peer_uid
+from rollyard.core.errors import BadRequest
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class LoopbackAddress:
+    """Address of this machine that other machines cannot reach."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> LoopbackAddress:
+        """Parse HOST:PORT. Raises BadRequest if the host is not an address of the loopback interface."""
+        host, _, port = text.rpartition(":")
+        host = host.strip("[]")
+        try:
+            loopback, number = ipaddress.ip_address(host or "127.0.0.1").is_loopback, int(port)
+        except ValueError:
+            raise BadRequest(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:18700") from None
+        if not loopback:
+            raise BadRequest(
+                f"the bridge has no token and no TLS, so it cannot listen on {host}, which other machines may reach; "
+                f"give an address of this machine alone, such as 127.0.0.1:{number}"
+            )
+        return cls(host or "127.0.0.1", number)
+
+
+async def serve(routes: Sequence[web.RouteDef], address: LoopbackAddress, ready: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT. `ready` gets the URL. At the end open connections are closed without an answer.
+
+    Raises BadRequest if the address cannot be used.
+    """
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_same_user_only])
+    app.add_routes(list(routes))
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, address.host, address.port)
+        try:
+            await site.start()
+        except OSError as error:
+            raise BadRequest(f"cannot listen on {address.host}:{address.port}: {error.strerror or error}") from None
+        host, port = runner.addresses[0][:2]
+        ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+@web.middleware
+async def _same_user_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse the processes of other users: the bridge runs rollouts with this user's token."""
+    uid = None if request.transport is None else await asyncio.to_thread(peer_uid, request.transport)
+    if uid != os.getuid():
+        return web.json_response({"detail": "this bridge serves only the user who started it"}, status=403)
+    return await handler(request)
+
+
+async def json_object(request: web.Request) -> dict[str, Any]:
+    """Read the body. Raises BadRequest if it is not a JSON object."""
+    try:
+        body = json.loads(await request.read())
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object")
+    return body
+
+
+async def answer(
+    request: web.Request, body: dict[str, Any], before: Callable[[], Awaitable[None]] | None = None
+) -> web.StreamResponse:
+    """Make the answer to a caller. `before` runs directly before the first byte, and only if the caller is still there."""
+    data = await asyncio.to_thread(lambda: json.dumps(body, allow_nan=False).encode())
+    if before is not None and request.transport is not None and not request.transport.is_closing():
+        await before()
+    return web.Response(body=data, content_type="application/json")

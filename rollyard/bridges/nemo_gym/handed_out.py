@@ -1,0 +1,50 @@
+"""Rows whose results were handed out, in a file. It tells a row that is sent again from a row that is collected again.
+
+NeMo Gym sends a row again after a broken connection, and it sends the same row for a new collection, for example after
+the next training step. Nothing in the row tells these apart. The first must get the same rollout, the second a new one.
+So each result that is handed out counts up the row's number, and the number is part of the rollout's id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from pathlib import Path
+
+from rollyard.core.errors import BadRequest
+
+
+class HandedOut:
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises BadRequest if that is impossible. Blocks."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60)
+            self._file.execute("PRAGMA synchronous=FULL")
+            self._file.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, times INTEGER NOT NULL)")
+        except (OSError, sqlite3.Error) as error:
+            raise BadRequest(
+                f"cannot use {path} to remember which results were handed out: {error}; name another file with --state"
+            ) from None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self._file.close()
+
+    async def times(self, key: str) -> int:
+        """Return how often results of this row were handed out."""
+        return await asyncio.to_thread(self._times, key)
+
+    async def set_times(self, key: str, times: int) -> None:
+        """Store the number on disk."""
+        await asyncio.to_thread(self._set_times, key, times)
+
+    def _times(self, key: str) -> int:
+        with self._lock:
+            found = self._file.execute("SELECT times FROM rows WHERE key = ?", (key,)).fetchone()
+        return int(found[0]) if found else 0
+
+    def _set_times(self, key: str, times: int) -> None:
+        with self._lock:
+            self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, times))

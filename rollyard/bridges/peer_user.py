@@ -1,0 +1,35 @@
+"""User of the process at the other end of a loopback connection, from the kernel's table of TCP connections."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import sys
+from pathlib import Path
+
+_UID_FIELD = 7
+
+
+def peer_uid(transport: asyncio.BaseTransport, tables: Path = Path("/proc/net")) -> int | None:
+    """Return the numeric user id of the peer of a TCP connection within this machine; None if it is unknown.
+
+    The tables tcp and tcp6 have a row for each end of a connection, with the user of its socket (proc_net_tcp(5)).
+    Blocks.
+    """
+    here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+    if here is None or there is None:
+        return None
+    row = [_end(*there[:2]), _end(*here[:2])]  # the row of the peer's end
+    name = "tcp6" if ":" in there[0] else "tcp"
+    for line in (tables / name).read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1:3] == row:
+            return int(fields[_UID_FIELD])
+    return None
+
+
+def _end(host: str, port: int) -> str:
+    """Write an end as the tables do: the address in words of 32 bits in this machine's byte order, then the port."""
+    packed = ipaddress.ip_address(host).packed
+    words = [packed[i : i + 4] for i in range(0, len(packed), 4)]
+    return "".join(f"{int.from_bytes(word, sys.byteorder):08X}" for word in words) + f":{port:04X}"

@@ -1,0 +1,147 @@
+"""Routes of a ProRL Agent server."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from rollyard.bridges.listener import answer, json_object
+from rollyard.bridges.prorl_agent.instances import request_of, result_of_trajectory
+from rollyard.bridges.rollout_results import result_of
+from rollyard.client import AsyncClient
+from rollyard.core.errors import ApiError, BadRequest, Conflict, NotFound, Unavailable
+from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.engine_spec import ExternalEndpoint
+from rollyard.kinds.inference_pool import InferencePool
+
+
+class ProrlAgentBridge:
+    """Serves instances with one RolloutPool. It accepts instances until `POST /stop`, and after the next `/start`."""
+
+    def __init__(
+        self, client: AsyncClient, namespace: str, pool: str, kinds: Mapping[str, str], inference_pool: str | None
+    ) -> None:
+        """`kinds`: task kinds by `data_source`. `inference_pool`: pool of external servers that `/add_llm_server` and
+        `/clear_llm_server` change; None if they are refused."""
+        self._client, self._namespace, self._pool, self._kinds = client, namespace, pool, kinds
+        self._inference = (
+            ObjectKey(kind="InferencePool", namespace=namespace, name=inference_pool) if inference_pool else None
+        )
+        self._running = True
+        self._jobs: dict[str, str] = {}
+        """Job -> rollout, of the jobs that somebody waits for."""
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/start", self._start),
+            web.post("/stop", self._stop),
+            web.get("/status", self._status),
+            web.post("/process", self._process),
+            web.post("/cancel", self._cancel),
+            web.post("/add_llm_server", self._add_llm_server),
+            web.post("/clear_llm_server", self._clear_llm_server),
+        ]
+
+    async def _start(self, request: web.Request) -> web.Response:
+        self._running = True
+        return web.json_response({"status": "Server started successfully"})
+
+    async def _stop(self, request: web.Request) -> web.Response:
+        """Accept no more instances, and cancel those that are waited for."""
+        self._running = False
+        try:
+            for rollout in list(self._jobs.values()):
+                await self._client.cancel(rollout, self._namespace)
+        except ApiError as error:
+            return _refusal(error)
+        return web.json_response({"status": "Server stopped successfully"})
+
+    async def _status(self, request: web.Request) -> web.Response:
+        if not self._running:
+            return _refused(503, NOT_RUNNING)
+        try:
+            counts = await self._client.counts(self._namespace, pool=self._pool)
+        except ApiError as error:
+            return _refusal(error)
+        return web.json_response({"status": "running", "pending_jobs": len(self._jobs), "pool": self._pool, **counts})
+
+    async def _process(self, request: web.Request) -> web.StreamResponse:
+        """Run an instance, or attach to the job if its id is known, and answer with the result."""
+        if not self._running:
+            return _refused(503, NOT_RUNNING)
+        job = ""
+        try:
+            body = await json_object(request)
+            instance, params = body.get("instance"), body.get("sampling_params") or {}
+            if not isinstance(instance, dict) or not isinstance(params, dict):
+                raise BadRequest("`instance` and `sampling_params` must be JSON objects")
+            job = str(body.get("job_id") or secrets.token_hex(16))
+            wanted = request_of(instance, params, job, self._pool, self._kinds)
+            assert wanted.id is not None
+            self._jobs[job] = wanted.id
+            trajectory = await result_of(self._client, wanted, self._namespace)
+        except ApiError as error:
+            return _refusal(error)
+        finally:
+            self._jobs.pop(job, None)
+        return await answer(request, await asyncio.to_thread(result_of_trajectory, instance, trajectory))
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        try:
+            job = (await json_object(request)).get("job_id")
+            if job not in self._jobs:
+                raise NotFound(f"nobody waits for the job {job!r}")
+            await self._client.cancel(self._jobs[job], self._namespace)
+        except ApiError as error:
+            return _refusal(error)
+        return web.json_response({"status": f"Cancel requested for job {job}"})
+
+    async def _add_llm_server(self, request: web.Request) -> web.Response:
+        try:
+            address = (await json_object(request)).get("address")
+            await self._client.add_endpoint(self._external_servers(), _endpoint(address))
+        except ApiError as error:
+            return _refusal(error)
+        return web.json_response({"status": f"Added LLM server address: {address}"})
+
+    async def _clear_llm_server(self, request: web.Request) -> web.Response:
+        try:
+            key = self._external_servers()
+            pool = await self._client.get(key)
+            assert isinstance(pool, InferencePool)
+            external = pool.spec.engine.external
+            for endpoint in external.endpoints if external is not None else []:
+                await self._client.remove_endpoint(key, endpoint.url)
+        except ApiError as error:
+            return _refusal(error)
+        return web.json_response({"status": "Cleared all LLM server addresses"})
+
+    def _external_servers(self) -> ObjectKey:
+        """Return the pool of external servers. Raises Conflict without one."""
+        if self._inference is None:
+            raise Conflict(
+                "the model servers of this pool are Rollyard's own; leave this call out, or start the bridge with "
+                "--inference-pool and the name of an InferencePool of external servers"
+            )
+        return self._inference
+
+
+NOT_RUNNING = "Server is not running. Please start the server first."
+
+
+def _endpoint(address: Any) -> ExternalEndpoint:
+    if not isinstance(address, str) or not address.startswith(("http://", "https://")):
+        raise BadRequest("`address` must be a URL, such as http://node7:8000/v1")
+    return ExternalEndpoint(url=address)
+
+
+def _refusal(error: ApiError) -> web.Response:
+    return _refused(503 if isinstance(error, Unavailable) else error.code, str(error))
+
+
+def _refused(status: int, why: str) -> web.Response:
+    return web.json_response({"detail": why}, status=status)

@@ -1,0 +1,117 @@
+"""`rollyard bridge`: processes that speak another framework's protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+import click
+
+from rollyard.cli.options import with_client
+from rollyard.client.async_client import AsyncClient
+
+
+@click.group()
+def bridge() -> None:
+    """Run a process that speaks another framework's protocol.
+
+    The process runs what the framework asks for as rollouts. It serves only the user who started it, on this machine.
+    It holds no result: a new process goes on where a killed one stopped.
+    """
+
+
+@bridge.command("nemo-gym")
+@click.option("--pool", required=True, help="RolloutPool that runs the rows")
+@click.option("--listen", default="127.0.0.1:18700", show_default=True, help="ADDRESS:PORT of this machine")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="file that remembers which results were handed out  [default: one for each pool, in ~/.local/state/rollyard]",
+)
+@with_client
+async def nemo_gym(client: AsyncClient, namespace: str, pool: str, listen: str, state: Path | None) -> None:
+    """Serve NeMo Gym as an agent server."""
+    from rollyard.bridges.listener import LoopbackAddress, serve
+    from rollyard.bridges.nemo_gym.handed_out import HandedOut
+    from rollyard.bridges.nemo_gym.routes import NemoGymBridge
+
+    address, handed_out = LoopbackAddress.parse(listen), HandedOut(state or _state_file(client, namespace, pool))
+    try:
+        routes = NemoGymBridge(client, handed_out, pool, namespace).routes()
+        await serve(routes, address, lambda url: click.echo(f"serving NeMo Gym at {url} with pool {namespace}/{pool}"))
+    finally:
+        handed_out.close()
+
+
+@bridge.command("prorl-agent")
+@click.option("--pool", required=True, help="RolloutPool that runs the instances")
+@click.option("--listen", default="127.0.0.1:8006", show_default=True, help="ADDRESS:PORT of this machine")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    metavar="SOURCE=KIND",
+    help="task kind for a `data_source` of the instances, such as deepscaler=math; may be repeated",
+)
+@click.option(
+    "--inference-pool", help="InferencePool of external servers that /add_llm_server and /clear_llm_server change"
+)
+@with_client
+async def prorl_agent(
+    client: AsyncClient, namespace: str, pool: str, listen: str, kinds: tuple[str, ...], inference_pool: str | None
+) -> None:
+    """Serve the HTTP interface of ProRL Agent's first version."""
+    from rollyard.bridges.listener import LoopbackAddress, serve
+    from rollyard.bridges.prorl_agent.routes import ProrlAgentBridge
+
+    pairs = dict[str, str]()
+    for pair in kinds:
+        source, equals, kind = pair.partition("=")
+        if not (source and equals and kind):
+            raise click.UsageError(f"--kind {pair}: write SOURCE=KIND, such as deepscaler=math")
+        pairs[source] = kind
+    routes = ProrlAgentBridge(client, namespace, pool, pairs, inference_pool).routes()
+    address = LoopbackAddress.parse(listen)
+    await serve(routes, address, lambda url: click.echo(f"serving ProRL Agent at {url} with pool {namespace}/{pool}"))
+
+
+@bridge.command("agent-lightning")
+@click.option("--pool", required=True, help="RolloutPool that runs the rollouts")
+@click.option("--url", required=True, help="URL of Agent Lightning's server; its key is read from $AGL_KEY")
+@click.option(
+    "--retries",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="further rollouts after one that ended InfraFailed",
+)
+@click.option(
+    "--poll", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="seconds between two looks"
+)
+@with_client
+async def agent_lightning(client: AsyncClient, namespace: str, pool: str, url: str, retries: int, poll: float) -> None:
+    """Run the queued rollouts of an Agent Lightning server, as its rollout controller."""
+    import aiohttp
+
+    from rollyard.bridges.agent_lightning.agl_api import AglApi
+    from rollyard.bridges.agent_lightning.controller import AglController
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
+        agl = AglApi(http, url, os.environ.get("AGL_KEY", ""))
+        controller = AglController(agl, client, namespace, pool, retries=retries, poll_seconds=poll)
+        click.echo(f"running the rollouts of {url} in pool {namespace}/{pool}")
+        work = asyncio.create_task(controller.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, work.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+
+
+def _state_file(client: AsyncClient, namespace: str, pool: str) -> Path:
+    """Return the default file for the pool of this server."""
+    server = hashlib.sha256((client.context.ca_pem or "").encode()).hexdigest()[:8]
+    return Path.home() / ".local" / "state" / "rollyard" / f"nemo-gym-{server}-{namespace}-{pool}.sqlite"

@@ -1,0 +1,45 @@
+"""The user of the other end of a connection within this machine, as the kernel tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+
+import pytest
+
+from rollyard.bridges.listener import LoopbackAddress
+from rollyard.bridges.peer_user import peer_uid
+from rollyard.core.errors import BadRequest
+
+CONNECT = 'exec 3<>"/dev/tcp/$0/$1"; read -r -u 3 || true'
+NOBODY = 65534
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize("user", [os.getuid(), NOBODY])
+async def test_the_user_of_a_caller_is_known(host: str, user: int) -> None:
+    if user != os.getuid() and os.getuid():
+        pytest.skip("only root can start a process of another user")
+    found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        found.set_result(await asyncio.to_thread(peer_uid, writer.transport))
+        writer.close()
+
+    async with await asyncio.start_server(connected, host, 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        caller = subprocess.Popen(["bash", "-c", CONNECT, host, str(port)], user=user)
+        assert await found == user
+        assert await asyncio.to_thread(caller.wait) == 0
+
+
+@pytest.mark.parametrize("text", ["0.0.0.0:80", "10.0.0.7:80", "localhost:80", "[::]:80", "127.0.0.1"])
+def test_an_address_that_others_may_reach_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match=r"127\.0\.0\.1"):
+        LoopbackAddress.parse(text)
+
+
+@pytest.mark.parametrize(("text", "host"), [("127.0.0.1:80", "127.0.0.1"), ("[::1]:80", "::1"), ("80", "127.0.0.1")])
+def test_addresses_of_this_machine(text: str, host: str) -> None:
+    assert LoopbackAddress.parse(text) == LoopbackAddress(host, 80)

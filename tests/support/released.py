@@ -1,0 +1,41 @@
+"""Released versions of other projects, each in an environment of its own with the Python that it needs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+
+
+def environment(project: str, version: str, python: str) -> Path:
+    """Return the environment; install it if it is new. Skips the test if this Python, such as `python3.12`, is not there."""
+    found = _interpreter(python)
+    if found is None:
+        pytest.skip(f"{project} {version} needs {python}")
+    folder = CACHE / project
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / version
+    with (folder / f"{version}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / "complete").exists():
+            shutil.rmtree(made, ignore_errors=True)
+            subprocess.run([found, "-m", "venv", made], check=True)
+            # some ask for the newest patch release of a Python, and run with earlier ones too
+            install = ["-m", "pip", "install", "--quiet", "--ignore-requires-python", f"{project}=={version}"]
+            subprocess.run([made / "bin" / "python", *install, "numpy"], check=True)
+            (made / "complete").touch()
+    return made
+
+
+def _interpreter(name: str) -> str | None:
+    """Find an interpreter, also among those of pyenv that are not selected."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = [shutil.which(name), *map(str, sorted(pyenv.glob(f"versions/*/bin/{name}")))]
+    works = (p for p in found if p and not subprocess.run([p, "-c", ""], capture_output=True, check=False).returncode)
+    return next(works, None)
