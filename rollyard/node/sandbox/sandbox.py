@@ -231,20 +231,29 @@ class _Launcher:
         """Run `argv` with one end of a new socket as its standard input; return the other end too."""
         ours, its = socket.socketpair()
         complaints = os.memfd_create("complaints")
-        try:
-            with its:
-                process = await asyncio.create_subprocess_exec(
+        with its:
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
                     *argv, stdin=its.fileno(), stdout=complaints, stderr=complaints, cwd="/", env=LAUNCH_ENVIRONMENT,
                     start_new_session=True, **sandbox_account().credentials,
-                )  # fmt: skip
-        except OSError as error:
-            ours.close()
-            os.close(complaints)
-            raise SandboxStartFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
-        except BaseException:
-            ours.close()
-            os.close(complaints)
-            raise
+                )
+            )  # fmt: skip
+            try:
+                process = await asyncio.shield(starting)
+            except OSError as error:
+                ours.close()
+                os.close(complaints)
+                raise SandboxStartFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
+            except asyncio.CancelledError:
+                # asyncio would kill the launcher. If bwrap is killed before it has set up its child, the child stays for ever.
+                (done,) = await asyncio.gather(starting, return_exceptions=True)
+                its.close()
+                ours.close()
+                if isinstance(done, BaseException):
+                    os.close(complaints)
+                else:
+                    await cls(done, complaints).end()
+                raise
         return cls(process, complaints), ours
 
     async def end(self) -> None:

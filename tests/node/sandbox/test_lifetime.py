@@ -16,7 +16,7 @@ import pytest
 from rollyard.core.errors import SandboxLost
 from rollyard.node.sandbox.base import Runtime, SandboxSpec
 from rollyard.node.sandbox.sandbox import SandboxFactory
-from tests.support.host_processes import HostProcess, descendants
+from tests.support.host_processes import HostProcess, descendants, host_processes
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -158,7 +158,8 @@ async def test_closing_the_factory_ends_all(runtime: Runtime, spec: SandboxSpec)
 
 async def test_a_cancelled_start_leaves_nothing(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
-    for delay in (0.0, 0.01, 0.03, 0.06):
+    alone = orphans()
+    for delay in (*(0.0004 * n for n in range(40)), 0.03, 0.06):
         starting = asyncio.create_task(sandboxes.start(spec))
         await asyncio.sleep(delay)
         if starting.cancel():
@@ -167,3 +168,9 @@ async def test_a_cancelled_start_leaves_nothing(sandboxes: SandboxFactory, spec:
         else:
             await (await starting).close()
     await until(lambda: {one.pid for one in descendants(os.getpid())} <= before)
+    await until(lambda: orphans() <= alone)
+
+
+def orphans() -> set[HostProcess]:
+    """First processes of sandboxes whose launchers are gone."""
+    return {one for one in host_processes() if one.parent == 1 and one.pid_inside == 1}
