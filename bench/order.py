@@ -1,13 +1,17 @@
 """Time of a synchronous step of 64 groups of 8: in the server's order, first come first served, and the oracle's order.
 
-    python -m bench.order [--seeds 4]
-    python -m bench.order --vllm [PYTHON] [--rounds 3]   two real vLLM servers, built for CPUs (deploy/vllm/cpu-env.sh)
+    python -m bench.order [--seeds 8]
+    python -m bench.order --vllm [PYTHON] [--rounds 5] [--seed 0]
+                                                two real vLLM servers, built for CPUs (deploy/vllm/cpu-env.sh)
 
 The oracle knows the length of every rollout; the longest goes first. The server knows the earlier rollouts of each task
 (`simulation/steps.py`). Each task has been drawn once before the steps that are measured.
 
 Simulated: four equal model servers share their speed among what runs (`simulation/engine_times.py`), and the server's own
-code chooses among them. Their caches hold everything.
+code chooses among them. Their caches hold everything. A fourth order knows the true mean length of each task.
+
+Real: the same step takes a different time each time. So each round measures the step in all orders, in the oracle's order
+twice, and the ratios are taken within a round. The ratio of the oracle's two times shows the noise.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from bench.prefix import MODEL, VLLM_PYTHON, two_vllm_servers
 from simulation.routing import Fleet, Rollout, Sim
 from simulation.routing_policies import Ours
 from simulation.routing_traces import Script, Turn
-from simulation.steps import FIFO, GROUPS, ORACLE, ORDERS, OURS, SPREADS, Steps, Waiting
+from simulation.steps import FIFO, GROUPS, MEANS, ORACLE, ORDERS, OURS, SPREADS, Steps, Waiting
 
 SLOTS = (32, 64)
 """Rollouts at once on each model server."""
@@ -41,6 +45,9 @@ MEASURED_STEPS = 2 * LEARNED_STEPS
 PROMPT_TOKENS, RESULT_TOKENS, TOOL_SECONDS = 200, 40, 0.3
 REAL_SLOTS, REAL_MEDIAN, REAL_MOST = 32, 150.0, 3500
 """Rollouts at once on a real server; their median length in tokens, and the greatest length that fits the model."""
+SIMULATED_ORDERS = (*ORDERS, MEANS)
+AGAIN = "oracle again"
+REAL_ORDERS = (*ORDERS, AGAIN)
 
 
 class _TimedPolicy(Ours):
@@ -87,10 +94,10 @@ class Case:
 def simulate(case: Case, steps: int = MEASURED_STEPS) -> dict[str, list[float]]:
     """Return the times of the measured steps, for each order."""
     trainer = Steps(SPREADS[case.spread], case.seed, TASKS)
-    times: dict[str, list[float]] = {order: [] for order in ORDERS}
+    times: dict[str, list[float]] = {order: [] for order in SIMULATED_ORDERS}
     for number in range(LEARNED_STEPS + steps):
         drawn = trainer.draw()
-        for order in ORDERS if number >= LEARNED_STEPS else (OURS,):
+        for order in SIMULATED_ORDERS if number >= LEARNED_STEPS else (OURS,):
             queue = trainer.queue(drawn, order)
             took, seconds = simulated_step(queue, case.slots)
             times[order].append(took)
@@ -111,7 +118,7 @@ def compare(seeds: int) -> float:
     for spread in SPREADS:
         for slots in SLOTS:
             runs = [found[Case(spread, slots, seed)] for seed in range(seeds)]
-            means = {order: statistics.mean(t for run in runs for t in run[order]) for order in ORDERS}
+            means = {order: statistics.mean(t for run in runs for t in run[order]) for order in SIMULATED_ORDERS}
             print_row(f"{spread}, {slots} slots each", means)
             worst = max(worst, means[OURS] / means[ORACLE])
     return worst
@@ -120,25 +127,32 @@ def compare(seeds: int) -> float:
 # two real servers
 
 
-async def measure(python: str, rounds: int, spreads: int) -> None:
-    """Run steps of 64 tasks on two vLLM servers, each step in all three orders."""
-    async with two_vllm_servers(python, MODEL) as https:
+async def measure(python: str, rounds: int, spreads: int, seed: int) -> None:
+    """Run steps of 64 tasks on two vLLM servers, each step in all orders."""
+    async with two_vllm_servers(python, MODEL, own_cores=True) as https:
         await asyncio.gather(*(_sample(http, 64) for http in https for _ in range(REAL_SLOTS)))  # warm up
-        print_header(f"2 vLLM servers, {REAL_SLOTS} slots each")
         for name in list(SPREADS)[:spreads]:
-            trainer = Steps(replace(SPREADS[name], median=REAL_MEDIAN), seed=0, tasks=GROUPS)
-            times: dict[str, list[float]] = {order: [] for order in ORDERS}
+            print(f"{name}; 2 vLLM servers, {REAL_SLOTS} slots each")
+            print(f"{'':16}" + "".join(f"{order + ', s':>28}" for order in REAL_ORDERS))
+            trainer = Steps(replace(SPREADS[name], median=REAL_MEDIAN), seed, tasks=GROUPS)
+            times: dict[str, list[float]] = {order: [] for order in REAL_ORDERS}
             for number in range(1 + rounds):
                 drawn = trainer.draw()
-                turn = number % len(ORDERS)  # the machine's other work falls on each order in turn
-                for order in (*ORDERS[turn:], *ORDERS[:turn]) if number else (OURS,):
-                    queue = trainer.queue(drawn, order)
+                turn = number % len(REAL_ORDERS)  # the machine's other work falls on each order in turn
+                for order in (*REAL_ORDERS[turn:], *REAL_ORDERS[:turn]) if number else (OURS,):
+                    queue = trainer.queue(drawn, ORACLE if order == AGAIN else order)
                     took, seconds = await real_step(https, queue)
                     if order == OURS:
                         learned = queue, seconds
                     times[order] += [took] if number else []
                 trainer.learn(*learned)
-            print_row(name, {order: statistics.mean(times[order]) for order in ORDERS})
+                if number:
+                    print_times(f"round {number}", {order: times[order][-1] for order in REAL_ORDERS})
+            print_times("median", {order: statistics.median(times[order]) for order in REAL_ORDERS})
+            oracle = [(a + b) / 2 for a, b in zip(times[ORACLE], times[AGAIN], strict=True)]
+            print_ratios("ours / mean of both oracles", times[OURS], oracle)
+            print_ratios("FIFO / mean of both oracles", times[FIFO], oracle)
+            print_ratios("oracle again / oracle", times[AGAIN], times[ORACLE])
 
 
 async def real_step(https: Sequence[aiohttp.ClientSession], queue: Sequence[Waiting]) -> tuple[float, list[float]]:
@@ -167,24 +181,37 @@ async def _sample(http: aiohttp.ClientSession, tokens: int) -> None:
         assert found["usage"]["completion_tokens"] == tokens, found
 
 
+def print_times(words: str, times: dict[str, float]) -> None:
+    print(f"{words:16}" + "".join(f"{times[order]:>28.1f}" for order in REAL_ORDERS), flush=True)
+
+
+def print_ratios(words: str, times: Sequence[float], others: Sequence[float]) -> None:
+    ratios = [a / b for a, b in zip(times, others, strict=True)]
+    print(f"{words}: median {statistics.median(ratios):.3f}, {min(ratios):.3f} to {max(ratios):.3f}", flush=True)
+
+
 def print_header(words: str) -> None:
-    print(f"{words:46}{'ours, s':>9}{'FIFO, s':>9}{'oracle, s':>11}{'ours/oracle':>13}{'FIFO/oracle':>13}")
+    print(
+        f"{words:46}{'ours, s':>9}{'FIFO, s':>9}{'oracle, s':>11}{'ours/oracle':>13}{'means/oracle':>14}{'FIFO/oracle':>13}"
+    )
 
 
 def print_row(words: str, means: dict[str, float]) -> None:
-    ours, fifo, oracle = means[OURS], means[FIFO], means[ORACLE]
-    print(f"{words:46}{ours:>9.1f}{fifo:>9.1f}{oracle:>11.1f}{ours / oracle:>13.3f}{fifo / oracle:>13.3f}", flush=True)
+    ours, fifo, oracle, known = means[OURS], means[FIFO], means[ORACLE], means[MEANS]
+    ratios = f"{ours / oracle:>13.3f}{known / oracle:>14.3f}{fifo / oracle:>13.3f}"
+    print(f"{words:46}{ours:>9.1f}{fifo:>9.1f}{oracle:>11.1f}{ratios}", flush=True)
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--seeds", type=int, default=4)
+    options.add_argument("--seeds", type=int, default=8)
     options.add_argument("--vllm", nargs="?", const=VLLM_PYTHON, help="interpreter that has vLLM")
-    options.add_argument("--rounds", type=int, default=3, help="measured steps on the vLLM servers")
+    options.add_argument("--rounds", type=int, default=5, help="measured steps on the vLLM servers")
     options.add_argument("--spreads", type=int, default=len(SPREADS), help="number of spreads on the vLLM servers")
+    options.add_argument("--seed", type=int, default=0, help="seed of the lengths on the vLLM servers")
     given = options.parse_args()
     if given.vllm:
-        asyncio.run(measure(given.vllm, given.rounds, given.spreads))
+        asyncio.run(measure(given.vllm, given.rounds, given.spreads, given.seed))
         return
     began = time.perf_counter()
     worst = compare(given.seeds)

@@ -62,14 +62,19 @@ async def main() -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_vllm_servers(python: str, model: Path) -> AsyncIterator[list[aiohttp.ClientSession]]:
-    """Start two vLLM servers; yields a session for each of them."""
+async def two_vllm_servers(
+    python: str, model: Path, *, own_cores: bool = False
+) -> AsyncIterator[list[aiohttp.ClientSession]]:
+    """Start two vLLM servers; yields a session for each of them. With `own_cores` each server is bound to a half of the
+    cores, as Slurm binds the tasks of a job. Otherwise the servers' shares of the cores differ from second to second."""
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as folder:
         async with contextlib.AsyncExitStack() as stack:
             print("starting two vLLM servers")
             sockets = [Path(folder, name) for name in ("a", "b")]
-            for uds in sockets:
-                await stack.enter_async_context(_server(python, model, uds, Path(folder, f"{uds.name}.log")))
+            cores = sorted(os.sched_getaffinity(0))
+            for i, uds in enumerate(sockets):
+                own = (cores[i::2] if own_cores else ()) or cores
+                await stack.enter_async_context(_server(python, model, uds, Path(folder, f"{uds.name}.log"), own))
             https = [
                 await stack.enter_async_context(
                     aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(uds), limit=0))
@@ -90,7 +95,7 @@ def _options() -> argparse.Namespace:
 
 
 @contextlib.asynccontextmanager
-async def _server(python: str, model: Path, uds: Path, log: Path) -> AsyncIterator[None]:
+async def _server(python: str, model: Path, uds: Path, log: Path, cores: Sequence[int]) -> AsyncIterator[None]:
     """Start a server as an InferencePool's allocation does."""
     engine = {"vllm": {"python": python, "extraArgs": ["--dtype", "float32"]}}
     served = {"path": str(model), "servedName": "policy"}
@@ -98,6 +103,7 @@ async def _server(python: str, model: Path, uds: Path, log: Path) -> AsyncIterat
     with log.open("wb") as words:
         process = await start_engine(await LaunchPlan(spec, uds)(), stdout=words, stderr=words)
     try:
+        os.sched_setaffinity(process.pid, cores)
         yield
     finally:
         await end_engine(process)

@@ -1,4 +1,4 @@
-"""Synchronous training steps over a dataset, and three orders in which their rollouts wait.
+"""Synchronous training steps over a dataset, and four orders in which their rollouts wait.
 
 The server's own functions draw the tasks, order them, and keep their history. The lengths of rollouts are made: lognormal
 between tasks and within a task. A rollout of a task has the same length under every order.
@@ -19,6 +19,8 @@ from rollyard.server.store.batch_records import EndedRollout, GroupRecord, Serie
 GROUPS, N = 64, 8
 OURS, FIFO, ORACLE = "ours", "first come first served", "oracle"
 ORDERS = (OURS, FIFO, ORACLE)
+MEANS = "known means"
+"""The tasks with the greatest true mean first: what an estimate from the tasks' history can come close to."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,12 @@ class Spread:
     median: float = 400.0
 
     def length(self, seed: int, drawn: DrawnTask, sample: int) -> int:
-        task = random.Random(f"{seed}/{drawn.index}").gauss(0, self.between)
         own = random.Random(f"{seed}/{drawn.index}/{drawn.epoch}/{sample}").gauss(0, self.within)
-        return max(8, round(self.median * math.exp(task + own)))
+        return max(8, round(self.median * math.exp(self.of_task(seed, drawn) + own)))
+
+    def of_task(self, seed: int, drawn: DrawnTask) -> float:
+        """Return the logarithm of the task's median length over the median of all."""
+        return random.Random(f"{seed}/{drawn.index}").gauss(0, self.between)
 
 
 SPREADS = {
@@ -69,6 +74,8 @@ class Steps:
     def queue(self, drawn: Sequence[DrawnTask], order: str) -> list[Waiting]:
         """Return the rollouts of the tasks in the order in which they wait."""
         tasks = longest_first(drawn, self._history.get) if order == OURS else drawn
+        if order == MEANS:
+            tasks = sorted(drawn, key=lambda task: -self._spread.of_task(self._seed, task))
         step = [Waiting(task, i, self._spread.length(self._seed, task, i)) for task in tasks for i in range(N)]
         return sorted(step, key=lambda w: -w.tokens) if order == ORACLE else step
 
