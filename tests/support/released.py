@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+LOCKS = Path(__file__).resolve().parents[1] / "locks"
 CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
 
 
@@ -26,9 +27,9 @@ def environment(project: str, version: str, python: str) -> Path:
         if not (made / "complete").exists():
             shutil.rmtree(made, ignore_errors=True)
             subprocess.run([found, "-m", "venv", made], check=True)
-            # some ask for the newest patch release of a Python, and run with earlier ones too
-            install = ["-m", "pip", "install", "--quiet", "--ignore-requires-python", f"{project}=={version}"]
-            subprocess.run([made / "bin" / "python", *install, "numpy"], check=True)
+            # --ignore-requires-python: some ask for the newest patch release of a Python, and run with earlier ones too
+            install = ["-m", "pip", "install", "--quiet", "--ignore-requires-python", "--cache-dir", CACHE / "pip"]
+            subprocess.run([made / "bin" / "python", *install, "-r", LOCKS / f"{project}-{version}.txt"], check=True)
             (made / "complete").touch()
     return made
 
