@@ -7,7 +7,8 @@ RUN and EVAL are chosen so that 64 stage workers finish 0.25 rollouts a second, 
 server weighs that many times as much as in the real case.
 
 The queue is never empty. Busy stage workers are counted every LOOK_SECONDS. The server's CPU time for a rollout is what it
-uses above the CPU time of the same server, with the same node agents, before the first rollout.
+uses above the CPU time of the same server, with the same node agents, before the first rollout. Its wake-ups for a rollout
+are counted in the same way: they show how much of its work the server does for several rollouts at once.
 
     python -m bench.scaling [--agents 1 2 4 8 16 64] [--seconds 100] [--speedup 2]
 """
@@ -131,6 +132,8 @@ class Figures:
     all_idle: float
     cpu_ms: float
     """CPU time of the server for one rollout, above that of the idle server."""
+    wakeups: float
+    """Number of times that a thread of the server woke up for one rollout, above that of the idle server."""
     idle_server: float
     """Share of one core that the server used before the first rollout."""
     server: float
@@ -171,20 +174,32 @@ async def _measure(
             nodes.append(node)
             await stack.enter_async_context(running(node.run(asyncio.Event())))
         await asyncio.sleep(IDLE_SECONDS)
-        cpu = cpu_seconds(pid)
+        cpu, woken = cpu_seconds(pid), wakeups(pid)
         await asyncio.sleep(IDLE_SECONDS)
-        idle_cpu = (cpu_seconds(pid) - cpu) / IDLE_SECONDS
+        idle_cpu, idle_woken = (cpu_seconds(pid) - cpu) / IDLE_SECONDS, (wakeups(pid) - woken) / IDLE_SECONDS
         await stack.enter_async_context(running(_submit(client, tally, len(nodes))))
         await _look(nodes, WARM_SECONDS)
-        ended, cpu, own = tally.ended, cpu_seconds(pid), time.process_time()
+        ended, cpu, woken, own = tally.ended, cpu_seconds(pid), wakeups(pid), time.process_time()
         tally.looks, tally.busy, tally.workers = 0, dict.fromkeys(Stage, 0), dict.fromkeys(Stage, 0)
         took = await _look(nodes, seconds)
         ended, cpu, own = tally.ended - ended, cpu_seconds(pid) - cpu, time.process_time() - own
+        woken = wakeups(pid) - woken
     idle = {stage: 1 - tally.busy[stage] / tally.workers[stage] for stage in Stage}
     busy = sum(tally.busy.values())
     used, all_idle = busy / tally.looks / PLACES, 1 - busy / sum(tally.workers.values())
     cpu_ms = (cpu - idle_cpu * took) / ended * 1000
-    return Figures(len(nodes), ended / took, used, idle, all_idle, cpu_ms, idle_cpu, cpu / took, own / took)
+    per_rollout = (woken - idle_woken * took) / ended
+    return Figures(
+        len(nodes), ended / took, used, idle, all_idle, cpu_ms, per_rollout, idle_cpu, cpu / took, own / took
+    )
+
+
+def wakeups(pid: int) -> int:
+    """Return how often the threads of a process have waited and woken up again."""
+    lines = [
+        line for task in Path(f"/proc/{pid}/task").iterdir() for line in (task / "status").read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
 
 
 async def _look(nodes: list[_WaitingAgent], seconds: float) -> float:
@@ -221,15 +236,19 @@ def main() -> None:
         f"{'agents':>6}{'rollouts/s':>12}{'of linear':>11}{'used':>7}{'idle: INIT':>12}{'RUN':>7}{'EVAL':>7}{'all':>7}",
         end="",
     )
-    print(f"{'server: ms':>12}{'idle':>6}{'busy':>6}{'agents busy':>13}")
-    first: Figures | None = None
+    print(f"{'server: ms':>12}{'wake-ups':>10}{'idle':>7}{'busy':>6}{'agents busy':>13}")
+    rows = list[Figures]()
     for agents in given.agents:
         row = asyncio.run(measure(agents, given.seconds, given.speedup))
-        first = first or row
-        linear = row.rate / agents / (first.rate / first.agents)
+        rows.append(row)
+        linear = row.rate / agents / (rows[0].rate / rows[0].agents)
         idle = "".join(f"{row.idle[stage]:>{width}.1%}" for stage, width in zip(Stage, (12, 7, 7), strict=True))
         print(f"{agents:>6}{row.rate:>12.2f}{linear:>11.1%}{row.used:>7.1%}{idle}{row.all_idle:>7.1%}", end="")
-        print(f"{row.cpu_ms:>12.2f}{row.idle_server:>6.0%}{row.server:>6.0%}{row.simulation:>13.0%}", flush=True)
+        print(f"{row.cpu_ms:>12.2f}{row.wakeups:>10.1f}{row.idle_server:>7.1%}{row.server:>6.0%}", end="")
+        print(f"{row.simulation:>13.0%}", flush=True)
+    mean = statistics.mean(row.cpu_ms for row in rows)
+    furthest = max(abs(row.cpu_ms / mean - 1) for row in rows)
+    print(f"server CPU ms a rollout above the idle server: mean {mean:.1f}, furthest row {furthest:.0%} from it")
 
 
 if __name__ == "__main__":
