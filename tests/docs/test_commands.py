@@ -29,6 +29,11 @@ from tests.support.yard import Yard, end
 pytestmark = pytest.mark.slow(100)
 RUN_SECONDS = 1200.0
 """They take less than one minute on a machine of one's own."""
+AT_REST = (
+    "until rollyard get rp demo -o jsonpath=\"{.status.stages.*['queued','inFlight']}\" | grep -qx '0 0 0 0 0 0'; "
+    "do sleep 0.1; done"
+)
+"""The status of a pool follows its rollouts with a delay, and the pages show a pool at rest."""
 RUN = [b for b in BLOCKS if b.language in (*SHELL, "python") and not b.left_out]
 LEFT_OUT = [b for b in BLOCKS if b.left_out]
 
@@ -93,6 +98,7 @@ def _commands(block: Block, folder: Path) -> Iterator[str]:
         file.write_text(text)
         yield f"python -W error::SyntaxWarning {file}"
     elif block.language == "console":
+        yield AT_REST
         for command, path, _ in _exchanges(block, folder):
             yield f"{{ {_here(command, folder)}; }} 2>&1 | tee {path}"
     else:
