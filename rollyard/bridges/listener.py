@@ -6,9 +6,10 @@ import asyncio
 import ipaddress
 import json
 import logging
+import math
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,13 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from rollyard.bridges.peer_user import peer_uid
-from rollyard.core.errors import BadRequest
+from rollyard.core.errors import BadRequest, TooLarge
 
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+MAX_DEPTH = 100
+"""Nested lists and objects of a body. The server reads a few more."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,9 @@ class LoopbackAddress:
         try:
             loopback, number = ipaddress.ip_address(host or "127.0.0.1").is_loopback, int(port)
         except ValueError:
-            raise BadRequest(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:18700") from None
+            loopback, number = False, -1
+        if not 0 <= number <= 65535:
+            raise BadRequest(f"{text!r} is not ADDRESS:PORT, such as 127.0.0.1:18700")
         if not loopback:
             raise BadRequest(
                 f"the bridge has no token and no TLS, so it cannot listen on {host}, which other machines may reach; "
@@ -82,14 +87,33 @@ async def _same_user_only(request: web.Request, handler: Handler) -> web.StreamR
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    """Read the body. Raises BadRequest if it is not a JSON object."""
+    """Read the body. Raises BadRequest if it is not a JSON object of finite numbers, and TooLarge."""
     try:
-        body = json.loads(await request.read())
+        body = json.loads(await request.read(), parse_constant=_finite, parse_float=_finite)
+    except web.HTTPRequestEntityTooLarge:
+        raise TooLarge(f"a body may have at most {MAX_BODY_BYTES} bytes") from None
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise BadRequest("the body must be a JSON object")
+    level: list[Any] = [body]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node)]
+    if level:
+        raise BadRequest(f"the body has more than {MAX_DEPTH} nested lists and objects")
     return body
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _children(node: Any) -> Iterable[Any]:
+    found = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    return [child for child in found if isinstance(child, (dict, list))]
 
 
 async def answer(

@@ -7,14 +7,14 @@ import ipaddress
 import sys
 from pathlib import Path
 
-_UID_FIELD = 7
+_UID_FIELD, _INODE_FIELD = 7, 9
 
 
 def peer_uid(transport: asyncio.BaseTransport, tables: Path = Path("/proc/net")) -> int | None:
     """Return the numeric user id of the peer of a TCP connection within this machine; None if it is unknown.
 
-    The tables tcp and tcp6 have a row for each end of a connection, with the user of its socket (proc_net_tcp(5)).
-    Blocks.
+    The tables tcp and tcp6 have a row for each end of a connection, with the user of its socket (proc_net_tcp(5)). An end
+    that its process has closed has user 0 and inode 0 there, so its user is unknown. Blocks.
     """
     here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
     if here is None or there is None:
@@ -24,7 +24,7 @@ def peer_uid(transport: asyncio.BaseTransport, tables: Path = Path("/proc/net"))
     for line in (tables / name).read_text().splitlines()[1:]:
         fields = line.split()
         if fields[1:3] == row:
-            return int(fields[_UID_FIELD])
+            return int(fields[_UID_FIELD]) if fields[_INODE_FIELD] != "0" else None
     return None
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
+import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from rollyard.bridges.listener import MAX_BODY_BYTES
+from rollyard.bridges.nemo_gym.handed_out import HandedOut
 from rollyard.client import AsyncClient
 from tests.support.bridge_process import BridgeProcess
 from tests.support.yard import Yard
@@ -106,6 +112,52 @@ async def test_a_fault_is_no_reward_and_ends_no_collection(served: tuple[Yard, A
             assert told in found["_ng_failure_message"]
         async with bridge.http.post(f"{bridge.url}/run", data=b"{") as answer:
             assert (answer.status, (await answer.json())["_ng_failure_terminal"]) == (200, True)
+
+
+async def test_no_body_gets_another_status_than_200(served: tuple[Yard, AsyncClient]) -> None:
+    yard, _ = served
+    deep = b'{"verifier_metadata": {"kind": "math", "problem": "", "answer": ' + b"[" * 500 + b"]" * 500 + b"}}"
+    bodies = [
+        *(flat(0) | {"rollyard": {"sampling": wrong, "task": TASK}} for wrong in ("x", [1], 5)),
+        {"episode_id": {"rollout_id": "a"}},
+        {"episode_id": {"rollout_id": "a"}, "task": "x"},
+        {"episode_id": ["a"], "task": {"task_input": "x"}},
+    ]
+    async with BridgeProcess(yard, "nemo-gym", "--pool", "demo") as bridge:
+        raw = [deep, b"\xff", json.dumps({**flat(0), "more": float("nan")}).encode(), b" " * (MAX_BODY_BYTES + 1)]
+        for body in [*raw, *(json.dumps(body).encode() for body in bodies)]:
+            async with bridge.http.post(f"{bridge.url}/run", data=io.BytesIO(body)) as answer:
+                found = await answer.json()
+                assert answer.status == 200, body[:99]
+                assert found.get("_ng_failure_terminal") or found["failure"]["terminal"], body[:99]
+        odd = [{"reward": 1.0, "": 2.0}, {"reward": 1e308}, {"reward": 1e308}, {"reward": 10**400}]
+        told = await bridge.post("/aggregate_metrics", {"verify_responses": odd})
+        assert told["key_metrics"]["rows_without_reward"] == 1.0
+
+
+async def test_a_state_file_that_cannot_be_written_gives_a_failure_and_no_reward(
+    served: tuple[Yard, AsyncClient], tmp_path: Path
+) -> None:
+    yard, _ = served
+    async with BridgeProcess(yard, "nemo-gym", "--pool", "demo", "--state", str(tmp_path / "state")) as bridge:
+        with contextlib.closing(sqlite3.connect(tmp_path / "state")) as file:
+            file.execute("ALTER TABLE rows RENAME TO lost")
+            found = await bridge.post("/run", flat(0))
+            assert (found["_ng_failure_terminal"], "reward" in found) == (False, False)
+            assert str(tmp_path / "state") in found["_ng_failure_message"]
+            file.execute("ALTER TABLE lost RENAME TO rows")
+            file.execute("CREATE TRIGGER full BEFORE INSERT ON rows BEGIN SELECT RAISE(FAIL, 'disk full'); END")
+            failed = await bridge.post("/run", flat(0))
+            assert (failed["_ng_failure_terminal"], "reward" in failed) == (False, False)
+            file.execute("DROP TRIGGER full")
+        assert (await bridge.post("/run", flat(0)))["rollout_id"].endswith("-0"), "its result was not handed out before"
+
+
+async def test_a_late_answer_does_not_set_back_the_number_of_results(tmp_path: Path) -> None:
+    with contextlib.closing(HandedOut(tmp_path / "state")) as state:
+        await state.set_times("row", 2)
+        await state.set_times("row", 1)
+        assert await state.times("row") == 2
 
 
 async def test_a_bridge_listens_on_this_machine_alone(served: tuple[Yard, AsyncClient]) -> None:

@@ -34,6 +34,27 @@ async def test_the_user_of_a_caller_is_known(host: str, user: int) -> None:
         assert await asyncio.to_thread(caller.wait) == 0
 
 
+async def test_the_user_of_a_caller_that_closed_its_end_is_unknown() -> None:
+    """The kernel gives such an end to user 0, so a bridge of root would serve everybody."""
+    found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the other end is closed
+        found.set_result(await asyncio.to_thread(peer_uid, writer.transport))
+        writer.close()
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname()[:2])
+        writer.close()
+        assert await found is None
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:http"])
+def test_a_port_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(BadRequest, match="ADDRESS:PORT"):
+        LoopbackAddress.parse(text)
+
+
 @pytest.mark.parametrize("text", ["0.0.0.0:80", "10.0.0.7:80", "localhost:80", "[::]:80", "127.0.0.1"])
 def test_an_address_that_others_may_reach_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match=r"127\.0\.0\.1"):

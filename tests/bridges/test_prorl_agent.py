@@ -63,9 +63,9 @@ async def test_a_fault_is_a_critical_error_without_a_verdict_and_a_job_can_be_ca
 ) -> None:
     yard, _ = served
     (marker := tmp_path / "fails").touch()
-    failing = {"data_source": "flaky", "problem": "Please tell me the value of 2 * 2", "answer": "4"}
+    failing: dict[str, Any] = {"data_source": "flaky", "problem": "Please tell me the value of 2 * 2", "answer": "4"}
     async with BridgeProcess(yard, *WORDS) as bridge:
-        body = {"instance": {**failing, "fails_while": str(marker)}, "sampling_params": {}}
+        body: dict[str, Any] = {"instance": {**failing, "fails_while": str(marker)}, "sampling_params": {}}
         result = await bridge.post("/process", body)
         assert (result["resolved"], result["reward"], result["critical_error"]) == (None, None, "eval")
         assert "cannot be judged" in result["error"]
@@ -75,8 +75,20 @@ async def test_a_fault_is_a_critical_error_without_a_verdict_and_a_job_can_be_ca
             assert answer.status == 422
             assert "solution" in (await answer.json())["detail"]
 
+        wrong: list[tuple[str, Any]] = [
+            ("/process", {"instance": instance(1, rollyard="x")}),
+            ("/process", {"instance": instance(1, reward_model={"ground_truth": None})}),
+            ("/process", {"instance": instance(1), "sampling_params": {"max_iterations": -1}}),
+            ("/process", {"instance": instance(1), "job_id": {}}),
+            ("/cancel", {"job_id": ["slow"]}),
+        ]
+        for path, body in wrong:
+            async with bridge.http.post(f"{bridge.url}{path}", json=body) as answer:
+                assert answer.status in (400, 422), body
+                assert (await answer.json())["detail"]
+
         waits = {"agent": {"type": "command", "command": "sleep 600"}}
-        body = {"instance": instance(5, rollyard=waits), "sampling_params": SAMPLING, "job_id": "slow"}
+        body = {"instance": instance(5, rollyard=waits), "sampling_params": SAMPLING, "job_id": 7}
         going = asyncio.create_task(bridge.post("/process", body))
 
         async def pending() -> bool:
@@ -84,13 +96,17 @@ async def test_a_fault_is_a_critical_error_without_a_verdict_and_a_job_can_be_ca
                 return bool((await answer.json())["pending_jobs"])
 
         await yard.until(pending)
-        await yard.until(lambda: _cancelled(bridge, "slow"))
+        async with bridge.http.post(
+            f"{bridge.url}/process", json={**body, "instance": {"data_source": "code"}}
+        ) as other:
+            assert other.status in (409, 422), "the same job with another instance"
+        await yard.until(lambda: _cancelled(bridge, 7))
         result = await going
         assert result["resolved"] is None
         assert result["error"].startswith("Cancelled")
 
 
-async def _cancelled(bridge: BridgeProcess, job: str) -> bool:
+async def _cancelled(bridge: BridgeProcess, job: int) -> bool:
     async with bridge.http.post(f"{bridge.url}/cancel", json={"job_id": job}) as answer:
         return answer.status == 200  # not before the submit has arrived
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from rollyard.core.errors import BadRequest
+from rollyard.core.errors import BadRequest, Unavailable
 
 
 class HandedOut:
@@ -22,29 +24,42 @@ class HandedOut:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60)
             self._file.execute("PRAGMA synchronous=FULL")
+            self._file.execute("BEGIN IMMEDIATE")  # fails if the file cannot be written
             self._file.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, times INTEGER NOT NULL)")
+            self._file.execute("COMMIT")
         except (OSError, sqlite3.Error) as error:
             raise BadRequest(
                 f"cannot use {path} to remember which results were handed out: {error}; name another file with --state"
             ) from None
-        self._lock = threading.Lock()
+        self._path, self._lock = path, threading.Lock()
 
     def close(self) -> None:
         self._file.close()
 
     async def times(self, key: str) -> int:
-        """Return how often results of this row were handed out."""
+        """Return how often results of this row were handed out. Raises Unavailable if the file cannot be read."""
         return await asyncio.to_thread(self._times, key)
 
     async def set_times(self, key: str, times: int) -> None:
-        """Store the number on disk."""
+        """Store the number on disk, unless a greater one is stored. Raises Unavailable if that is impossible."""
         await asyncio.to_thread(self._set_times, key, times)
 
     def _times(self, key: str) -> int:
-        with self._lock:
+        with self._usable():
             found = self._file.execute("SELECT times FROM rows WHERE key = ?", (key,)).fetchone()
         return int(found[0]) if found else 0
 
     def _set_times(self, key: str, times: int) -> None:
-        with self._lock:
-            self._file.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (key, times))
+        with self._usable():
+            self._file.execute(
+                "INSERT INTO rows VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET times = max(times, excluded.times)",
+                (key, times),
+            )
+
+    @contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        except sqlite3.Error as error:
+            raise Unavailable(f"cannot use {self._path}, which remembers the results handed out: {error}") from None

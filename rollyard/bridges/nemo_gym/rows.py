@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,8 +69,9 @@ def request_of(row: Row, pool: str, times: int) -> RolloutRequest:
     params = params if isinstance(params, Mapping) else {}
     sampling = {ours: params[theirs] for theirs, ours in SAMPLING.items() if params.get(theirs) is not None}
     wanted = {"pool": pool, **given, "id": f"ng-{row.key}-{times}"}
-    if sampling or "sampling" in given:
-        wanted["sampling"] = sampling | dict(given.get("sampling") or {})
+    own = given.get("sampling")
+    if own is None or isinstance(own, Mapping):
+        wanted["sampling"] = {**sampling, **(own or {})}
     try:
         return RolloutRequest.model_validate(wanted)
     except pydantic.ValidationError as error:
@@ -135,20 +137,24 @@ def best_segment(trajectory: Trajectory) -> int | None:
 def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Make the answer to `POST /aggregate_metrics`: means of each number, over the rows with a reward."""
     scored = [row for row in rows if _is_number(row.get("reward")) and "_ng_failure_class" not in row]
-    names = sorted({name for row in scored for name, value in row.items() if _is_number(value) and name[0] != "_"})
+    names = sorted(
+        {name for row in scored for name, value in row.items() if _is_number(value) and not name.startswith("_")}
+    )
     values = {name: [float(row[name]) for row in scored if _is_number(row.get(name))] for name in names}
-    means = {f"mean/{name}": sum(found) / len(found) for name, found in values.items()}
+    means = {f"mean/{name}": sum(value / len(found) for value in found) for name, found in values.items()}
     means["rows_without_reward"] = float(len(rows) - len(scored))
     key = {name: value for name, value in means.items() if name in ("mean/reward", "rows_without_reward")}
     return {"group_level_metrics": [], "agent_metrics": means, "key_metrics": key}
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _in_form(row: Row, content: dict[str, Any]) -> dict[str, Any]:
-    return {"episode_id": row.body["episode_id"], "task_id": row.body["task"].get("task_id"), **content}
+    task = row.body.get("task")
+    task_id = task.get("task_id") if isinstance(task, Mapping) else None
+    return {"episode_id": row.body["episode_id"], "task_id": task_id, **content}
 
 
 def _response(trajectory: Trajectory, best: int | None, now: float) -> dict[str, Any]:

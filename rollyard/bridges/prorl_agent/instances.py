@@ -36,15 +36,17 @@ def request_of(
     `max_model_len` the tokens of the conversation.
     """
     given = instance.get("rollyard")
+    if given is not None and not isinstance(given, Mapping):
+        raise Invalid("`rollyard` must be a JSON object with fields of a rollout request")
     source = instance.get("data_source")
-    if isinstance(given, Mapping) and "task" in given:
+    if given is not None and "task" in given:
         task = given["task"]
     elif isinstance(source, str):
         task = {"kind": kinds.get(source, source), **_task_fields(instance)}
     else:
         raise Invalid("the instance names no handler; write a task kind of the pool in `data_source`, such as math")
-    wanted: dict[str, Any] = {"pool": pool, **(given if isinstance(given, Mapping) else {}), "task": task}
-    wanted["id"] = f"prorl-{hashlib.sha256(job.encode('utf-8', 'backslashreplace')).hexdigest()[:32]}"
+    wanted: dict[str, Any] = {"pool": pool, **(given or {}), "task": task}
+    wanted["id"] = rollout_of(job)
     sampling = {ours: params[theirs] for theirs, ours in SAMPLING.items() if params.get(theirs) is not None}
     _default(wanted, "sampling", sampling)
     if params.get("max_iterations") is not None:
@@ -57,6 +59,11 @@ def request_of(
         raise Invalid(
             f"the instance cannot be run: {'; '.join(map(str, problems_of(RolloutRequest, error)))}"
         ) from None
+
+
+def rollout_of(job: str) -> str:
+    """Return the id of a job's rollout."""
+    return f"prorl-{hashlib.sha256(job.encode('utf-8', 'backslashreplace')).hexdigest()[:32]}"
 
 
 def result_of_trajectory(instance: Mapping[str, Any], trajectory: Trajectory) -> dict[str, Any]:
@@ -96,8 +103,11 @@ def _task_fields(instance: Mapping[str, Any]) -> dict[str, Any]:
     prompt, truth = fields.get("prompt"), fields.get("reward_model")
     if "problem" not in fields and isinstance(prompt, list) and isinstance(truth, Mapping) and "ground_truth" in truth:
         texts = [m.get("content") for m in prompt if isinstance(m, Mapping) and m.get("role") == "user"]
+        answer = truth["ground_truth"]
+        if not all(isinstance(text, str) for text in texts) or not isinstance(answer, (str, int, float)):
+            raise Invalid("the user's messages in `prompt` and `reward_model.ground_truth` must be texts")
         del fields["prompt"], fields["reward_model"]
-        fields |= {"problem": "\n".join(map(str, texts)), "answer": str(truth["ground_truth"])}
+        fields |= {"problem": "\n".join(map(str, texts)), "answer": str(answer)}
     return fields
 
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import pydantic
 from aiohttp import web
 
 from rollyard.bridges.listener import answer, json_object
-from rollyard.bridges.prorl_agent.instances import request_of, result_of_trajectory
+from rollyard.bridges.prorl_agent.instances import request_of, result_of_trajectory, rollout_of
 from rollyard.bridges.rollout_results import result_of
 from rollyard.client import AsyncClient
-from rollyard.core.errors import ApiError, BadRequest, Conflict, NotFound, Unavailable
+from rollyard.core.errors import ApiError, BadRequest, Conflict, Invalid, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.engine_spec import ExternalEndpoint
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.schema.validation import problems_of
 
 
 class ProrlAgentBridge:
@@ -32,8 +36,8 @@ class ProrlAgentBridge:
             ObjectKey(kind="InferencePool", namespace=namespace, name=inference_pool) if inference_pool else None
         )
         self._running = True
-        self._jobs: dict[str, str] = {}
-        """Job -> rollout, of the jobs that somebody waits for."""
+        self._waits = Counter[str]()
+        """Number of calls that wait for a job."""
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -54,8 +58,9 @@ class ProrlAgentBridge:
         """Accept no more instances, and cancel those that are waited for."""
         self._running = False
         try:
-            for rollout in list(self._jobs.values()):
-                await self._client.cancel(rollout, self._namespace)
+            for job in list(self._waits):
+                with contextlib.suppress(NotFound):  # its submit has not arrived
+                    await self._client.cancel(rollout_of(job), self._namespace)
         except ApiError as error:
             return _refusal(error)
         return web.json_response({"status": "Server stopped successfully"})
@@ -67,35 +72,37 @@ class ProrlAgentBridge:
             counts = await self._client.counts(self._namespace, pool=self._pool)
         except ApiError as error:
             return _refusal(error)
-        return web.json_response({"status": "running", "pending_jobs": len(self._jobs), "pool": self._pool, **counts})
+        return web.json_response({"status": "running", "pending_jobs": len(self._waits), "pool": self._pool, **counts})
 
     async def _process(self, request: web.Request) -> web.StreamResponse:
         """Run an instance, or attach to the job if its id is known, and answer with the result."""
         if not self._running:
             return _refused(503, NOT_RUNNING)
-        job = ""
+        job, waiting = "", False
         try:
             body = await json_object(request)
             instance, params = body.get("instance"), body.get("sampling_params") or {}
             if not isinstance(instance, dict) or not isinstance(params, dict):
                 raise BadRequest("`instance` and `sampling_params` must be JSON objects")
-            job = str(body.get("job_id") or secrets.token_hex(16))
+            job = _job_of(body) or secrets.token_hex(16)
             wanted = request_of(instance, params, job, self._pool, self._kinds)
-            assert wanted.id is not None
-            self._jobs[job] = wanted.id
+            self._waits[job] += 1
+            waiting = True
             trajectory = await result_of(self._client, wanted, self._namespace)
         except ApiError as error:
             return _refusal(error)
         finally:
-            self._jobs.pop(job, None)
+            if waiting:
+                self._waits.subtract([job])
+                self._waits += Counter()  # without those that nobody waits for
         return await answer(request, await asyncio.to_thread(result_of_trajectory, instance, trajectory))
 
     async def _cancel(self, request: web.Request) -> web.Response:
         try:
-            job = (await json_object(request)).get("job_id")
-            if job not in self._jobs:
+            job = _job_of(await json_object(request))
+            if job not in self._waits:
                 raise NotFound(f"nobody waits for the job {job!r}")
-            await self._client.cancel(self._jobs[job], self._namespace)
+            await self._client.cancel(rollout_of(job), self._namespace)
         except ApiError as error:
             return _refusal(error)
         return web.json_response({"status": f"Cancel requested for job {job}"})
@@ -133,10 +140,21 @@ class ProrlAgentBridge:
 NOT_RUNNING = "Server is not running. Please start the server first."
 
 
+def _job_of(body: Mapping[str, Any]) -> str:
+    """Return the job's id; "" without one. Raises BadRequest."""
+    job = body.get("job_id")
+    if job is not None and not isinstance(job, (str, int)):
+        raise BadRequest("`job_id` must be a text or a whole number")
+    return "" if job is None else str(job)
+
+
 def _endpoint(address: Any) -> ExternalEndpoint:
     if not isinstance(address, str) or not address.startswith(("http://", "https://")):
         raise BadRequest("`address` must be a URL, such as http://node7:8000/v1")
-    return ExternalEndpoint(url=address)
+    try:
+        return ExternalEndpoint(url=address)
+    except pydantic.ValidationError as error:
+        raise Invalid(f"`address`: {'; '.join(p.message for p in problems_of(ExternalEndpoint, error))}") from None
 
 
 def _refusal(error: ApiError) -> web.Response:
