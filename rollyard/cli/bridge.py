@@ -13,6 +13,8 @@ import click
 
 from rollyard.cli.options import with_client
 from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import Unavailable
+from rollyard.kinds.base import ObjectKey
 
 
 @click.group()
@@ -39,6 +41,7 @@ async def nemo_gym(client: AsyncClient, namespace: str, pool: str, listen: str, 
     from rollyard.bridges.nemo_gym.handed_out import HandedOut
     from rollyard.bridges.nemo_gym.routes import NemoGymBridge
 
+    await _check_pool(client, namespace, pool)
     address, handed_out = LoopbackAddress.parse(listen), HandedOut(state or _state_file(client, namespace, pool))
     try:
         routes = NemoGymBridge(client, handed_out, pool, namespace).routes()
@@ -74,6 +77,7 @@ async def prorl_agent(
         if not (source and equals and kind):
             raise click.UsageError(f"--kind {pair}: write SOURCE=KIND, such as deepscaler=math")
         pairs[source] = kind
+    await _check_pool(client, namespace, pool)
     routes = ProrlAgentBridge(client, namespace, pool, pairs, inference_pool).routes()
     address = LoopbackAddress.parse(listen)
     await serve(routes, address, lambda url: click.echo(f"serving ProRL Agent at {url} with pool {namespace}/{pool}"))
@@ -100,6 +104,7 @@ async def agent_lightning(client: AsyncClient, namespace: str, pool: str, url: s
     from rollyard.bridges.agent_lightning.agl_api import AglApi
     from rollyard.bridges.agent_lightning.controller import AglController
 
+    await _check_pool(client, namespace, pool)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as http:
         agl = AglApi(http, url, os.environ.get("AGL_KEY", ""))
         controller = AglController(agl, client, namespace, pool, retries=retries, poll_seconds=poll)
@@ -109,6 +114,13 @@ async def agent_lightning(client: AsyncClient, namespace: str, pool: str, url: s
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await work
+
+
+async def _check_pool(client: AsyncClient, namespace: str, pool: str) -> None:
+    """Raise NotFound if there is no such pool: each row would fail for good. Wait at most 5 s for the server."""
+    with contextlib.suppress(Unavailable, TimeoutError):
+        async with asyncio.timeout(5):
+            await client.get(ObjectKey(kind="RolloutPool", namespace=namespace, name=pool))
 
 
 def _state_file(client: AsyncClient, namespace: str, pool: str) -> Path:

@@ -164,3 +164,9 @@ async def test_a_bridge_listens_on_this_machine_alone(served: tuple[Yard, AsyncC
     yard, _ = served
     _, told = await yard.rollyard("bridge", "nemo-gym", "--pool", "demo", "--listen", "0.0.0.0:0", code=1)
     assert "127.0.0.1:0" in told
+
+
+async def test_a_bridge_for_a_pool_that_is_not_there_does_not_start(served: tuple[Yard, AsyncClient]) -> None:
+    yard, _ = served
+    _, told = await yard.rollyard("bridge", "nemo-gym", "--pool", "demon", "--listen", "127.0.0.1:0", code=1)
+    assert "demon" in told
