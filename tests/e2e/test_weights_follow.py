@@ -78,10 +78,10 @@ class Follower:
         words = ["weights", "follow", str(folder), "--pool", "policy", *options]
         env = {**os.environ, "HOME": str(yard.folder)}
         env.pop("ROLLYARD_KUBECONFIG", None)
+        # a test run in the background ignores Ctrl-C, and so would its children
+        command = ["env", "--default-signal=INT", sys.executable, "-m", "rollyard.cli.main", *words]
         with self.output.open("a") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "rollyard.cli.main", *words], stdout=output, stderr=output, env=env, cwd=ROOT
-            )
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, env=env, cwd=ROOT)
 
     def lines(self) -> list[str]:
         return self.output.read_text().splitlines()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,9 +25,8 @@ class HandedOut:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=60)
             self._file.execute("PRAGMA synchronous=FULL")
-            self._file.execute("BEGIN IMMEDIATE")  # fails if the file cannot be written
             self._file.execute("CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, times INTEGER NOT NULL)")
-            self._file.execute("COMMIT")
+            self._file.execute(f"PRAGMA user_version = {time.time_ns() % 2**31}")  # fails if the file cannot be written
         except (OSError, sqlite3.Error) as error:
             raise BadRequest(
                 f"cannot use {path} to remember which results were handed out: {error}; name another file with --state"

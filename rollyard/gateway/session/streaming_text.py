@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from rollyard.tokens.sampled_turn import REPLACEMENT
 
 MAX_HELD_IDS = 16
-"""If this many ids are held back, their text is returned even if it ends within a character."""
+"""Greatest number of ids that are looked at for the end of a whole character. If there is none, all text is returned."""
 CALL_MARKS = (
     "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
 )  # fmt: skip
@@ -31,23 +31,28 @@ class Detokenizer:
         text was returned."""
 
     def feed(self, ids: Sequence[int]) -> str:
-        """Return whole characters. Ids that may still become a character are held back."""
+        """Return whole characters. The last ids are held back as long as they may still become a character.
+
+        So the whole text does not depend on the chunks in which the ids arrive.
+        """
         self._ids += ids
-        text = self._decode_new()
-        if text.endswith(REPLACEMENT) and len(self._ids) - self._sent < MAX_HELD_IDS:
-            return ""
-        return self._without_sent(text)
+        new = len(self._ids) - self._sent
+        for held in range(min(new, MAX_HELD_IDS)):
+            text = self._decode_new(len(self._ids) - held)
+            if not text.endswith(REPLACEMENT):
+                return self._without_sent(text, len(self._ids) - held)
+        return self.flush() if new >= MAX_HELD_IDS else ""
 
     def flush(self) -> str:
-        return self._without_sent(self._decode_new())
+        return self._without_sent(self._decode_new(len(self._ids)), len(self._ids))
 
-    def _decode_new(self) -> str:
+    def _decode_new(self, end: int) -> str:
         before = self._decode(self._ids[self._start : self._sent])
-        return self._decode(self._ids[self._start :])[len(before) :]
+        return self._decode(self._ids[self._start : end])[len(before) :]
 
-    def _without_sent(self, text: str) -> str:
+    def _without_sent(self, text: str, end: int) -> str:
         if text:
-            self._start, self._sent = self._sent, len(self._ids)
+            self._start, self._sent = self._sent, end
         return text
 
 
