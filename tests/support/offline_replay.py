@@ -14,20 +14,21 @@ _INSIDE = re.compile(r"/workspace/[\w.]+")
 def assert_no_fault(trajectory: Trajectory) -> None:
     """Assert that a tool call that succeeds in-process has the same result, and that right work has the reward 1.
 
-    Calls that only a real sandbox understands are left out.
+    The comparison ends at the first call that only a real sandbox understands.
     """
     box = Toolbox()
-    replayed = True
     for turn in trajectory.turns:
         for call, result in zip(turn.tool_calls, turn.tool_results, strict=False):
+            if call["name"] == "editor":
+                return  # it may have changed a file
             if call["name"] != ("bash" if trajectory.task.kind == "code" else "ipython"):
-                replayed &= call["name"] != "editor"  # every other tool is refused, because the task does not offer it
-                continue
+                continue  # refused, because the task does not offer it
             expected = _replay(box, call["arguments"])
-            replayed &= expected is not None
-            if expected is not None and not expected.startswith(("Traceback", "  ")) and "[exit code" not in expected:
+            if expected is None:
+                return  # what it changed in the sandbox is not known, so no later result can be compared
+            if not expected.startswith(("Traceback", "  ")) and "[exit code" not in expected:
                 assert result == expected, (trajectory.id, call, result)
-    if replayed and _is_right(trajectory, box):
+    if _is_right(trajectory, box):
         assert trajectory.reward == 1.0, (trajectory.id, trajectory.metrics, trajectory.turns)
 
 
