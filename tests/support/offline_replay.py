@@ -34,9 +34,9 @@ def assert_no_fault(trajectory: Trajectory) -> None:
 
 def _replay(box: Toolbox, arguments: dict[str, object]) -> str | None:
     """Return the result of a call in-process; None if only a real sandbox can tell."""
-    if isinstance(code := arguments.get("code"), str):
+    if isinstance(code := arguments.get("code"), str) and len(arguments) == 1:  # with others the call is refused
         return box.ipython(code)
-    if isinstance(command := arguments.get("command"), str):
+    if isinstance(command := arguments.get("command"), str) and len(arguments) == 1:
         known = WRITE.fullmatch(command) or CHECK.fullmatch(command)
         return box.bash(command) if known and _INSIDE.fullmatch(known[1]) else None
     return None
