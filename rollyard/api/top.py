@@ -16,6 +16,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, TopView
+from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
 from rollyard.server.routing.endpoint_state import EndpointState
 
@@ -30,7 +31,7 @@ async def _top(request: web.Request) -> web.Response:
     serving, _ = await services.store.list_objects("InferencePool", namespace)
     running, _ = await services.store.list_objects("RolloutPool", namespace)
     sessions, states = services.endpoints.sessions.counts(), services.endpoints.all()
-    rollouts = [_rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)]
+    rollouts = [await _rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)]
 
     def body() -> str:
         of_pool = _by_pool(states)
@@ -61,10 +62,14 @@ def _inference(pool: InferencePool, states: Sequence[EndpointState], sessions: M
     )
 
 
-def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
-    pace = services.rollouts.completion_rate.per_minute(pool.pool_key)
+async def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
+    """Count the stages now: the pool's status has the counts of its last reconcile, which may be seconds old."""
+    key = pool.pool_key
+    queued, in_flight = await services.rollouts.queued(key), services.rollouts.leases.in_flight(*key)
+    pace = services.rollouts.completion_rate.per_minute(key)
+    stages = stage_load(queued, in_flight, services.agents.of_pool(key))
     ended = None if pace is None else {status.value: round(rate, 1) for status, rate in pace.items()}
-    return RolloutPoolTop(**_common_fields(pool), stages=pool.status.stages, ended_per_minute=ended)
+    return RolloutPoolTop(**_common_fields(pool), stages=stages, ended_per_minute=ended)
 
 
 def _common_fields(pool: Pool) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _UID_FIELD, _INODE_FIELD = 7, 9
@@ -19,13 +20,18 @@ def peer_uid(transport: asyncio.BaseTransport, tables: Path = Path("/proc/net"))
     here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
     if here is None or there is None:
         return None
-    row = [_end(*there[:2]), _end(*here[:2])]  # the row of the peer's end
-    name = "tcp6" if ":" in there[0] else "tcp"
-    for line in (tables / name).read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1:3] == row:
-            return int(fields[_UID_FIELD]) if fields[_INODE_FIELD] != "0" else None
-    return None
+    ends = [there[:2], here[:2]]  # as in the row of the peer's end
+    if ":" in there[0]:
+        return _uid(tables / "tcp6", ends)
+    # A socket for IPv6 may connect to an IPv4 address, as ::ffff:127.0.0.1. Its end is in the other table.
+    rows = [(tables / "tcp", ends), (tables / "tcp6", [(f"::ffff:{host}", port) for host, port in ends])]
+    return next((uid for table, ends in rows if (uid := _uid(table, ends)) is not None), None)
+
+
+def _uid(table: Path, ends: Sequence[tuple[str, int]]) -> int | None:
+    row = [_end(*end) for end in ends]
+    found = (fields for line in table.read_text().splitlines()[1:] if (fields := line.split())[1:3] == row)
+    return next((int(fields[_UID_FIELD]) for fields in found if fields[_INODE_FIELD] != "0"), None)
 
 
 def _end(host: str, port: int) -> str:

@@ -8,13 +8,13 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
-from rollyard.kinds.rollout import Stage
-from rollyard.kinds.rollout_pool import RolloutPool, StageStatus
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.demand import rollout_metrics
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.staleness import POLICY_ROLE
 
 
@@ -37,18 +37,10 @@ class RolloutPoolObserver:
         # its node agent reconnects.
         loads = self._rollouts.leases.by_allocation()
         agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
-        stages = {
-            stage.value: StageStatus(
-                queued=queued.get(stage, 0),
-                in_flight=in_flight[stage],
-                width=sum(agent.widths.get(stage, 0) for agent in agents.values() if agent is not None),
-            )
-            for stage in Stage
-        }
         return PoolObservation(
             members=[_member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
             metrics=rollout_metrics(pool.spec, queued, in_flight) if pool.spec.autoscaling is not None else [],
-            status_update={"stages": stages},
+            status_update={"stages": stage_load(queued, in_flight, filter(None, agents.values()))},
             problem=self._pool_problem(pool),
         )
 

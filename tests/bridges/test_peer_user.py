@@ -16,9 +16,11 @@ CONNECT = 'exec 3<>"/dev/tcp/$0/$1"; read -r -u 3 || true'
 NOBODY = 65534
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+@pytest.mark.parametrize(
+    ("host", "called"), [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::ffff:127.0.0.1"), ("::1", "::1")]
+)
 @pytest.mark.parametrize("user", [os.getuid(), NOBODY])
-async def test_the_user_of_a_caller_is_known(host: str, user: int) -> None:
+async def test_the_user_of_a_caller_is_known(host: str, called: str, user: int) -> None:
     if user != os.getuid() and os.getuid():
         pytest.skip("only root can start a process of another user")
     found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -29,7 +31,7 @@ async def test_the_user_of_a_caller_is_known(host: str, user: int) -> None:
 
     async with await asyncio.start_server(connected, host, 0) as server:
         port = server.sockets[0].getsockname()[1]
-        caller = subprocess.Popen(["bash", "-c", CONNECT, host, str(port)], user=user)
+        caller = subprocess.Popen(["bash", "-c", CONNECT, called, str(port)], user=user)
         assert await found == user
         assert await asyncio.to_thread(caller.wait) == 0
 

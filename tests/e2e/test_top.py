@@ -122,3 +122,7 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
             return not await endpoint_metrics(client) and not (await client.top()).inference_pools
 
         assert await served.until(gone)
+
+        accepted = len(await client.submit(requests(50, 0, prefix="after")))
+        stages = (await client.top()).rollout_pools[0].stages.values()
+        assert sum(load.queued + load.in_flight for load in stages) >= accepted, "top counts what was just accepted"

@@ -1,0 +1,24 @@
+"""Present load of a RolloutPool's stages. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import StageStatus
+from rollyard.server.rollouts.connected_agents import ConnectedAgent
+
+
+def stage_load(
+    queued: Mapping[Stage, int], in_flight: Mapping[Stage, int], agents: Iterable[ConnectedAgent]
+) -> dict[str, StageStatus]:
+    """Put a pool's queue, leases and stage workers together, by stage. `agents`: the pool's node agents."""
+    widths = [agent.widths for agent in agents]
+    return {
+        stage.value: StageStatus(
+            queued=queued.get(stage, 0),
+            in_flight=in_flight.get(stage, 0),
+            width=sum(width.get(stage, 0) for width in widths),
+        )
+        for stage in Stage
+    }
