@@ -315,6 +315,16 @@ def sampled_tokens(segments: Sequence[Segment]) -> int:
     return sum(sum(segment.loss_mask) for segment in segments)
 
 
+def most_sampled(segments: Sequence[Segment]) -> int | None:
+    """Return the index of the segment with the most sampled tokens; None if no token was sampled.
+
+    It is the best choice for a trainer that takes one sequence of a rollout, or wants each turn's prompt to begin with
+    all tokens before it. The latter holds within one segment.
+    """
+    counts = [sum(segment.loss_mask) for segment in segments]
+    return counts.index(max(counts)) if any(counts) else None
+
+
 class Turn(WireModel):
     """One model call and the tool results that followed. The text is for people; the tokens are in the segments."""
 

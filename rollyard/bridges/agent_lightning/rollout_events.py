@@ -10,11 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import pydantic
-
-from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import RolloutRequest, Trajectory, Turn
-from rollyard.kinds.schema.validation import problems_of
+from rollyard.kinds.row_request import request_of_row
 
 _STEP = re.compile(r"(\d+)$")
 
@@ -22,33 +19,18 @@ _STEP = re.compile(r"(\d+)$")
 def request_of(rollout: Mapping[str, Any], pool: str, attempt: int) -> RolloutRequest:
     """Make the request of an attempt. `rollout`: one of Agent Lightning's. Raises Invalid."""
     given = rollout.get("input")
-    if isinstance(given, Mapping) and "rollyard" in given:
-        given = given["rollyard"]
-    elif isinstance(given, Mapping) and "kind" in given:
-        given = {"task": given}
-    else:
-        given = None
-    if not isinstance(given, Mapping):
-        raise Invalid(
-            'the rollout\'s input names no task; give it a `kind`, or the field `rollyard`: {"task": {"kind": …}}'
-        )
-    if ours := sorted(given.keys() & {"id", "n", "group"}):
-        raise Invalid(f"the input's field `rollyard.{ours[0]}` is set by the bridge; leave it out")
     seconds = (rollout.get("config") or {}).get("timeout_seconds")
     budgets = {"budgets": {"run_seconds": seconds}} if seconds else {}
     # Rollouts are in the memory of Agent Lightning's server, so another server may use the same ids again.
     name = f"{rollout['rollout_id']}:{rollout['status']['created_at']}"
-    wanted = {
-        "pool": pool,
-        "mode": "train" if rollout.get("is_train", True) else "eval",
-        **budgets,
-        **given,
-        "id": f"agl-{hashlib.sha256(name.encode()).hexdigest()[:24]}-{attempt}",
-    }
-    try:
-        return RolloutRequest.model_validate(wanted)
-    except pydantic.ValidationError as error:
-        raise Invalid(f"the input cannot be run: {'; '.join(map(str, problems_of(RolloutRequest, error)))}") from None
+    return request_of_row(
+        given if isinstance(given, Mapping) else {},
+        given,
+        noun="input",
+        remedy='give it a `kind`, or the field `rollyard`: {"task": {"kind": …}}',
+        set_by_bridge={"id": f"agl-{hashlib.sha256(name.encode()).hexdigest()[:24]}-{attempt}"},
+        defaults={"pool": pool, "mode": "train" if rollout.get("is_train", True) else "eval", **budgets},
+    )
 
 
 def events_of(trajectory: Trajectory) -> list[dict[str, Any]]:

@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pydantic
-
 from rollyard.core.errors import ApiError, BadRequest, Invalid, TooLarge
-from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Trajectory, Turn, sampled_tokens
-from rollyard.kinds.schema.validation import problems_of
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Trajectory, Turn, most_sampled, sampled_tokens
+from rollyard.kinds.row_request import request_of_row
 
 EXAMPLE = '{"responses_create_params": {"input": []}, "rollyard": {"task": {"kind": "math", "problem": "1+1?", "answer": "2"}}}'
 SAMPLING = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
@@ -58,25 +56,17 @@ class Row:
 def request_of(row: Row, pool: str, times: int) -> RolloutRequest:
     """Make the request. `times`: how often results of this row were handed out. Raises Invalid, BadRequest."""
     fields = row.fields
-    given = fields.get("rollyard")
-    if given is None and isinstance(fields.get("verifier_metadata"), Mapping) and "kind" in fields["verifier_metadata"]:
-        given = {"task": fields["verifier_metadata"]}
-    if not isinstance(given, Mapping):
-        raise Invalid(f"the row names no task; write it in the field `rollyard`, such as {EXAMPLE}")
-    if ours := sorted(given.keys() & {"id", "n", "group"}):
-        raise Invalid(f"the row's field `rollyard.{ours[0]}` is set by the bridge; leave it out")
     params = fields.get("responses_create_params")
     params = params if isinstance(params, Mapping) else {}
     sampling = {ours: params[theirs] for theirs, ours in SAMPLING.items() if params.get(theirs) is not None}
-    wanted = {"pool": pool, **given, "id": f"ng-{row.key}-{times}"}
-    own = given.get("sampling")
-    if own is None or isinstance(own, Mapping):
-        wanted["sampling"] = {**sampling, **(own or {})}
-    try:
-        return RolloutRequest.model_validate(wanted)
-    except pydantic.ValidationError as error:
-        problems = "; ".join(f"rollyard.{problem}" for problem in problems_of(RolloutRequest, error))
-        raise Invalid(f"the row cannot be run: {problems}") from None
+    return request_of_row(
+        fields,
+        fields.get("verifier_metadata"),
+        noun="row",
+        remedy=f"write it in the field `rollyard`, such as {EXAMPLE}",
+        set_by_bridge={"id": f"ng-{row.key}-{times}"},
+        defaults={"pool": pool, "sampling": sampling},
+    )
 
 
 def response_of(row: Row, trajectory: Trajectory, now: float) -> dict[str, Any]:
@@ -94,7 +84,7 @@ def response_of(row: Row, trajectory: Trajectory, now: float) -> dict[str, Any]:
             stage=STAGES.get(error.stage) if error is not None and error.stage is not None else None,
             rollout=trajectory.id,
         )
-    best = best_segment(trajectory)
+    best = most_sampled(trajectory.segments)
     result = {
         "responses_create_params": row.fields.get("responses_create_params", {"input": []}),
         "response": _response(trajectory, best, now),
@@ -123,15 +113,6 @@ def failure_of_error(row: Row, error: ApiError) -> dict[str, Any]:
     """Make the answer for a row that was refused. It is sent again unless the row itself is at fault."""
     terminal = isinstance(error, (BadRequest, Invalid, TooLarge))
     return failure_of(row, kind=error.reason, message=str(error), terminal=terminal, stage="admission")
-
-
-def best_segment(trajectory: Trajectory) -> int | None:
-    """Return the index of the segment with the most sampled tokens; None if no token was sampled.
-
-    A trainer wants each turn's prompt to begin with all tokens before it. That holds within one segment.
-    """
-    counts = [sum(segment.loss_mask) for segment in trajectory.segments]
-    return counts.index(max(counts)) if any(counts) else None
 
 
 def aggregate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

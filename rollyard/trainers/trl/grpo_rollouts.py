@@ -14,7 +14,16 @@ from typing import Any, Protocol
 
 from rollyard.client import Client
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutRequest, Sampling, Task, Trajectory, sampled_tokens
+from rollyard.kinds.rollout import (
+    AgentSpec,
+    Budgets,
+    RolloutRequest,
+    Sampling,
+    Task,
+    Trajectory,
+    most_sampled,
+    sampled_tokens,
+)
 from rollyard.trainers.trl.task_prompts import task_of
 
 RolloutFunc = Callable[[list[Any], Any], dict[str, list[Any]]]
@@ -123,9 +132,10 @@ def sample_of(trajectory: Trajectory, eos_id: int) -> Sample:
     token that is not trained on. An empty completion would end the training with an error, because TRL reads the last
     token of each completion.
     """
-    segment = max(trajectory.segments, key=lambda segment: sum(segment.loss_mask), default=None)
-    if trajectory.reward is None or segment is None or not any(segment.loss_mask):
+    best = most_sampled(trajectory.segments)
+    if trajectory.reward is None or best is None:
         return Sample([eos_id], [eos_id], [0.0], [0])
+    segment = trajectory.segments[best]
     n = segment.prompt_length
     return Sample(
         segment.token_ids[:n],
