@@ -21,7 +21,9 @@ from rollyard.gateway.requests.sampling_overrides import check_fields, read_over
 from rollyard.gateway.session.session import GatewaySession, SendText
 from rollyard.tokens.chat_template import Message
 
-OWN_FIELDS = ("model", "messages", "tools", "tool_choice", "stream", "stream_options")
+CONTINUE, OPEN_TURN = "continue_final_message", "add_generation_prompt"
+"""vLLM's fields for a turn that the caller begins."""
+OWN_FIELDS = ("model", "messages", "tools", "tool_choice", "stream", "stream_options", CONTINUE, OPEN_TURN)
 
 
 class ChatExchange:
@@ -30,10 +32,11 @@ class ChatExchange:
         self._usage = wants_usage(body)
         self._model = model_of(body)
         messages = [_message(m) for m in objects(body.get("messages"), "messages")]
+        continued_text = _continued_text(body, messages)
         if not messages:
             raise bad_request("`messages` must have at least one message", param="messages")
         tools = offered_tools(body.get("tool_choice"), _tools(body))
-        self._request = ChatRequest(messages, tools, read_overrides(body, OWN_FIELDS))
+        self._request = ChatRequest(messages, tools, read_overrides(body, OWN_FIELDS), continued_text)
         self._id, self._created, self._opened = new_id("chatcmpl-"), unix_now(), False
 
     async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
@@ -111,6 +114,23 @@ def _tools(body: Body) -> list[dict[str, Any]]:
         check_fields(tool, ("type", "function"), TOOL, "tools[]")
         check_fields(tool["function"], ("name", "description", "parameters"), TOOL, "tools[].function")
     return tools
+
+
+def _continued_text(body: Body, messages: list[Message]) -> str:
+    """Remove the last message if the next turn continues it, and return its text; empty if the turn is a new one."""
+    if not flag(body, CONTINUE):
+        if body.get(OPEN_TURN) is not None and not flag(body, OPEN_TURN):
+            raise bad_request(f"`{OPEN_TURN}` can be false only with `{CONTINUE}` true", param=OPEN_TURN)
+        return ""
+    if flag(body, OPEN_TURN):
+        raise bad_request(f"with `{CONTINUE}`, set `{OPEN_TURN}` to false or leave it out", param=OPEN_TURN)
+    last = messages.pop() if messages else {}
+    if last.get("role") != "assistant" or not last["content"] or "tool_calls" in last:
+        raise bad_request(
+            f"with `{CONTINUE}` the last message must be the assistant's, with text and without tool calls",
+            param="messages",
+        )
+    return str(last["content"])
 
 
 def _message(message: dict[str, Any]) -> Message:

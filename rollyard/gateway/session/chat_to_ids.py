@@ -18,7 +18,7 @@ import hashlib
 import json
 from bisect import bisect_left as bisect
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollyard.core.errors import TaskError
@@ -120,6 +120,8 @@ class PreparedChat:
     """The key before the first message, then a key for each message."""
     results: list[str]
     """Tool results that the caller sent since the branch's last turn."""
+    continued_text: str = ""
+    """Text with which the turn begins, if the caller gave one."""
     continued_ids: list[int] = field(default_factory=list)
     """Ids of the turn's beginning, if the caller gave a beginning. These ids are the last ones of `prompt`."""
 
@@ -138,6 +140,8 @@ class ChatHistory:
         self._aliases: dict[tuple[Key, str], str] = {}
         """(key before a message, digest of another form that callers may send) -> digest of the form that callers
         received."""
+        self._beginnings: set[tuple[Key, str]] = set()
+        """(key before an assistant's message, the message's digest) of each text with which a caller began a turn."""
 
     @property
     def branches(self) -> Sequence[ChatBranch]:
@@ -149,9 +153,9 @@ class ChatHistory:
         Raises TaskError if the template refuses the messages or cannot continue the caller's text, and TemplateUnusable
         if the template fails.
         """
-        lead = self._continued_ids(request) if request.continued_text else []
         start = _digest("tools", json.dumps(request.tools, sort_keys=True))
-        keys = self._keys(start, request.messages)
+        request, keys = self._with_keys(start, request)
+        lead = self._continued_ids(request) if request.continued_text else []
         # Only a branch that has the request's last message of role `assistant` can continue. If no branch has it, a new
         # branch is opened, which gets the ids of messages that other branches sampled.
         last = max((i for i, m in enumerate(request.messages, 1) if m["role"] == "assistant"), default=0)
@@ -170,7 +174,7 @@ class ChatHistory:
             branch.busy = False
             raise
         results = [str(m["content"]) for m in request.messages[branch.length :] if m["role"] == "tool"]
-        return PreparedChat(branch, request.messages, [*prompt, *lead], keys, results, lead)
+        return PreparedChat(branch, request.messages, [*prompt, *lead], keys, results, request.continued_text, lead)
 
     def record(self, prepared: PreparedChat, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
         """Record the last turn of the branch's conversation. `message`: the turn as the caller sees it.
@@ -186,6 +190,8 @@ class ChatHistory:
         if ended_by:
             other = _message_digest({**message, "content": f"{message['content']}{ended_by}"})
             self._aliases[before, other], self._latest[other] = own, answer
+        if prepared.continued_text:
+            self._beginnings.add((before, _message_digest({"role": "assistant", "content": prepared.continued_text})))
         branch.keys += [*prepared.keys[len(branch.keys) :], _digest(before, own)]
         branch.messages += [*prepared.messages[branch.length :], message]
         if branch not in self._branches:
@@ -249,11 +255,22 @@ class ChatHistory:
             f"turn {number}: {_difference(near, messages, near.common_prefix(keys))}",
         )
 
-    def _keys(self, start: Key, messages: Sequence[Message]) -> list[Key]:
+    def _with_keys(self, start: Key, request: ChatRequest) -> tuple[ChatRequest, list[Key]]:
+        """Return the request and its keys. If the caller sent the beginning and the rest of a turn as two messages, they
+        become one message."""
+        messages: list[Message] = []
         keys = [start]
-        for message in messages:
+        for message in request.messages:
+            last = messages[-1] if messages else None
+            if last is not None and last["role"] == message["role"] == "assistant" and self._is_beginning(last, keys):
+                message = {**message, "content": last["content"] + message["content"]}
+                messages.pop(), keys.pop()
+            messages.append(message)
             keys.append(_digest(keys[-1], self._own_turn(message, keys[-1])))
-        return keys
+        return replace(request, messages=messages), keys
+
+    def _is_beginning(self, last: Message, keys: Sequence[Key]) -> bool:
+        return "tool_calls" not in last and (keys[-2], _message_digest(last)) in self._beginnings
 
     def _own_turn(self, message: Message, before: Key) -> str:
         own = _message_digest(message)

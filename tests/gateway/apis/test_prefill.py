@@ -1,10 +1,12 @@
-"""Anthropic's messages that end with the assistant's: the policy goes on from there, exactly, or the call is refused."""
+"""Calls whose last message is the beginning of the assistant's: the policy goes on from there, exactly, or the call is
+refused. Anthropic's API always means this; in OpenAI's chat API vLLM's `continue_final_message` says it."""
 
 from __future__ import annotations
 
 import copy
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 
 from rollyard.core.errors import TaskError
@@ -26,6 +28,10 @@ LEAD: dict[str, Any] = {"role": "assistant", "content": "The answer"}
 
 def claude(gateway: Any) -> anthropic.AsyncAnthropic:
     return anthropic.AsyncAnthropic(base_url=gateway.url, api_key="session-s1", max_retries=0)
+
+
+def openai_client(gateway: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="session-s1", max_retries=0)
 
 
 def back(content: str, joined: bool) -> list[Any]:
@@ -60,6 +66,48 @@ async def test_a_turn_goes_on_from_what_the_caller_put_there(
         assert segment.loss_mask[: segment.prompt_length] == [0] * segment.prompt_length
         assert sum(segment.loss_mask) == sum(turn.response_length for turn in turns)
         assert turns[0].text == " is 12."
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("joined", [False, True])
+async def test_openais_chat_goes_on_where_the_caller_says_so(
+    scripted: Any, template: ChatTemplate, streamed: bool, joined: bool
+) -> None:
+    async with scripted([" is 12.", "Yes."]) as (gateway, upstream), openai_client(gateway) as ai:
+        asked: Any = {"model": "m", "messages": [*QUESTION, LEAD], "stream": streamed}
+        said = await ai.chat.completions.create(
+            **asked, extra_body={"continue_final_message": True, "add_generation_prompt": False}
+        )
+        if streamed:
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in said])
+        else:
+            text = said.choices[0].message.content
+        assert text == " is 12."
+        assert upstream.prompts[0] == template.encode(template.render(QUESTION, [], True) + LEAD["content"])
+        more = [*QUESTION, *back(text, joined), {"role": "user", "content": "Sure?"}]
+        await ai.chat.completions.create(model="m", messages=more)
+        session = gateway.sessions["s1"]
+        (segment,) = session.segments()
+        assert session.breaks() == {}
+        assert segment.prompt_length == len(upstream.prompts[0]), "the lead is no token of the policy's"
+        assert sum(segment.loss_mask) == sum(turn.response_length for turn in session.turns())
+
+
+@pytest.mark.parametrize(
+    ("last", "fields", "words"),
+    [
+        (LEAD, {"continue_final_message": True, "add_generation_prompt": True}, "to false or leave it out"),
+        (LEAD, {"add_generation_prompt": False}, "only with `continue_final_message` true"),
+        (QUESTION[0], {"continue_final_message": True}, "must be the assistant's"),
+        ({"role": "assistant", "content": ""}, {"continue_final_message": True}, "with text"),
+        (LEAD, {"continue_final_message": "yes"}, "true or false"),
+    ],
+)
+async def test_openais_fields_for_a_begun_turn_must_agree(scripted: Any, last: Any, fields: Any, words: str) -> None:
+    async with scripted(["x"]) as (gateway, upstream), openai_client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError, match=words):
+            await ai.chat.completions.create(model="m", messages=[*QUESTION, last], extra_body=fields)
+        assert upstream.prompts == []
 
 
 async def test_a_call_may_begin_in_the_callers_text(scripted: Any) -> None:
