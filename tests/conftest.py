@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.compatibility import Compatibility
 from tests.support.lazy_module import import_lazy_modules
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +85,12 @@ class ByModule(LoadFileScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule | None:
     return ByModule(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.fixture
+def compatibility(request: pytest.FixtureRequest) -> Compatibility:
+    """Comparisons for a row of docs/compatibility.md."""
+    return Compatibility(request.node.nodeid)
 
 
 @pytest.fixture(scope="session")

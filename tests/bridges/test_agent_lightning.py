@@ -17,6 +17,7 @@ import pytest
 
 from rollyard.client import AsyncClient
 from tests.support.bridge_process import BridgeProcess
+from tests.support.compatibility import Compatibility, installed
 from tests.support.released import environment
 from tests.support.yard import ROOT, Yard
 
@@ -65,7 +66,7 @@ def flaky(marker: Path) -> dict[str, list[str]]:
 
 
 async def test_three_steps_with_a_killed_bridge_and_a_fault(
-    served: tuple[Yard, AsyncClient], agl: tuple[Path, str], tmp_path: Path
+    served: tuple[Yard, AsyncClient], agl: tuple[Path, str], tmp_path: Path, compatibility: Compatibility
 ) -> None:
     (yard, client), (python, url) = served, agl
     before = {view.id async for view in client.rollouts(pool="demo")}
@@ -102,14 +103,24 @@ async def test_three_steps_with_a_killed_bridge_and_a_fault(
         assert len(named) == 1, "no event is posted twice"
         trajectory = await client.wait(named[0]["rollout_id"])
         ids.add(trajectory.id)
-        assert rollout["final_reward"] == trajectory.reward
+        compatibility.same("rewards", rollout["final_reward"], trajectory.reward)
         assert len(rollout["triplets"]) == len(trajectory.turns)
         for triplet, turn in zip(rollout["triplets"], trajectory.turns, strict=True):
             segment, start = trajectory.segments[turn.segment], turn.prompt_length
             end = start + turn.response_length
-            assert triplet["prompt"]["token_ids"] == segment.token_ids[:start]
-            assert triplet["response"]["token_ids"] == segment.token_ids[start:end]
-            assert triplet["response"]["log_probs"] == segment.logprobs[start:end]
+            compatibility.same("tokens", triplet["prompt"]["token_ids"], segment.token_ids[:start])
+            compatibility.same("tokens", triplet["response"]["token_ids"], segment.token_ids[start:end])
+            compatibility.same("logprobs", triplet["response"]["log_probs"], segment.logprobs[start:end])
     after = {view.id async for view in client.rollouts(pool="demo")} - before
     assert len(after) == STEPS * TASKS * SAMPLES, "no rollout was run twice"
     assert ids < after
+    compatibility.row(
+        "Agent Lightning", installed("agentlightning", python), start="`rollyard bridge agent-lightning`",
+        page="agent-lightning.md",
+        ran="its server and `AglRolloutManager`, the trainer's client: three steps, a killed bridge, a rollout that fails",
+        missing={
+            "mask": "each turn is a sample of its own, with what was sampled apart from its prompt",
+            "versions": "one integer a turn, from the end of the version's name; the names are in the events",
+            "groups": "its trainer groups by its own `data_id`",
+        },
+    )  # fmt: skip

@@ -13,6 +13,7 @@ import pytest
 from rollyard.client import AsyncClient
 from tests.bridges.test_nemo_gym import PARAMS
 from tests.support.bridge_process import BridgeProcess
+from tests.support.compatibility import Compatibility, installed
 from tests.support.nemo_gym import PYTHONS, NemoGym
 from tests.support.yard import Yard
 
@@ -27,7 +28,7 @@ def task(index: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", list(PYTHONS))
 async def test_each_row_ends_once_through_kills_of_the_collection_and_of_the_bridge(
-    served: tuple[Yard, AsyncClient], tmp_path: Path, version: str
+    served: tuple[Yard, AsyncClient], tmp_path: Path, version: str, compatibility: Compatibility
 ) -> None:
     yard, client = served
     rows = [{"responses_create_params": PARAMS, "verifier_metadata": task(i)} for i in range(ROWS)]
@@ -52,13 +53,24 @@ async def test_each_row_ends_once_through_kills_of_the_collection_and_of_the_bri
             gym.validate("rows")
             for row in found:
                 trajectory = await client.wait(row["rollout_id"])
-                assert row["reward"] == trajectory.reward
-                last = [item for item in row["response"]["output"] if "generation_token_ids" in item][-1]
-                ids = last["prompt_token_ids"] + last["generation_token_ids"]
-                assert ids == trajectory.segments[0].token_ids[: len(ids)]
+                compatibility.same("rewards", row["reward"], trajectory.reward)
+                own = [item for item in row["response"]["output"] if "generation_token_ids" in item]
+                ids = own[-1]["prompt_token_ids"] + own[-1]["generation_token_ids"]
+                compatibility.same("tokens", ids, trajectory.segments[0].token_ids[: len(ids)])
+                sampled = [p for item in own for p in item["generation_log_probs"]]
+                compatibility.same("logprobs", sampled, [p for p in trajectory.segments[0].logprobs if p is not None])
 
             if version != "0.4.0":
                 await _episodes(gym, tmp_path)
+            compatibility.row(
+                "NeMo Gym", installed("nemo-gym", gym.python), start="`rollyard bridge nemo-gym`", page="nemo-gym.md",
+                ran="`gym eval run` collects 64 rollouts; the collection and the bridge are killed and go on",
+                missing={
+                    "mask": "each turn has its prompt apart from what was sampled",
+                    "versions": "its response has no field for them; read them by the `rollout_id`",
+                    "groups": "it counts the repeats of a row itself",
+                },
+            )  # fmt: skip
 
 
 async def _episodes(gym: NemoGym, folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from tests.support.bridge_process import BridgeProcess
+from tests.support.compatibility import Compatibility
 from tests.support.yard import Yard
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -28,7 +29,9 @@ def instance(index: int, **more: Any) -> dict[str, Any]:
     return {**named, "prompt": prompt, "reward_model": truth, "extra_info": {"index": index}, **more}
 
 
-async def test_a_client_of_the_paper_gets_tokens_rewards_and_timings(served: tuple[Yard, AsyncClient]) -> None:
+async def test_a_client_of_the_paper_gets_tokens_rewards_and_timings(
+    served: tuple[Yard, AsyncClient], compatibility: Compatibility
+) -> None:
     yard, client = served
     async with BridgeProcess(yard, *WORDS) as bridge:
         assert "started" in (await bridge.post("/start", {}))["status"]
@@ -40,11 +43,19 @@ async def test_a_client_of_the_paper_gets_tokens_rewards_and_timings(served: tup
             assert all(result["timing"][stage] > 0 for stage in ("init", "run", "eval"))
             trajectory = await client.wait(result["job_id"])
             assert result["resolved"] == (trajectory.reward == 1.0)
+            compatibility.same("rewards", result["reward"], trajectory.reward)
             assert trajectory.task.fields == {"problem": f"Please tell me the value of {i} * 3", "answer": str(i * 3)}
             (segment,) = trajectory.segments
-            assert [id for message in result["messages"] for id in message["token_ids"]] == segment.token_ids
-            sampled = [m for m in result["messages"] if m["role"] == "assistant"]
-            assert [p for m in sampled for p in m["logprobs"]] == [p for p in segment.logprobs if p is not None]
+            messages = result["messages"]
+            compatibility.same("tokens", [id for m in messages for id in m["token_ids"]], segment.token_ids)
+            mask = [int(m["role"] == "assistant") for m in messages for _ in m["token_ids"]]
+            compatibility.same("mask", mask, segment.loss_mask)
+            sampled = [m for m in messages if m["role"] == "assistant"]
+            for part, field, stored in (
+                ("logprobs", "logprobs", segment.logprobs),
+                ("versions", "weights_version", segment.weights_version),
+            ):
+                compatibility.same(part, [v for m in sampled for v in m[field]], [v for v in stored if v is not None])
             for message in sampled:
                 length = len(message["input_ids"])
                 assert message["input_ids"] == segment.token_ids[:length]
@@ -56,6 +67,11 @@ async def test_a_client_of_the_paper_gets_tokens_rewards_and_timings(served: tup
         await bridge.post("/start", {})
         async with bridge.http.get(f"{bridge.url}/status") as answer:
             assert (await answer.json())["pending_jobs"] == 0
+    compatibility.row(
+        "ProRL Agent", "arXiv 2603.18815", start="`rollyard bridge prorl-agent`", page="prorl-agent.md",
+        ran="a client that is written after the paper: start, process, the same job again, stop. Its code was not run",
+        missing={"groups": "each job is one sample, which the client groups"},
+    )  # fmt: skip
 
 
 async def test_a_fault_is_a_critical_error_without_a_verdict_and_a_job_can_be_cancelled(

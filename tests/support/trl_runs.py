@@ -113,6 +113,8 @@ def asynchronous(client: Client, folder: Path, model: Path, tasks: list[dict[str
         def recorded(delivery: int, samples: list[Any]) -> None:
             for s in samples:
                 facts = {"version": s.model_version, "advantage": s.advantage, "reward": s.metrics["reward"]}
+                arrays = {"ids": s.input_ids, "mask": s.completion_mask, "logprobs": s.old_log_probs}
+                facts |= {name: array.tolist() for name, array in arrays.items()}
                 record(group=delivery, sampled=int(s.completion_mask.sum()), **facts)
             put_group(delivery, samples)
 

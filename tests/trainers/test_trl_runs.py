@@ -19,12 +19,13 @@ import pytest
 from rollyard.client.advantages import grpo
 from rollyard.kinds.rollout import Status
 from tests.support import flaky_math
+from tests.support.compatibility import Compatibility, installed
 from tests.support.live_weights import current_version, versions
 from tests.support.yard import MODEL, ROOT, Yard, end
 
 pytestmark = pytest.mark.slow(110)
 RUN_SECONDS = 1200.0
-COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask")
+COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask", "logprobs")
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ async def trained(yard: Yard, trainer: str, tasks: Path, *, processes: int = 1) 
 
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_rollout_no_reward(
-    yard: Yard, processes: int
+    yard: Yard, processes: int, compatibility: Compatibility
 ) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
@@ -91,21 +92,28 @@ async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_roll
         calls = [call for *mine, _ in records for call in mine]
         failed = 0
         for call in calls:
-            for prompt, id, reward, before, after, mask in zip(*(call[name] for name in COLUMNS), strict=True):
+            names = []
+            for prompt, id, reward, before, after, mask, logprobs in zip(*(call[c] for c in COLUMNS), strict=True):
                 _, trajectory = await client.rollout(id)
                 assert trajectory is not None
                 assert trajectory.task.model_dump() == json.loads(prompt), "a sample belongs to its prompt"
-                assert trajectory.reward == reward
+                compatibility.same("rewards", reward, trajectory.reward)
+                names.append(trajectory.group)
                 if reward is None:
                     failed += 1
                     assert trajectory.status is Status.FAILED
                     assert (len(after), mask) == (1, [0]), "nothing to train on"
                 else:
                     (segment,) = trajectory.segments
-                    assert segment.token_ids == before + after
-                    assert segment.loss_mask == [0] * len(before) + mask
+                    compatibility.same("tokens", before + after, segment.token_ids)
+                    compatibility.same("mask", [0] * len(before) + mask, segment.loss_mask)
+                    sampled = [logprob for logprob, own in zip(logprobs, mask, strict=True) if own]
+                    compatibility.same("logprobs", sampled, [p for p in segment.logprobs if p is not None])
                     assert mask[0] == 1
-                    assert versions(trajectory) == [call["version"]]
+                    compatibility.same("versions", [call["version"]], versions(trajectory))
+            prompts = call["prompts"]
+            numbered = [prompts.index(prompt) for prompt in prompts]
+            compatibility.same("groups", numbered, [names.index(name) for name in names])
         assert failed == 1
         steps = [row for row in end["log"] if "reward" in row]
         assert len(steps) == 3
@@ -123,9 +131,16 @@ async def test_the_trainer_uses_the_weights_of_each_step_and_gives_a_failed_roll
                 assert row["grad_norm"] > 0, "a group whose rewards differ teaches"
             elif None not in rewards:
                 assert row["grad_norm"] == 0, "groups whose rewards are equal teach nothing"
+        if processes == 2:
+            compatibility.row(
+                "TRL, GRPOTrainer", installed("trl"), start="`pip install rollyard[trl]`", page="trl.md",
+                ran="three steps in two processes, with weights pushed after each, and a rollout that fails",
+            )  # fmt: skip
 
 
-async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their_advantages(yard: Yard) -> None:
+async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their_advantages(
+    yard: Yard, compatibility: Compatibility
+) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
@@ -148,10 +163,22 @@ async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their
         assert steps[0]["ratio"] == pytest.approx(1, abs=1e-3), "the trainer computes the logprobs that were sampled"
         (batch,) = await client.batches()
         assert batch.status.terminal, "the stream ended with the training"
-        page = await client.groups(batch.id, after=batch.acknowledged)
+        page = await client.groups(batch.id)
         known = {v: n for n, v in enumerate(("step1", "step2", "step3", "step4"), start=1)}
         for group in page.groups:
-            oldest = [min(known[v] for v in versions(t)) for t in group.rollouts if t.reward is not None]
             if group.delivery in groups:
-                assert [s["version"] for s in groups[group.delivery]] == oldest
+                got, scored = groups[group.delivery], [t for t in group.rollouts if t.reward is not None]
+                compatibility.same("groups", len(got), len(scored))
+                oldest = [min(known[v] for v in versions(t)) for t in scored]
+                compatibility.same("versions", [s["version"] for s in got], oldest)
+                compatibility.same("rewards", [s["reward"] for s in got], [t.reward for t in scored])
+                segments = [segment for t in scored for segment in t.segments]
+                compatibility.same("tokens", [s["ids"] for s in got], [s.token_ids for s in segments])
+                compatibility.same("mask", [s["mask"] for s in got], [s.loss_mask for s in segments])
+                stored = [pytest.approx([p or 0.0 for p in s.logprobs], rel=1e-6) for s in segments]
+                compatibility.same("logprobs", [s["logprobs"] for s in got], stored)
         assert 0 < batch.acknowledged <= end["taken"]
+    compatibility.row(
+        "TRL, AsyncGRPOTrainer", installed("trl"), start="`pip install rollyard[trl]`", page="trl.md",
+        ran="three steps with weights pushed after each; the attention kernel, which needs a GPU, is replaced",
+    )  # fmt: skip
