@@ -8,6 +8,7 @@ import hashlib
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,14 +16,19 @@ from rollyard.cli.options import with_client
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.values.quantity import size_bytes
+
+if TYPE_CHECKING:
+    from rollyard.node.sandbox.find_runtime import RuntimeName
 
 
 @click.group()
 def bridge() -> None:
     """Run a process that speaks another framework's protocol.
 
-    The process runs what the framework asks for as rollouts. It serves only the user who started it, on this machine.
-    It holds no result: a new process goes on where a killed one stopped.
+    The process runs what the framework asks for as rollouts; `verl-tool` runs it in sandboxes of its own. The process
+    serves only the user who started it, on this machine. It holds no result of a rollout: a new process goes on where a
+    killed one stopped.
     """
 
 
@@ -114,6 +120,67 @@ async def agent_lightning(client: AsyncClient, namespace: str, pool: str, url: s
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
         with contextlib.suppress(asyncio.CancelledError):
             await work
+
+
+@bridge.command("verl-tool")
+@click.option("--listen", default="127.0.0.1:5000", show_default=True, help="ADDRESS:PORT of this machine")
+@click.option("--image", help="sandbox image: a .sif file or a folder  [default: this machine's /usr, read-only]")
+@click.option(
+    "--runtime",
+    type=click.Choice(("auto", "apptainer", "singularity", "bubblewrap")),
+    default="auto",
+    show_default=True,
+    help="auto: the first that works on this machine",
+)
+@click.option("--sandboxes", type=click.IntRange(min=1), default=256, show_default=True, help="open at the same time")
+@click.option("--cpus", type=click.FloatRange(min=0.01), default=1.0, show_default=True, help="of one sandbox")
+@click.option("--memory", default="2G", show_default=True, help="of one process in a sandbox")
+@click.option("--disk", default="1G", show_default=True, help="of one file that a sandbox writes")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="time limit of one action"
+)
+@click.option(
+    "--idle-seconds",
+    type=click.FloatRange(min=0.1),
+    default=900.0,
+    show_default=True,
+    help="a sandbox ends after this time without an action",
+)
+def verl_tool(
+    listen: str,
+    image: str | None,
+    runtime: RuntimeName,
+    sandboxes: int,
+    cpus: float,
+    memory: str,
+    disk: str,
+    seconds: float,
+    idle_seconds: float,
+) -> None:
+    """Serve VeRL-Tool as its tool server, with sandboxes on this machine. It needs no Rollyard server."""
+    from rollyard.bridges.listener import LoopbackAddress, serve
+    from rollyard.bridges.verl_tool.routes import VerlToolBridge
+    from rollyard.bridges.verl_tool.trajectory_sandboxes import TrajectorySandboxes
+    from rollyard.core.aio import running
+    from rollyard.node.sandbox.base import Limits, SandboxSpec
+    from rollyard.node.sandbox.find_runtime import find_runtime
+    from rollyard.node.sandbox.sandbox import SandboxFactory
+
+    try:
+        spec = SandboxSpec(image, Limits(cpus, size_bytes(memory), size_bytes(disk)))
+    except ValueError as error:
+        raise click.UsageError(f"--memory, --disk: {error}") from None
+    address = LoopbackAddress.parse(listen)
+
+    async def body() -> None:
+        async with SandboxFactory(await asyncio.to_thread(find_runtime, runtime)) as factory:
+            await (await factory.start(spec)).close()  # a wrong image is an error now, not at the first action
+            held = TrajectorySandboxes(lambda: factory.start(spec), sandboxes, idle_seconds)
+            async with running(held.end_idle_ones()):
+                routes = VerlToolBridge(held, seconds).routes()
+                await serve(routes, address, lambda url: click.echo(f"serving VeRL-Tool at {url}"))
+
+    asyncio.run(body())
 
 
 async def _check_pool(client: AsyncClient, namespace: str, pool: str) -> None:

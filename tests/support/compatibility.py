@@ -23,6 +23,7 @@ START, END = "<!-- made by tests/support/compatibility.py -->\n", "<!-- end of t
 Part = Literal["tokens", "mask", "logprobs", "versions", "rewards", "groups"]
 PARTS: tuple[Part, ...] = get_args(Part)
 NOT_RUN = {
+    "VeRL-Tool": "it is on GitHub alone; its test clients were run by hand with its [tool server's bridge](verl-tool.md)",
     "slime": "it is on GitHub alone and needs a GPU; its trainer gives logprobs, rewards and groups a place of their own",
     "prime-rl": "it is on GitHub alone and needs a GPU; it writes checkpoints, which a pool [follows](weights.md)",
     "NeMo RL": "it is on GitHub alone and needs a GPU; it collects rows through [NeMo Gym](nemo-gym.md)",
@@ -112,7 +113,7 @@ def made_part() -> str:
         missing = ". ".join(f"{part}: {why}" for part, why in row.missing.items())
         test = f"[`{node.partition('::')[2]}`](../{node.partition('::')[0]})"
         lines.append(f"| {row.project} {row.version} | {row.ran} | {missing} | {test} |")
-    lines += [f"| {name} | nothing: {why} | | |" for name, why in NOT_RUN.items()]
+    lines += [f"| {name} | no test: {why} | | |" for name, why in NOT_RUN.items()]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -1,0 +1,1 @@
+"""VeRL-Tool's tool server, with a sandbox for each trajectory."""
