@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.streamed_response import OnProgress
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 
@@ -18,7 +19,7 @@ class EndpointSampler:
     stop_ids: Sequence[int]
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
         return await self.tokens.complete(
             self.endpoint, prompt_ids, sampling, sampling.max_tokens, self.stop_ids, on_progress

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -26,8 +26,8 @@ from rollyard.gateway.apis.completions import CompletionExchange
 from rollyard.gateway.apis.messages import MessagesExchange
 from rollyard.gateway.apis.responses import ResponsesExchange
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request, no_model, too_slow
-from rollyard.gateway.requests.chat_request import ChatResponse
-from rollyard.gateway.session.session import GatewaySession, SendText
+from rollyard.gateway.requests.chat_request import ChatResponse, Piece
+from rollyard.gateway.session.session import GatewaySession, SendPiece
 
 log = logging.getLogger(__name__)
 
@@ -171,17 +171,17 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
                 request.transport.abort()
             raise ConnectionResetError(f"the caller read nothing for {WRITE_STALL_SECONDS:g} s") from None
 
-    async def send_text(piece: str) -> None:
+    async def send_piece(piece: Piece) -> None:
         await send(exchange.text_events(piece))
 
     try:
-        answer = await _run_exchange(exchange, session, send_text)
+        answers = await _run_exchange(exchange, session, send_piece)
     except GatewayError as refusal:
         if not response.prepared:
             raise
         await send(exchange.error_events(refusal), last=True)
     else:
-        await send(exchange.end_events(answer), last=True)
+        await send(exchange.end_events(answers), last=True)
     return response
 
 
@@ -192,9 +192,11 @@ def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response
     return web.json_response(body, status=refusal.status, headers=headers)
 
 
-async def _run_exchange(exchange: Exchange, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
+async def _run_exchange(
+    exchange: Exchange, session: GatewaySession, on_piece: SendPiece | None
+) -> Sequence[ChatResponse]:
     with _errors_as_refusals():
-        return await exchange.run(session, on_text)
+        return await exchange.run(session, on_piece)
 
 
 @contextlib.contextmanager

@@ -73,12 +73,12 @@ class LeaseSampler:
                 f"the conversation has {len(prompt_ids)} tokens, and the context {self._context}", context=self._context
             )
 
-        def on_ids(ids: Sequence[int]) -> None:
-            self.tokens_arrived += len(ids)
+        def on_chunk(chunk: Sampled) -> None:
+            self.tokens_arrived += len(chunk.token_ids)
             if on_progress is not None:
-                on_progress(ids)
+                on_progress(chunk)
 
-        return await self.failover.sample(prompt_ids, sampling, limit, on_ids)
+        return await self.failover.sample(prompt_ids, sampling, limit, on_chunk)
 
     async def _checkout(self, current: Endpoint, failed: str, again: bool) -> Endpoint:
         """Return the endpoint for the next request: the current one, unless it failed or the server requested a new

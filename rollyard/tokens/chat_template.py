@@ -10,6 +10,7 @@ from typing import Any
 
 from rollyard.core.errors import TaskError, TemplateUnusable
 from rollyard.tokens.template_roles import ends_turns, in_channels, in_parts, roles_in_parts
+from rollyard.tokens.token_bytes import TokenBytes
 
 Message = dict[str, Any]
 """Message with `role`, `content` and further fields that the template uses."""
@@ -53,6 +54,11 @@ class ChatTemplate:
         """Source text of the template."""
         template = self._tokenizer.chat_template
         return template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """Bytes of single tokens."""
+        return TokenBytes(self.decode, self._tokenizer.convert_ids_to_tokens)
 
     @cached_property
     def exact(self) -> bool:

@@ -10,6 +10,7 @@ the sampled ids. In both cases the prompt's ids decode to the rendering.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -144,6 +145,16 @@ class Conversation:
                 for call, id, result in zip(calls, ids, results, strict=True)
             ]
         )
+
+    def sibling(self) -> Conversation:
+        """Return a conversation with the same next prompt, for another turn after this prompt.
+
+        The whole prompt is context in the sibling's segment, and the sibling has no breaks. Call this after `prompt_ids`.
+        """
+        made, builder = copy.copy(self), self._builders[-1]
+        made.breaks, made._messages, made._sampled = [], list(self._messages), list(self._sampled)
+        made._builders, made._renderer = [builder.as_context()], copy.copy(self._renderer)
+        return made
 
     def segments(self) -> list[Segment]:
         """Return the segments in order. Each break begins a new segment. A segment ends with its last sampled token."""

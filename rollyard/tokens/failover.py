@@ -12,6 +12,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rollyard.core.backoff import Backoff
@@ -112,7 +113,7 @@ class FailoverPolicy:
             except ContextExceeded:
                 if not n:
                     raise
-                return Sampled(so_far.token_ids, so_far.logprobs, so_far.weights_versions, "length")
+                return replace(so_far, finish_reason="length")
             except StreamLost as lost:
                 so_far = so_far.followed_by(lost.partial)
                 if whole := so_far.ended([*self._stop_ids, *sampling.stop_token_ids], max_tokens):

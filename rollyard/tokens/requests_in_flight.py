@@ -6,9 +6,10 @@ A request that gets no new token ids can be ended. Another server then continues
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
+from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
 
 QUIET_SECONDS = 2.0
@@ -20,7 +21,7 @@ not ended.
 
 
 class InFlightRequest:
-    """One request in flight. Call the object with the token ids of each chunk."""
+    """One request in flight. Call the object with the tokens of each chunk."""
 
     def __init__(self, endpoint: str, on_progress: OnProgress | None) -> None:
         self.endpoint = endpoint
@@ -28,10 +29,10 @@ class InFlightRequest:
         self._on_progress = on_progress
         self._heard_at = asyncio.get_running_loop().time()
 
-    def __call__(self, ids: Sequence[int]) -> None:
+    def __call__(self, chunk: Sampled) -> None:
         self._heard_at = asyncio.get_running_loop().time()
         if self._on_progress is not None:
-            self._on_progress(ids)
+            self._on_progress(chunk)
 
     @property
     def is_quiet(self) -> bool:

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollyard.core.errors import EndpointLost
+from rollyard.kinds.rollout import Sampling
+
+Likeliest = tuple[tuple[int, float], ...]
+"""(id, logprob) of the likeliest tokens at one position, the likeliest first."""
+
+
+class TurnSampling(Sampling):
+    """Sampling of one turn, with a number that only the caller of this turn needs."""
+
+    top_logprobs: int = 0
+    """Number of the likeliest tokens to report at each position."""
+
+
+def top_logprobs(sampling: Sampling) -> int:
+    return sampling.top_logprobs if isinstance(sampling, TurnSampling) else 0
 
 
 @dataclass(frozen=True)
@@ -18,6 +33,8 @@ class Sampled:
     weights_versions: list[str] = field(default_factory=list)
     finish_reason: str = "abort"
     """`stop`, `length`, or `abort` for an answer that was cut off."""
+    likeliest: list[Likeliest] = field(default_factory=list)
+    """The likeliest tokens at each position; empty if none were requested (`TurnSampling.top_logprobs`)."""
 
     def followed_by(self, rest: Sampled) -> Sampled:
         """Return this answer with the continuation that another endpoint sampled."""
@@ -26,14 +43,15 @@ class Sampled:
             self.logprobs + rest.logprobs,
             self.weights_versions + rest.weights_versions,
             rest.finish_reason,
+            self.likeliest + rest.likeliest,
         )
 
     def ended(self, stop_ids: Sequence[int], max_tokens: int) -> Sampled | None:
         """Return the answer with a finish reason if its tokens show that it is complete; else None."""
         if self.token_ids and self.token_ids[-1] in stop_ids:
-            return Sampled(self.token_ids, self.logprobs, self.weights_versions, "stop")
+            return replace(self, finish_reason="stop")
         if len(self.token_ids) >= max_tokens:
-            return Sampled(self.token_ids, self.logprobs, self.weights_versions, "length")
+            return replace(self, finish_reason="length")
         return None
 
 

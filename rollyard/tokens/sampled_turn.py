@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.token_bytes import REPLACEMENT
 
 THINK_ENDS = "</think>"
 CHANNEL = "<|channel|>"
@@ -14,8 +15,6 @@ MESSAGE = "<|message|>"
 NEXT_MESSAGE = "<|start|>assistant"
 """Marker between thoughts and answer, which are separate messages in Harmony, the form of gpt-oss."""
 MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
-REPLACEMENT = "\ufffd"
-"""Text to which an incomplete character is decoded."""
 TAIL = 4
 """A turn is decoded together with this many ids from the end of its prompt."""
 

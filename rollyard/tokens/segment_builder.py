@@ -78,6 +78,12 @@ class SegmentBuilder:
         self.logprobs += [None] * len(ids)
         self.weights_version += [None] * len(ids)
 
+    def as_context(self) -> SegmentBuilder:
+        """Return a builder with the same text and ids, none of which was sampled in it."""
+        made = SegmentBuilder(self.text, self.sampled_text, list(self.turns))
+        made.append_prompt(self.ids)
+        return made
+
     def segment(self, prompt_length: int) -> Segment:
         extras: dict[str, Any] = {"finish_reasons": list(self.finish_reasons)}
         if self.opened_by is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rollyard.core.errors import EndpointRefused
 from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.sampled_tokens import top_logprobs
 
 PATH = "/generate"
 RENAMED = {"min_tokens": "min_new_tokens", "seed": "sampling_seed"}
@@ -39,7 +40,10 @@ def body(
         params["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias.items()}
     stops = list(dict.fromkeys([*stop_ids, *sampling.stop_token_ids]))
     params |= {"max_new_tokens": max_tokens, "stop_token_ids": stops, **sampling.extra}
-    return {"input_ids": list(prompt_ids), "sampling_params": params, "return_logprob": True, "stream": True}
+    wanted = {"input_ids": list(prompt_ids), "sampling_params": params, "return_logprob": True, "stream": True}
+    if top := top_logprobs(sampling):
+        wanted["top_logprobs_num"] = top
+    return wanted
 
 
 class SglangChunks:
@@ -67,8 +71,12 @@ class SglangChunks:
         if tokens is None:
             return {"choices": [choice]}
         new = tokens[self._seen :] if len(tokens) == total else tokens
+        tops = meta.get("output_top_logprobs")
         if self._seen + len(new) != total:
             raise ValueError(f"{self._seen} tokens and {len(new)} more are not the {total} that it counts")
         self._seen += len(new)
-        ids, logprobs = [token[1] for token in new], [token[0] for token in new]
-        return {"choices": [{**choice, "token_ids": ids, "logprobs": {"token_logprobs": logprobs}}]}
+        ids, logprobs = [token[1] for token in new], {"token_logprobs": [token[0] for token in new]}
+        if tops:
+            named = ({f"token_id:{id}": logprob for logprob, id, *_ in top} for top in tops[len(tops) - len(new) :])
+            logprobs["top_logprobs"] = list(named)
+        return {"choices": [{**choice, "token_ids": ids, "logprobs": logprobs}]}

@@ -16,11 +16,11 @@ from pydantic_core import from_json
 
 from rollyard.core.errors import AnswerRefused, ContextExceeded, EndpointRefused
 from rollyard.tokens.endpoint_dialects import Dialect, StreamChunk
-from rollyard.tokens.sampled_tokens import Sampled, StreamLost
+from rollyard.tokens.sampled_tokens import Likeliest, Sampled, StreamLost
 from rollyard.wire.endpoint import Endpoint
 
-OnProgress = Callable[[Sequence[int]], None]
-"""Function that is called with the ids of each chunk when the chunk arrives."""
+OnProgress = Callable[[Sampled], None]
+"""Function that is called with the tokens of each chunk when the chunk arrives."""
 
 MAX_MESSAGE = 300
 TOO_LONG = re.compile(
@@ -51,6 +51,7 @@ class SentRequest:
     prompt_ids: Sequence[int]
     max_tokens: int
     stop_ids: frozenset[int]
+    top_logprobs: int = 0
 
 
 class PromptTooLong(ContextExceeded):
@@ -73,6 +74,7 @@ class StreamedResponse:
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._versions: list[str] = []
+        self._likeliest: list[Likeliest] = []
         self._version = endpoint.weights_version
         self._event_version = False
         self._echoed = False
@@ -115,6 +117,8 @@ class StreamedResponse:
                 self._refuse_answer(f"sent {logprob} as a token's logprob", "check its weights and its --logprobs-mode")
         self._ids += ids
         self._logprobs += chunk.logprobs
+        likeliest = self._read_likeliest(chunk)
+        self._likeliest += likeliest
         self._versions += [self._version] * len(ids)
         if len(self._ids) > self._sent.max_tokens:
             self._refuse_answer(
@@ -124,7 +128,25 @@ class StreamedResponse:
         if chunk.finish_reason is not None:
             self._end(chunk)
         if ids and self._on_progress:
-            self._on_progress(ids)
+            self._on_progress(Sampled(ids, chunk.logprobs, [], likeliest=likeliest))
+
+    def _read_likeliest(self, chunk: StreamChunk) -> list[Likeliest]:
+        """Return the likeliest tokens at each position, if the request wants them. Raises EndpointRefused if the server
+        does not send their ids."""
+        count, found = self._sent.top_logprobs, chunk.likeliest or []
+        if not count or not chunk.ids:
+            return []
+        try:
+            pairs = [self._dialect.pairs(one) for one in found]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            pairs = []
+        if len(pairs) != len(chunk.ids):
+            raise EndpointRefused(
+                f"endpoint {self._endpoint.id} does not send the ids of the likeliest tokens; leave out `top_logprobs`"
+            )
+        # written so that NaN, which JSON cannot hold, becomes a number
+        kept = ([(id, max(MISSING_LOGPROB, logprob)) for id, logprob in one] for one in pairs)
+        return [tuple(sorted(one, key=lambda pair: -pair[1])[:count]) for one in kept]
 
     def _end(self, chunk: StreamChunk) -> None:
         reason, self._stop_reason = chunk.finish_reason, chunk.stop_reason
@@ -209,7 +231,7 @@ class StreamedResponse:
         raise AnswerRefused(f"endpoint {self._endpoint.id} {what}; {remedy}")
 
     def _sampled(self, finish_reason: str) -> Sampled:
-        return Sampled(self._ids, self._logprobs, self._versions, finish_reason)
+        return Sampled(self._ids, self._logprobs, self._versions, finish_reason, self._likeliest)
 
     def _plain(self, text: str) -> str:
         """Remove the access token, which a server may repeat in its error, and shorten the text."""

@@ -17,7 +17,7 @@ from rollyard.core.errors import ContextExceeded, EndpointRefused
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.endpoint_routes import Route, Routes
 from rollyard.tokens.requests_in_flight import InFlightRequest, InFlightRequests
-from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.sampled_tokens import Sampled, top_logprobs
 from rollyard.tokens.streamed_response import OnProgress, PromptTooLong, SentRequest, StreamedResponse
 from rollyard.wire.endpoint import Endpoint
 
@@ -105,7 +105,8 @@ class TokenClient:
         on_progress: OnProgress | None,
         in_flight: InFlightRequests | None,
     ) -> Sampled:
-        sent = SentRequest(list(prompt_ids), max_tokens, frozenset([*stop_ids, *sampling.stop_token_ids]))
+        stops = frozenset([*stop_ids, *sampling.stop_token_ids])
+        sent = SentRequest(list(prompt_ids), max_tokens, stops, top_logprobs(sampling))
         request = InFlightRequest(endpoint.id, on_progress)
         answer = StreamedResponse(endpoint, route.dialect, sent, request)
         body = route.dialect.body(endpoint.model, prompt_ids, sampling, max_tokens, stop_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.streamed_response import OnProgress
 from rollyard.tokens.token_client import TokenClient
 from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import Upstream
@@ -53,7 +54,7 @@ class FailingPolicy:
         self._error = error
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
         raise self._error
 

@@ -18,6 +18,7 @@ from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.failover import FailoverPolicy
+from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 from tests.support import make
@@ -93,9 +94,9 @@ async def test_a_turn_survives_its_engine(start_engine: Any, model_dir: Path) ->
     streamed: list[int] = []
     killed_at = 0
 
-    def kill_first(ids: Sequence[int]) -> None:
+    def kill_first(chunk: Sampled) -> None:
         nonlocal killed_at
-        streamed.extend(ids)
+        streamed.extend(chunk.token_ids)
         if len(streamed) > 10 and not killed_at:
             first.process.send_signal(signal.SIGKILL)
             killed_at = len(streamed)

@@ -17,7 +17,8 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens import failover
 from rollyard.tokens.failover import FailoverPolicy, seed_after
-from rollyard.tokens.sampled_tokens import Sampled, StreamLost
+from rollyard.tokens.sampled_tokens import Sampled, StreamLost, TurnSampling
+from rollyard.tokens.sglang import SglangChunks
 from rollyard.tokens.token_client import StreamTimeouts, TokenClient
 from rollyard.wire.endpoint import Endpoint
 from tests.support import make
@@ -104,7 +105,9 @@ async def test_ids_logprobs_and_versions_of_a_stream(client: TokenClient, endpoi
     server.scripts = [stream(chunk([5, 6]), chunk([2], "stop"), usage)]
     seen: list[int] = []
     sampling = Sampling(temperature=0.5, top_p=0.9, top_k=7, seed=3)
-    sampled = await client.complete(endpoint, PROMPT, sampling, 8, [2], on_progress=seen.extend)
+    sampled = await client.complete(
+        endpoint, PROMPT, sampling, 8, [2], on_progress=lambda chunk: seen.extend(chunk.token_ids)
+    )
     assert sampled == Sampled([5, 6, 2], [-0.5] * 3, ["v1"] * 3, "stop")
     assert seen == [5, 6, 2]
     (asked,) = server.asked
@@ -488,3 +491,46 @@ async def test_a_server_of_others_without_generate_is_asked_for_completions(
 def test_sampling_that_cannot_be_is_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Sampling.model_validate(fields)
+
+
+async def test_the_likeliest_tokens_come_as_ids_from_each_dialect(
+    client: TokenClient, endpoint: Endpoint, server: Server, foreign: tuple[Server, Endpoint]
+) -> None:
+    """The sampled token may be one more than the likeliest, and the order is the engine's."""
+    asked = TurnSampling(top_logprobs=2)
+    tops = [{"token_id:5": -3.0, "token_id:6": -0.1, "token_id:7": -1.0}, {"token_id:2": -0.5, "token_id:9": -9999.0}]
+    server.scripts = [stream(chunk([5, 2], "stop", logprobs={"token_logprobs": [-3.0, -0.5], "top_logprobs": tops}))]
+    expected = [((6, -0.1), (7, -1.0)), ((2, -0.5), (9, -9999.0))]
+    assert (await client.complete(endpoint, PROMPT, asked, 8, [2])).likeliest == expected
+    assert (server.asked[0]["logprobs"], server.asked[0]["return_tokens_as_token_ids"]) == (2, True)
+    others, generating = foreign
+    content = [
+        {"token_id": token, "logprob": logprob, "top_logprobs": [{"token_id": t, "logprob": lp} for t, lp in likely]}
+        for token, logprob, likely in ((5, -3.0, [(5, -3.0), (6, -0.1), (7, -1.0)]), (2, -0.5, expected[1]))
+    ]
+    others.scripts = [stream({**generated([5, 2], "stop", logprobs={"content": content}), "prompt_token_ids": PROMPT})]
+    assert (await client.complete(generating, PROMPT, asked, 8, [2])).likeliest == expected
+    assert others.asked[0]["sampling_params"]["logprobs"] == 3
+
+
+@pytest.mark.parametrize("tops", [None, [{"a": -0.5}], [], [{"token_id:x": -0.5}], [None]])
+async def test_a_server_that_does_not_name_them_by_id_is_refused(
+    client: TokenClient, endpoint: Endpoint, server: Server, tops: Any
+) -> None:
+    server.scripts = [stream(chunk([2], "stop", logprobs={"token_logprobs": [-0.5], "top_logprobs": tops}))] * 2
+    with pytest.raises(EndpointRefused, match="leave out `top_logprobs`"):
+        await client.complete(endpoint, PROMPT, TurnSampling(top_logprobs=1), 8, [2])
+    assert (await client.complete(endpoint, PROMPT, TurnSampling(), 8, [2])).likeliest == []
+
+
+def test_sglangs_likeliest_tokens_are_read_from_all_tokens_or_the_new_ones() -> None:
+    tokens, tops = [[-0.5, 5, None], [-0.1, 6, None]], [[[-0.5, 5, None]], [[-0.1, 6, None], [-2.0, 7, None]]]
+    for all_tokens in (True, False):
+        chunks = SglangChunks()
+        found = []
+        for end in (1, 2):
+            start = 0 if all_tokens else end - 1
+            meta = {"output_token_logprobs": tokens[start:end], "output_top_logprobs": tops[start:end]}
+            event = chunks.read({"meta_info": {**meta, "completion_tokens": end}})
+            found += event["choices"][0]["logprobs"]["top_logprobs"]
+        assert found == [{"token_id:5": -0.5}, {"token_id:6": -0.1, "token_id:7": -2.0}]

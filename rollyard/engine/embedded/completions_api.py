@@ -61,6 +61,7 @@ class CompletionRequest(BaseModel):
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
@@ -252,13 +253,16 @@ class CompletionBuilder:
         """Build the logprobs. Call this before `_text`, because `_text` changes the number of decoded characters."""
         texts, offsets, tops, offset = [], [], [], self._length
         for draw in draws:
-            texts.append(self._served.token_text(draw.token))
+            texts.append(self._name(draw.token))
             offsets.append(offset)
-            offset += len(texts[-1])
+            offset += len(self._served.token_text(draw.token))
             likely = {draw.token: draw.logprob, **dict(draw.top)}
-            tops.append({self._served.token_text(token): logprob for token, logprob in likely.items()})
+            tops.append({self._name(token): logprob for token, logprob in likely.items()})
         logprobs = [draw.logprob for draw in draws]
         return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._request.return_tokens_as_token_ids else self._served.token_text(token)
 
 
 def version_spans(steps: Sequence[StepResult]) -> list[dict[str, Any]]:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic_core import to_json
 
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
-from rollyard.gateway.requests.chat_request import ChatResponse
+from rollyard.gateway.requests.chat_request import ChatResponse, Piece
 from rollyard.gateway.requests.ignored_fields import STREAM
 from rollyard.gateway.requests.sampling_overrides import check_fields
-from rollyard.gateway.session.session import GatewaySession, SendText
+from rollyard.gateway.session.session import GatewaySession, SendPiece
 
 Body = Mapping[str, Any]
 MAX_MODEL = 512
@@ -27,18 +27,20 @@ class Exchange(Protocol):
 
     stream: bool
 
-    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse: ...
+    async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
+        """Return the answers. Only some APIs let a call want more than one."""
+        ...
 
-    def response_body(self, response: ChatResponse) -> dict[str, Any]:
+    def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
         """Return the response in one piece."""
         ...
 
-    def text_events(self, piece: str) -> bytes:
+    def text_events(self, piece: Piece) -> bytes:
         """Return the events for a piece of text. For the first piece, they begin with the events that open the
         stream."""
         ...
 
-    def end_events(self, response: ChatResponse) -> bytes:
+    def end_events(self, responses: Sequence[ChatResponse]) -> bytes:
         """Return the events for everything after the text."""
         ...
 

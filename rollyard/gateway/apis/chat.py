@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollyard.gateway.apis.base import Body, flag, model_of, new_id, openai_error, sse_data, unix_now, wants_usage
+from rollyard.gateway.apis.logprobs_json import token_entries
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
 from rollyard.gateway.requests.chat_request import (
     ROLES,
     ChatRequest,
     ChatResponse,
+    Piece,
+    TokenLogprob,
     assistant_message,
     objects,
     offered_tools,
@@ -17,13 +22,16 @@ from rollyard.gateway.requests.chat_request import (
     text_of,
 )
 from rollyard.gateway.requests.ignored_fields import TOOL
-from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides
-from rollyard.gateway.session.session import GatewaySession, SendText
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_choices, read_overrides, read_top_logprobs
+from rollyard.gateway.session.session import GatewaySession, SendPiece
 from rollyard.tokens.chat_template import Message
 
 CONTINUE, OPEN_TURN = "continue_final_message", "add_generation_prompt"
 """vLLM's fields for a turn that the caller begins."""
-OWN_FIELDS = ("model", "messages", "tools", "tool_choice", "stream", "stream_options", CONTINUE, OPEN_TURN)
+OWN_FIELDS = (
+    "model", "messages", "tools", "tool_choice", "stream", "stream_options", "n", "logprobs", "top_logprobs",
+    CONTINUE, OPEN_TURN,
+)  # fmt: skip
 
 
 class ChatExchange:
@@ -36,37 +44,51 @@ class ChatExchange:
         if not messages:
             raise bad_request("`messages` must have at least one message", param="messages")
         tools = offered_tools(body.get("tool_choice"), _tools(body))
-        self._request = ChatRequest(messages, tools, read_overrides(body, OWN_FIELDS), continued_text)
-        self._id, self._created, self._opened = new_id("chatcmpl-"), unix_now(), False
+        wanted = replace(read_overrides(body, OWN_FIELDS), choices=read_choices(body), top_logprobs=_top_logprobs(body))
+        self._request = ChatRequest(messages, tools, wanted, continued_text)
+        self._id, self._created = new_id("chatcmpl-"), unix_now()
+        self._sent: dict[int, int] = {}
+        """Index of each answer whose stream has begun -> number of logprobs sent."""
 
-    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
-        return await session.chat(self._request, on_text)
+    async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
+        return await session.chat(self._request, on_piece)
 
-    def response_body(self, response: ChatResponse) -> dict[str, Any]:
+    def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
+        choices = [self._choice(i, response) for i, response in enumerate(responses)]
+        return {**self._envelope("chat.completion"), "choices": choices, "usage": usage_json(responses)}
+
+    def _choice(self, index: int, response: ChatResponse) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": response.content or None, "refusal": None}
         if response.calls:
             message["tool_calls"] = _calls(response)
         elif not response.content:
             message["content"] = ""
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": response.finish}
-        return {**self._envelope("chat.completion"), "choices": [choice], "usage": usage_json(response)}
+        logprobs = self._logprobs(response.logprobs)
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": response.finish}
 
-    def text_events(self, piece: str) -> bytes:
-        return self._open() + self._chunk({"content": piece})
+    def text_events(self, piece: Piece) -> bytes:
+        begun = self._open(piece.index)
+        self._sent[piece.index] += len(piece.logprobs)
+        return begun + self._chunk(piece.index, {"content": piece.text}, self._logprobs(piece.logprobs))
 
-    def end_events(self, response: ChatResponse) -> bytes:
-        events = [self._open()]
-        for i, call in enumerate(_calls(response)):
-            named = {**call["function"], "arguments": ""}
-            events.append(self._chunk({"tool_calls": [{"index": i, **call, "function": named}]}))
-            rest = {"index": i, "function": {"arguments": call["function"]["arguments"]}}
-            events.append(self._chunk({"tool_calls": [rest]}))
-        events.append(self._chunk({}, response.finish))
+    def end_events(self, responses: Sequence[ChatResponse]) -> bytes:
+        events = [self._end(i, response) for i, response in enumerate(responses)]
         if self._usage:
             events.append(
-                sse_data({**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage_json(response)})
+                sse_data({**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage_json(responses)})
             )
         return b"".join([*events, b"data: [DONE]\n\n"])
+
+    def _end(self, index: int, response: ChatResponse) -> bytes:
+        """Return the events for everything after the text of one answer."""
+        events = [self._open(index)]
+        for i, call in enumerate(_calls(response)):
+            named = {**call["function"], "arguments": ""}
+            events.append(self._chunk(index, {"tool_calls": [{"index": i, **call, "function": named}]}))
+            rest = {"index": i, "function": {"arguments": call["function"]["arguments"]}}
+            events.append(self._chunk(index, {"tool_calls": [rest]}))
+        left = response.logprobs[self._sent[index] :]
+        return b"".join([*events, self._chunk(index, {}, self._logprobs(left), response.finish)])
 
     def error_events(self, refusal: GatewayError) -> bytes:
         return sse_data(openai_error(refusal))
@@ -75,14 +97,21 @@ class ChatExchange:
     def error_body(refusal: GatewayError) -> dict[str, Any]:
         return openai_error(refusal)
 
-    def _open(self) -> bytes:
-        if self._opened:
+    def _open(self, index: int) -> bytes:
+        if index in self._sent:
             return b""
-        self._opened = True
-        return self._chunk({"role": "assistant", "content": ""})
+        self._sent[index] = 0
+        return self._chunk(index, {"role": "assistant", "content": ""})
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        if self._request.overrides.top_logprobs is None:
+            return None
+        return {"content": token_entries(logprobs), "refusal": None}
+
+    def _chunk(
+        self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, finish: str | None = None
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         body = {**self._envelope("chat.completion.chunk"), "choices": [choice]}
         return sse_data({**body, "usage": None} if self._usage else body)
 
@@ -90,12 +119,19 @@ class ChatExchange:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-def usage_json(response: ChatResponse) -> dict[str, Any]:
-    return {
-        "prompt_tokens": response.prompt_tokens,
-        "completion_tokens": response.completion_tokens,
-        "total_tokens": response.prompt_tokens + response.completion_tokens,
-    }
+def usage_json(responses: Sequence[ChatResponse]) -> dict[str, Any]:
+    """Return the usage of a call. All its answers have the same prompt, which counts once."""
+    prompt, sampled = responses[0].prompt_tokens, sum(response.completion_tokens for response in responses)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _top_logprobs(body: Body) -> int | None:
+    count = read_top_logprobs(body, "top_logprobs")
+    if flag(body, "logprobs"):
+        return count
+    if count:
+        raise bad_request("`top_logprobs` needs `logprobs` true", param="top_logprobs")
+    return None
 
 
 def _calls(response: ChatResponse) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rollyard.gateway.apis.base import Body, flag, model_of, new_id, sse_event
@@ -11,6 +11,7 @@ from rollyard.gateway.requests.call_errors import GatewayError, bad_request, no_
 from rollyard.gateway.requests.chat_request import (
     ChatRequest,
     ChatResponse,
+    Piece,
     assistant_message,
     function_schema,
     objects,
@@ -20,7 +21,7 @@ from rollyard.gateway.requests.chat_request import (
 )
 from rollyard.gateway.requests.ignored_fields import TOOL, WHOLE
 from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides
-from rollyard.gateway.session.session import GatewaySession, SendText
+from rollyard.gateway.session.session import GatewaySession, SendPiece
 from rollyard.tokens.chat_template import Message
 
 OWN_FIELDS = ("model", "messages", "system", "tools", "tool_choice", "stream")
@@ -40,22 +41,24 @@ class MessagesExchange:
         self._id, self._blocks, self._open = new_id("msg_"), 0, False
         self._message_started = False
 
-    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
-        return await session.chat(self.request, on_text)
+    async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
+        return await session.chat(self.request, on_piece)
 
-    def response_body(self, response: ChatResponse) -> dict[str, Any]:
+    def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
+        (response,) = responses
         content: list[dict[str, Any]] = [{"type": "text", "text": response.content}] if response.content else []
         content += [{**_tool_use(c.id, c.name), "input": json.loads(c.arguments)} for c in response.calls]
         usage = {"input_tokens": response.prompt_tokens, "output_tokens": response.completion_tokens}
         return {**self._message(content, usage), **_stop(response)}
 
-    def text_events(self, piece: str) -> bytes:
+    def text_events(self, piece: Piece) -> bytes:
         events = [self._begin()]
         if not self._open:
             events.append(self._start({"type": "text", "text": ""}))
-        return b"".join([*events, self._delta({"type": "text_delta", "text": piece})])
+        return b"".join([*events, self._delta({"type": "text_delta", "text": piece.text})])
 
-    def end_events(self, response: ChatResponse) -> bytes:
+    def end_events(self, responses: Sequence[ChatResponse]) -> bytes:
+        (response,) = responses
         events = [self._begin(), self._stop_block()]
         for call in response.calls:
             events.append(self._start({**_tool_use(call.id, call.name), "input": {}}))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollyard.gateway.apis.base import Body, flag, model_of, new_id, openai_error, sse_event, stream_options, unix_now
+from rollyard.gateway.apis.logprobs_json import token_entries
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
 from rollyard.gateway.requests.chat_request import (
     ROLES,
     ChatRequest,
     ChatResponse,
+    Piece,
     assistant_message,
     function_schema,
     objects,
@@ -18,12 +21,14 @@ from rollyard.gateway.requests.chat_request import (
     text_of,
 )
 from rollyard.gateway.requests.ignored_fields import TOOL
-from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides
-from rollyard.gateway.session.session import GatewaySession, SendText
+from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides, read_top_logprobs
+from rollyard.gateway.session.session import GatewaySession, SendPiece
 from rollyard.tokens.chat_template import Message
 
-OWN_FIELDS = ("model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options")
-ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user")
+OWN_FIELDS = ("model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options", "top_logprobs")
+ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "top_logprobs", "metadata", "user")
+LOGPROBS = "message.output_text.logprobs"
+"""Item of `include` that requests logprobs."""
 
 
 class ResponsesExchange:
@@ -37,11 +42,13 @@ class ResponsesExchange:
         self._text: list[str] = []
         self._response_started = False
 
-    async def run(self, session: GatewaySession, on_text: SendText | None) -> ChatResponse:
-        return await session.chat(self._request, on_text)
+    async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
+        return await session.chat(self._request, on_piece)
 
-    def response_body(self, response: ChatResponse) -> dict[str, Any]:
-        output = [self._message(response.content, "completed")] if response.content else []
+    def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
+        (response,) = responses
+        entries = token_entries(response.logprobs)
+        output = [self._message(response.content, "completed", entries)] if response.content else []
         output += [_function_call(c.id, c.name, c.arguments, "completed") for c in response.calls]
         usage = {
             "input_tokens": response.prompt_tokens,
@@ -55,22 +62,24 @@ class ResponsesExchange:
         cut = {"incomplete_details": {"reason": "max_output_tokens"}}
         return {**self._response("incomplete", output, usage), **cut}
 
-    def text_events(self, piece: str) -> bytes:
+    def text_events(self, piece: Piece) -> bytes:
         events = [self._begin()]
         if not self._text:
             events.append(self._event("output_item.added", output_index=0, item=self._message(None, "in_progress")))
             events.append(self._event("content_part.added", **self._text_position(), part=_part("")))
-        self._text.append(piece)
-        return b"".join([*events, self._event("output_text.delta", **self._text_position(), delta=piece, logprobs=[])])
+        self._text.append(piece.text)
+        delta = {"delta": piece.text, "logprobs": token_entries(piece.logprobs)}
+        return b"".join([*events, self._event("output_text.delta", **self._text_position(), **delta)])
 
-    def end_events(self, response: ChatResponse) -> bytes:
+    def end_events(self, responses: Sequence[ChatResponse]) -> bytes:
         events = [self._begin()]
+        whole = self.response_body(responses)
         if self._text:
-            text = "".join(self._text)
-            events.append(self._event("output_text.done", **self._text_position(), text=text, logprobs=[]))
-            events.append(self._event("content_part.done", **self._text_position(), part=_part(text)))
-            events.append(self._event("output_item.done", output_index=0, item=self._message(text, "completed")))
-        whole = self.response_body(response)
+            text, entries = "".join(self._text), token_entries(responses[0].logprobs)
+            events.append(self._event("output_text.done", **self._text_position(), text=text, logprobs=entries))
+            events.append(self._event("content_part.done", **self._text_position(), part=_part(text, entries)))
+            item = self._message(text, "completed", entries)
+            events.append(self._event("output_item.done", output_index=0, item=item))
         for i, item in enumerate(whole["output"]):
             if item["type"] == "function_call":
                 events.append(self._call(i, item))
@@ -112,8 +121,8 @@ class ResponsesExchange:
     def _text_position(self) -> dict[str, Any]:
         return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
 
-    def _message(self, text: str | None, status: str) -> dict[str, Any]:
-        content = [] if text is None else [_part(text)]
+    def _message(self, text: str | None, status: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        content = [] if text is None else [_part(text, logprobs)]
         return {"type": "message", "id": self._message_id, "status": status, "role": "assistant", "content": content}
 
     def _response(self, status: str, output: list[Any], usage: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -158,7 +167,13 @@ def read(body: Body) -> ChatRequest:
         raise bad_request("`input` must be text or a list of items, and must not be empty", param="input")
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
     stream_options(body)
-    return ChatRequest(messages, offered_tools(body.get("tool_choice"), tools), read_overrides(body, OWN_FIELDS))
+    wanted = replace(read_overrides(body, OWN_FIELDS), top_logprobs=_top_logprobs(body))
+    return ChatRequest(messages, offered_tools(body.get("tool_choice"), tools), wanted)
+
+
+def _top_logprobs(body: Body) -> int | None:
+    count = read_top_logprobs(body, "top_logprobs")
+    return count if count or LOGPROBS in (body.get("include") or ()) else None
 
 
 def _assistant_item(item: dict[str, Any]) -> bool:
@@ -196,8 +211,8 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return function_schema(tool.get("name"), tool.get("description"), tool.get("parameters"))
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _function_call(call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:

@@ -66,15 +66,16 @@ def too_slow(seconds: float) -> GatewayError:
     return GatewayError(408, "invalid_request_error", f"the request did not arrive within {seconds:g} s; repeat it")
 
 
-def turn_limit(limit: int) -> GatewayError:
+def turn_limit(limit: int, left: int) -> GatewayError:
     """Error with status 403, because every client then stops at once."""
-    return GatewayError(
-        403, "permission_error", f"this session has made its {limit} model calls; open another one", code="turn_limit"
-    )
+    message = f"this session has made its {limit} model calls; open another one"
+    if left > 0:
+        message = f"this session has {left} of its {limit} model calls left, and each of `n` answers is one call"
+    return GatewayError(403, "permission_error", message, code="turn_limit")
 
 
 def too_many(limit: int) -> GatewayError:
-    message = f"{limit} calls of this session are in flight, which is the limit: repeat the call after one has ended"
+    message = f"at most {limit} calls of this session may be in flight: repeat the call after others have ended"
     return GatewayError(429, "rate_limit_error", message, code="calls_at_once")
 
 

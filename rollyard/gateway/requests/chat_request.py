@@ -52,8 +52,19 @@ class ChatRequest:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """A sampled token with its logprob."""
+
+    data: bytes | None
+    """The token's bytes, which may be a part of a character; None if they are not known."""
+    logprob: float
+    likeliest: tuple[tuple[bytes | None, float], ...] = ()
+    """(bytes, logprob) of the likeliest tokens at this position, the likeliest first."""
+
+
+@dataclass(frozen=True)
 class ChatResponse:
-    """The result of a call."""
+    """One answer to a call."""
 
     content: str
     calls: tuple[ChatToolCall, ...]
@@ -63,6 +74,18 @@ class ChatResponse:
     completion_tokens: int
     stop: str | None = None
     """Stop string that ended the turn, or None."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Sampled tokens of the answer; empty if the call does not want logprobs."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer that is streamed."""
+
+    index: int
+    """Index of the answer, if the call wants several."""
+    text: str
+    logprobs: Sequence[TokenLogprob] = ()
 
 
 def text_of(content: Any, where: str) -> str:

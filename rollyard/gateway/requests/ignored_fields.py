@@ -44,7 +44,8 @@ NO_TOOLS = FieldRule("limits tools that a provider runs; this gateway has none")
 FORM = "sampling is not constrained: describe the format in the prompt, and parse the text"
 WHOLE = "the gateway keeps nothing between calls: send the whole conversation with each"
 PLAIN_TEXT = ({"type": "text"},)
-HIDDEN_ITEMS = (
+INCLUDED_ITEMS = (
+    "message.output_text.logprobs",
     "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results", "file_search_call.results",
     "code_interpreter_call.outputs", "computer_call_output.output.image_url",
 )  # fmt: skip
@@ -104,7 +105,8 @@ ACCEPTED: Mapping[str, FieldRule] = {
     "skip_special_tokens": neutral_field(True),
     "spaces_between_special_tokens": neutral_field(True),
     "include": FieldRule(
-        "parts of items that this gateway never returns", (), "leave out unknown parts", items=HIDDEN_ITEMS
+        "the gateway returns the logprobs, and never the items of the other parts", (), "leave out unknown parts",
+        items=INCLUDED_ITEMS,
     ),
     # sampling parameters, at the values that change nothing
     "frequency_penalty": neutral_field(0),

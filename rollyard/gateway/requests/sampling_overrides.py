@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
 from rollyard.gateway.requests.ignored_fields import ACCEPTED, FieldRule, find_rejected
 from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.endpoint_dialects import MAX_TOP_LOGPROBS
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
 """Names for the greatest number of tokens in one turn. The first of these names that has a value is used."""
@@ -24,6 +25,8 @@ STOPS = ("stop", "stop_sequences")
 OWN_RULES = ("logprobs", "extra")
 """Fields of `Sampling` that have another meaning in these APIs, or that only the trainer may set."""
 PARALLEL = "parallel_tool_calls"
+MAX_CHOICES = 128
+"""Greatest `n`, as in OpenAI's API."""
 MAX_STOPS, MAX_STOP = 32, 256
 """Greatest number of stop strings, and greatest length of each in characters. Every piece of a stream is searched for
 all of them."""
@@ -37,6 +40,10 @@ class SamplingOverrides:
     """Fields of `Sampling` that the caller set."""
     parallel_tool_calls: bool = True
     """Whether a turn may contain more than one tool call."""
+    choices: int = 1
+    """Number of turns to sample after the prompt."""
+    top_logprobs: int | None = None
+    """Number of the likeliest tokens to report beside each sampled token; None: report no logprobs."""
 
 
 def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOverrides:
@@ -57,6 +64,26 @@ def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOve
     # Take the validated values: pydantic accepts "10" as a number, but min() does not.
     read = _validate(fields).model_dump(include=set(fields))
     return SamplingOverrides(read, parallel_tool_calls=body.get(PARALLEL) is not False)
+
+
+def read_choices(body: Mapping[str, Any]) -> int:
+    """Return `n`, the number of turns to sample after the prompt."""
+    count = body.get("n")
+    if count is None:
+        return 1
+    if type(count) is not int or not 1 <= count <= MAX_CHOICES:
+        raise bad_request(f"`n` must be a whole number from 1 to {MAX_CHOICES}", param="n")
+    return count
+
+
+def read_top_logprobs(body: Mapping[str, Any], name: str, default: int = 0) -> int:
+    """Return the number of likeliest tokens that the field `name` requests."""
+    count = body.get(name)
+    if count is None:
+        return default
+    if type(count) is not int or not 0 <= count <= MAX_TOP_LOGPROBS:
+        raise bad_request(f"`{name}` must be a whole number from 0 to {MAX_TOP_LOGPROBS}", param=name)
+    return count
 
 
 def merge_sampling(overrides: SamplingOverrides, own: Sampling, *, fixed: bool) -> Sampling:

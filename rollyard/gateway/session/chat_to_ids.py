@@ -80,6 +80,12 @@ class ChatBranch:
     def breaks(self) -> Sequence[Break]:
         return self.conversation.breaks
 
+    def sibling(self) -> ChatBranch:
+        """Return a branch for another answer to the prompt that this branch has prepared."""
+        return ChatBranch(
+            self.conversation.sibling(), self.start, list(self.keys), list(self.messages), self.first, dict(self.calls)
+        )
+
     def segments(self) -> list[Segment]:
         return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
 
@@ -197,6 +203,10 @@ class ChatHistory:
         if branch not in self._branches:
             self._branches.append(branch)
         branch.busy = False
+
+    def siblings(self, prepared: PreparedChat, count: int) -> list[PreparedChat]:
+        """Return further calls with the same prompt, each on a branch of its own, which exists from `record` on."""
+        return [replace(prepared, branch=prepared.branch.sibling(), results=[]) for _ in range(count)]
 
     def release(self, prepared: PreparedChat) -> None:
         """Release the branch of a call that recorded no turn, and discard the call's messages."""

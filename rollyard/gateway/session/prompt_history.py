@@ -8,7 +8,7 @@ branch's text decides, and only the rest of the prompt is tokenised.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollyard.gateway.session.chat_to_ids import QUOTED, common_length
 from rollyard.kinds.rollout import Segment, Turn
@@ -105,6 +105,10 @@ class PromptHistory:
         if branch not in self._branches:
             self._branches.append(branch)
         branch.busy = False
+
+    def siblings(self, prepared: PreparedPrompt, count: int) -> list[PreparedPrompt]:
+        """Return further calls with the same prompt, each on a branch of its own, which exists from `record` on."""
+        return [replace(prepared, branch=PromptBranch(None, first=prepared.branch.first)) for _ in range(count)]
 
     def release(self, prepared: PreparedPrompt) -> None:
         prepared.branch.busy = False

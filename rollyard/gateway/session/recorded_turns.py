@@ -7,9 +7,17 @@ import json
 import secrets
 from collections.abc import Sequence
 
-from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, ChatToolCall, assistant_message
+from rollyard.gateway.requests.chat_request import (
+    ChatRequest,
+    ChatResponse,
+    ChatToolCall,
+    TokenLogprob,
+    assistant_message,
+)
+from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.gateway.session.chat_to_ids import ChatBranch, ChatHistory, PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
+from rollyard.gateway.session.token_logprobs import token_logprobs, up_to_length
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
@@ -85,19 +93,34 @@ class RecordedTurns:
         content = content.removeprefix(request.continued_text.lstrip())  # the caller has this part already
         self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
         finish = "tool_calls" if given else _finish_reason(sampled, stop)
-        return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop)
+        logprobs = self._logprobs(request.overrides, sampled, before_stop if stop is not None else None)
+        return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop, logprobs)
 
     def add_continuation(
-        self, prepared: PreparedPrompt, sampled: Sampled, stops: Sequence[str], seconds: float
+        self,
+        wanted: SamplingOverrides,
+        prepared: PreparedPrompt,
+        sampled: Sampled,
+        stops: Sequence[str],
+        seconds: float,
     ) -> ChatResponse:
         """Record the continuation, and return the response for the caller."""
         text = self._template.decode(_ids_without_stop(sampled, self._template.stop_ids))
         self.prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
         self._append_turn(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
         content, stop = _truncate_at_stop(text, stops)
-        return ChatResponse(
-            content, (), _finish_reason(sampled, stop), len(prepared.prompt), len(sampled.token_ids), stop
-        )
+        logprobs = self._logprobs(wanted, sampled, content if stop is not None else None)
+        finish = _finish_reason(sampled, stop)
+        return ChatResponse(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop, logprobs)
+
+    def _logprobs(
+        self, wanted: SamplingOverrides, sampled: Sampled, before_stop: str | None
+    ) -> tuple[TokenLogprob, ...]:
+        """Return the logprobs that a call wants. `before_stop`: text before the stop string; None without a stop string."""
+        if wanted.top_logprobs is None:
+            return ()
+        found = token_logprobs(self._template, sampled)
+        return tuple(found if before_stop is None else up_to_length(found, len(before_stop.encode("utf-8", "replace"))))
 
     def _append_turn(
         self,

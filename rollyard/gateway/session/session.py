@@ -8,6 +8,7 @@ import logging
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -32,24 +33,28 @@ from rollyard.gateway.requests.call_errors import (
     turn_limit,
     unavailable,
 )
-from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse
+from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, Piece
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
 from rollyard.gateway.session.chat_to_ids import PreparedChat
+from rollyard.gateway.session.prompt_history import PreparedPrompt
 from rollyard.gateway.session.recorded_turns import RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.streaming_text import StreamingText
+from rollyard.gateway.session.token_logprobs import LogprobStream
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.sampled_tokens import Sampled, TurnSampling
+from rollyard.tokens.streamed_response import OnProgress
 from rollyard.tokens.tool_calls import ToolCallParser, parser_for
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SendText = Callable[[str], Awaitable[None]]
-"""Function that receives each piece of text when it arrives."""
+SendPiece = Callable[[Piece], Awaitable[None]]
+"""Function that receives each piece of an answer when it arrives."""
+Prepared = TypeVar("Prepared", PreparedChat, PreparedPrompt)
 LEAST_HELD, LARGEST_HELD = 64 << 20, 4
 """The requests of one session may use `LEAST_HELD` bytes of memory, or `LARGEST_HELD` times the largest allowed request
 if that is more."""
@@ -58,11 +63,23 @@ CHARACTERS_A_TOKEN = 4
 
 class SessionSampler(Protocol):
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
         """Sample one turn, even if an endpoint fails during the turn. After ContextExceeded, EndpointRefused or
         GatewayError the session can make further calls. AnswerRefused and every other RollyardError end the session."""
         ...
+
+
+class TurnHistory(Protocol[Prepared]):
+    def siblings(self, prepared: Prepared, count: int) -> list[Prepared]: ...
+
+    def release(self, prepared: Prepared) -> None: ...
+
+
+@dataclass(frozen=True)
+class TimedSample:
+    sampled: Sampled
+    seconds: float
 
 
 class GatewaySession:
@@ -104,7 +121,7 @@ class GatewaySession:
         self._calls_in_progress = 0
         self._calls_admitted = 0
         """Number of calls that were answered or may still be answered."""
-        self._in_flight: set[asyncio.Task[Sampled]] = set()
+        self._in_flight: set[asyncio.Task[TimedSample]] = set()
         self._closed = False
 
     # parts of a trajectory
@@ -154,22 +171,23 @@ class GatewaySession:
 
     # calls
 
-    def check_limits(self, *, counts: bool = True) -> None:
-        """Check the limits of calls and tokens. Raises GatewayError if the session cannot take a call now.
+    def check_limits(self, *, counts: bool = True, calls: int = 1, tokens: int = 0) -> None:
+        """Check the limits of calls and tokens. Raises GatewayError if the session cannot take `calls` calls now.
 
-        `counts`: whether a reached limit of calls or tokens marks the session as truncated.
+        `counts`: whether a reached limit of calls or tokens marks the session as truncated. `tokens`: tokens that
+        further segments of the calls need at least.
         """
         self.last_used = time.monotonic()
         self._check_open()
         if self.failure.done():
             raise unavailable("this session has failed, not because of its caller; its rollout restarts")
         limit = self.config.max_calls
-        if limit is not None and self._calls_admitted >= limit:
+        if limit is not None and self._calls_admitted + calls > limit:
             self.truncated |= counts
-            raise turn_limit(limit)
-        if self.config.max_at_once is not None and self._calls_in_progress >= self.config.max_at_once:
+            raise turn_limit(limit, limit - self._calls_admitted)
+        if self.config.max_at_once is not None and self._calls_in_progress + calls > self.config.max_at_once:
             raise too_many(self.config.max_at_once)
-        if self.tokens >= self.config.max_tokens:
+        if self.tokens + tokens >= self.config.max_tokens:
             self.truncated |= counts
             raise token_limit(self.config.max_tokens)
 
@@ -185,47 +203,56 @@ class GatewaySession:
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
 
-    async def chat(self, request: ChatRequest, on_text: SendText | None = None) -> ChatResponse:
-        """Sample one turn of a conversation. Raises GatewayError."""
+    async def chat(self, request: ChatRequest, on_piece: SendPiece | None = None) -> list[ChatResponse]:
+        """Sample one or more turns of a conversation after the same messages. Raises GatewayError."""
         parser = self._parser(request)
         prepared = await self._prepare(request)
-        try:
-            with self._admit(request.overrides) as sampling:
-                stops = sampling.stop or []
-                decode, stop_ids = self._template.decode, self._template.stop_ids
-                speech = StreamingText(
-                    decode, stop_ids, stops, calls=bool(request.tools), trim=True, lead=prepared.continued_ids
-                )
-                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
-                add = partial(self._recorded.add_turn, request, parser, prepared, sampled, stops, seconds)
-                response = await self._record(add, sampled)
-        except BaseException:
-            self._executor.run_soon(partial(self._recorded.chats.release, prepared))
-            raise
-        if on_text is not None and (rest := speech.finish(response.content)):
-            await on_text(rest)
-        return response
+        speech = partial(StreamingText, calls=bool(request.tools), trim=True, lead=prepared.continued_ids)
+        add = partial(self._recorded.add_turn, request, parser)
+        return await self._answer(self._recorded.chats, prepared, request.overrides, speech, add, on_piece)
 
     async def complete(
-        self, prompt: str | Sequence[int], wanted: SamplingOverrides, on_text: SendText | None = None
-    ) -> ChatResponse:
-        """Sample one continuation of a prompt without messages. Raises GatewayError."""
-        prepared = await self._executor.run(
-            partial(self._recorded.prompts.prepare, prompt), len(prompt), self._recorded.prompts.release
-        )
+        self, prompt: str | Sequence[int], wanted: SamplingOverrides, on_piece: SendPiece | None = None
+    ) -> list[ChatResponse]:
+        """Sample one or more continuations of a prompt without messages. Raises GatewayError."""
+        prompts = self._recorded.prompts
+        prepared = await self._executor.run(partial(prompts.prepare, prompt), len(prompt), prompts.release)
+        speech = partial(StreamingText, calls=False, trim=False)
+        add = partial(self._recorded.add_continuation, wanted)
+        return await self._answer(prompts, prepared, wanted, speech, add, on_piece)
+
+    async def _answer(
+        self,
+        history: TurnHistory[Prepared],
+        prepared: Prepared,
+        wanted: SamplingOverrides,
+        new_speech: Callable[..., StreamingText],
+        add: Callable[[Prepared, Sampled, Sequence[str], float], ChatResponse],
+        on_piece: SendPiece | None,
+    ) -> list[ChatResponse]:
+        """Sample as many turns as the call wants, and record all of them, or none."""
         try:
-            with self._admit(wanted) as sampling:
-                stops = sampling.stop or []
-                speech = StreamingText(self._template.decode, self._template.stop_ids, stops, calls=False, trim=False)
-                sampled, seconds = await self._sample(prepared.prompt, sampling, speech, on_text)
-                add = partial(self._recorded.add_continuation, prepared, sampled, stops, seconds)
-                response = await self._record(add, sampled)
+            with self._admit(wanted, len(prepared.prompt)) as samplings:
+                more, size = wanted.choices - 1, CHARACTERS_A_TOKEN * len(prepared.prompt)
+                turns = [prepared]
+                if more:
+                    turns += await self._executor.run(partial(history.siblings, prepared, more), size * more)
+                stops = samplings[0].stop or []
+                speeches = [new_speech(self._template.decode, self._template.stop_ids, stops) for _ in turns]
+                sampled = await self._sample(prepared.prompt, samplings, speeches, on_piece)
+                adds = [
+                    partial(add, turn, one.sampled, stops, one.seconds)
+                    for turn, one in zip(turns, sampled, strict=True)
+                ]
+                responses = await self._record(adds, sum(len(one.sampled.token_ids) for one in sampled))
         except BaseException:
-            self._executor.run_soon(partial(self._recorded.prompts.release, prepared))
+            self._executor.run_soon(partial(history.release, prepared))
             raise
-        if on_text is not None and (rest := speech.finish(response.content)):
-            await on_text(rest)
-        return response
+        if on_piece is not None:
+            for i, (speech, response) in enumerate(zip(speeches, responses, strict=True)):
+                if rest := speech.finish(response.content):
+                    await on_piece(Piece(i, rest))
+        return responses
 
     async def prompt_tokens(self, request: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""
@@ -245,56 +272,66 @@ class GatewaySession:
             raise template_unusable(str(error)) from error
 
     @contextlib.contextmanager
-    def _admit(self, wanted: SamplingOverrides) -> Iterator[Sampling]:
-        """Admit a call right before sampling. There is no `await` between the check and the count, so parallel calls
-        cannot exceed the limit together."""
-        self.check_limits()
-        self._calls_in_progress, self._calls_admitted = self._calls_in_progress + 1, self._calls_admitted + 1
+    def _admit(self, wanted: SamplingOverrides, prompt_tokens: int) -> Iterator[list[Sampling]]:
+        """Admit a call right before sampling, and yield the sampling of each of its turns. There is no `await` between
+        the check and the count, so parallel calls cannot exceed the limit together."""
+        count = wanted.choices
+        self.check_limits(calls=count, tokens=(count - 1) * prompt_tokens)
+        self._calls_in_progress, self._calls_admitted = self._calls_in_progress + count, self._calls_admitted + count
         try:
-            yield self._parameters(wanted)
+            yield [self._parameters(wanted, i) for i in range(count)]
         except BaseException:
-            self._calls_admitted -= 1
+            self._calls_admitted -= count
             raise
         finally:
-            self._calls_in_progress -= 1
+            self._calls_in_progress -= count
             self.last_used = time.monotonic()
 
-    async def _record(self, add: Callable[[], ChatResponse], sampled: Sampled) -> ChatResponse:
-        """Record a turn. Raises GatewayError if the session has been closed."""
+    async def _record(self, adds: Sequence[Callable[[], ChatResponse]], tokens: int) -> list[ChatResponse]:
+        """Record turns. Raises GatewayError if the session has been closed."""
 
-        def add_while_open() -> ChatResponse:
+        def add_while_open() -> list[ChatResponse]:
             self._check_open()
-            return add()
+            return [add() for add in adds]
 
-        size = CHARACTERS_A_TOKEN * len(sampled.token_ids)
-        return await self._executor.run(add_while_open, size, self._record_abandoned)
+        return await self._executor.run(add_while_open, CHARACTERS_A_TOKEN * tokens, self._record_abandoned)
 
-    def _record_abandoned(self, response: ChatResponse) -> None:
-        """Count a call whose caller left while a thread recorded the turn. `_admit` has stopped counting this call, but
-        the turn is recorded."""
-        self._calls_admitted += 1
+    def _record_abandoned(self, responses: list[ChatResponse]) -> None:
+        """Count a call whose caller left while a thread recorded its turns. `_admit` has stopped counting this call, but
+        the turns are recorded."""
+        self._calls_admitted += len(responses)
 
-    def _parameters(self, wanted: SamplingOverrides) -> Sampling:
+    def _parameters(self, wanted: SamplingOverrides, choice: int) -> Sampling:
+        """Return the sampling of one turn of a call."""
         if self._merged is None or self._merged[0] != wanted:  # a harness sends the same parameters with every call
-            self._merged = wanted, merge_sampling(wanted, self.config.sampling, fixed=self.config.fixed)
+            merged = merge_sampling(wanted, self.config.sampling, fixed=self.config.fixed)
+            if wanted.top_logprobs is not None:
+                merged = TurnSampling(**merged.model_dump(), top_logprobs=wanted.top_logprobs)
+            self._merged = wanted, merged
         sampling = self._merged[1]
         number, self._calls_begun = self._calls_begun, self._calls_begun + 1
-        if sampling.seed is None or not self.config.fixed:
+        if sampling.seed is None:
             return sampling
+        if not self.config.fixed:  # the same seed would give the same turn each time
+            return evolve(sampling, seed=sampling.seed ^ choice) if choice else sampling
         # each call has its own seed; the n-th call has the same seed in every attempt of the rollout
         seed = zlib.crc32(f"{sampling.seed}/{self.config.sample_index}/{number}".encode())
         return evolve(sampling, seed=seed)
 
     async def _sample(
-        self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText, on_text: SendText | None
-    ) -> tuple[Sampled, float]:
-        """Sample the turn, send its text as it arrives, and return it with its duration in seconds. Raises GatewayError."""
-        started = time.monotonic()
+        self,
+        prompt: Sequence[int],
+        samplings: Sequence[Sampling],
+        speeches: Sequence[StreamingText],
+        on_piece: SendPiece | None,
+    ) -> list[TimedSample]:
+        """Sample the turns at the same time, and send their text as it arrives. Raises GatewayError."""
         try:
-            async with self._sampling(prompt, sampling, speech if on_text is not None else None) as (task, pieces):
-                while on_text is not None and (piece := await pieces.get()) is not None:
-                    await on_text(piece)
-                return await task, time.monotonic() - started
+            streamed = speeches if on_piece is not None else [None] * len(speeches)
+            async with self._sampling(prompt, samplings, streamed) as (tasks, pieces):
+                while on_piece is not None and (piece := await pieces.get()) is not None:
+                    await on_piece(piece)
+                return await asyncio.gather(*tasks)
         except ContextExceeded as error:
             self.exceeded, self.truncated = error, True
             refusal = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
@@ -311,28 +348,49 @@ class GatewaySession:
 
     @contextlib.asynccontextmanager
     async def _sampling(
-        self, prompt: Sequence[int], sampling: Sampling, speech: StreamingText | None
-    ) -> AsyncIterator[tuple[asyncio.Task[Sampled], asyncio.Queue[str | None]]]:
-        """Sample during the block. If the block ends before the sampling, the sampling is cancelled."""
-        pieces: asyncio.Queue[str | None] = asyncio.Queue()
+        self, prompt: Sequence[int], samplings: Sequence[Sampling], speeches: Sequence[StreamingText | None]
+    ) -> AsyncIterator[tuple[list[asyncio.Task[TimedSample]], asyncio.Queue[Piece | None]]]:
+        """Sample during the block. If the block ends before the sampling, the sampling is cancelled. The queue ends with
+        None after all turns, or after the first error."""
+        pieces: asyncio.Queue[Piece | None] = asyncio.Queue()
 
-        def on_ids(ids: Sequence[int]) -> None:
-            if speech is not None and (text := speech.feed(ids)):
-                pieces.put_nowait(text)
+        async def sample(index: int, sampling: Sampling, speech: StreamingText | None) -> TimedSample:
+            arrived = LogprobStream(self._template) if isinstance(sampling, TurnSampling) else None
 
-        task = asyncio.create_task(self._policy.sample(prompt, sampling, on_ids))
-        task.add_done_callback(lambda _: pieces.put_nowait(None))
-        self._in_flight.add(task)
+            def on_chunk(chunk: Sampled) -> None:
+                if speech is None:
+                    return
+                if arrived is not None:
+                    arrived.feed(chunk)
+                if text := speech.feed(chunk.token_ids):
+                    logprobs = arrived.take(speech.passed_bytes) if arrived is not None else ()
+                    pieces.put_nowait(Piece(index, text, logprobs))
+
+            started = time.monotonic()
+            sampled = await self._policy.sample(prompt, sampling, on_chunk)
+            return TimedSample(sampled, time.monotonic() - started)
+
+        def on_done(task: asyncio.Task[TimedSample]) -> None:
+            failed = task.cancelled() or task.exception() is not None
+            if failed or all(one.done() for one in tasks):
+                pieces.put_nowait(None)
+
+        turns = zip(samplings, speeches, strict=True)
+        tasks = [asyncio.create_task(sample(i, sampling, speech)) for i, (sampling, speech) in enumerate(turns)]
+        for task in tasks:
+            task.add_done_callback(on_done)
+        self._in_flight.update(tasks)
         try:
-            yield task, pieces
+            yield tasks, pieces
         except asyncio.CancelledError:
-            if self._closed and task.cancelled():
+            if self._closed and any(task.cancelled() for task in tasks):
                 raise session_gone("this session was closed") from None
             raise
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            self._in_flight.discard(task)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._in_flight.difference_update(tasks)
 
     def _parser(self, request: ChatRequest) -> ToolCallParser | None:
         """Make the parser of tool calls; None if the request offers no tools. Raises GatewayError."""

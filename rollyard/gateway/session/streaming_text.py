@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rollyard.tokens.sampled_turn import REPLACEMENT
+from rollyard.tokens.token_bytes import REPLACEMENT
 
 MAX_HELD_IDS = 16
 """Greatest number of ids that are looked at for the end of a whole character. If there is none, all text is returned."""
@@ -82,15 +82,19 @@ class StreamingText:
         self._sent = ""
         self._position = 0
         """Length of the text that was sent or skipped."""
+        self.passed_bytes = 0
+        """Length of the same text in bytes."""
 
     def feed(self, ids: Sequence[int]) -> str:
         """Return the text that can be sent now."""
         self._text += self._detokenizer.feed([i for i in ids if i not in self._stop_ids])
+        before = self._position
         if self._trim and not self._sent and not self._continued_text:
             self._position = len(self._text) - len(self._text.lstrip())
         end = max(self._position, self._safe_length())
         delta = self._text[self._position : end]
         self._position = end
+        self.passed_bytes += len(self._text[before:end].encode("utf-8", "replace"))
         self._sent += delta
         return delta
 

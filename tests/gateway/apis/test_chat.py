@@ -191,9 +191,8 @@ async def test_a_session_by_path_by_header_and_by_key(scripted: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        ({"n": 2}, "make one call for each"),
         ({"response_format": {"type": "json_object"}}, "describe the format in the prompt"),
-        ({"logprobs": True}, "trajectory"),
+        ({"top_logprobs": 2}, "needs `logprobs` true"),
         ({"tool_choice": "required"}, "not constrained"),
         ({"temperature": -1}, "temperature"),
         ({"extra_body": {"grammar": "x"}}, "grammar"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling, Segment
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.streamed_response import OnProgress
 
 
 class Says:
@@ -27,7 +28,7 @@ class Says:
         self._ids = [*template.encode(text), template.stop_ids[0]]
 
     async def sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: Callable[[Sequence[int]], None] | None = None
+        self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
         return Sampled(self._ids, [-0.5] * len(self._ids), ["v1"] * len(self._ids), "stop")
 
@@ -120,7 +121,7 @@ async def test_a_session_that_closes_while_a_thread_records_says_the_same_from_t
     behind = asyncio.create_task(session.chat(asked("4 * 5?")))
     await asyncio.sleep(0)
     gate.go.set()
-    assert (await call).content == "Twelve."
+    assert [one.content for one in await call] == ["Twelve."]
     segments, turns, breaks = await looking
     assert (len(segments), turns) == (1, 1)
     with pytest.raises(GatewayError, match="closed"):
