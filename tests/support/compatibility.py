@@ -110,7 +110,9 @@ def made_part() -> str:
     lines += [f"| {name} | not run |{' |' * len(PARTS)} |" for name in NOT_RUN]
     lines += ["", "| project | what was run | what does not come over | test |", "|---|---|---|---|"]
     for node, row in found:
-        missing = ". ".join(f"{part}: {why}" for part, why in row.missing.items())
+        reasons = dict.fromkeys(row.missing.values())
+        parts = {why: ", ".join(part for part in row.missing if row.missing[part] == why) for why in reasons}
+        missing = ". ".join(f"{named}: {why}" for why, named in parts.items())
         test = f"[`{node.partition('::')[2]}`](../{node.partition('::')[0]})"
         lines.append(f"| {row.project} {row.version} | {row.ran} | {missing} | {test} |")
     lines += [f"| {name} | no test: {why} | | |" for name, why in NOT_RUN.items()]
