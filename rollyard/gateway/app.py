@@ -64,6 +64,9 @@ def build(find: FindSession) -> web.Application:
             app.router.add_post(prefix + path, front.handler_for(exchange), expect_handler=continue_on_demand)
         counting = f"{prefix}/v1/messages/count_tokens"
         app.router.add_post(counting, front.count_tokens, expect_handler=continue_on_demand)
+        response = f"{prefix}/v1/responses/{{response}}"
+        app.router.add_get(response, front.response)
+        app.router.add_delete(response, front.delete_response)
         app.router.add_get(f"{prefix}/v1/models", front.models)
         app.router.add_get(f"{prefix}/v1/models/{{model:.+}}", front.model)
     return app
@@ -132,6 +135,23 @@ class _GatewayRoutes:
             return _error_response(_error(request, refusal), refusal)
         return web.json_response(_model(session))
 
+    async def response(self, request: web.Request) -> web.Response:
+        try:
+            session, id = await self._session(request), request.match_info["response"]
+            if request.query.get("stream") == "true":
+                raise bad_request("a stored response cannot be streamed; read it without `stream`", param="stream")
+            return web.json_response(session.responses.body(id))
+        except GatewayError as refusal:
+            return _error_response(openai_error(refusal), refusal)
+
+    async def delete_response(self, request: web.Request) -> web.Response:
+        try:
+            session, id = await self._session(request), request.match_info["response"]
+            session.responses.delete(id)
+            return web.json_response({"id": id, "object": "response", "deleted": True})
+        except GatewayError as refusal:
+            return _error_response(openai_error(refusal), refusal)
+
     async def _session(self, request: web.Request) -> GatewaySession:
         return await self._find_session(request, named_session(request))
 
@@ -141,7 +161,7 @@ async def _no_such_path(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed) as error:
-        served = ", ".join([*APIS, "/v1/messages/count_tokens", "/v1/models"])
+        served = ", ".join([*APIS, "/v1/responses/ID", "/v1/messages/count_tokens", "/v1/models"])
         message = f"{request.method} {request.path} is not served; this gateway serves {served}"
         refusal = GatewayError(error.status, "invalid_request_error", message, code="unknown_url")
         return _error_response(_error(request, refusal), refusal)

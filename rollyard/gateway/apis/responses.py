@@ -1,4 +1,5 @@
-"""OpenAI's `/v1/responses`, without state between calls: `input` is the whole conversation."""
+"""OpenAI's `/v1/responses`. `input` is the whole conversation, or continues an earlier response of the session
+(`previous_response_id`)."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from rollyard.gateway.requests.sampling_overrides import check_fields, read_over
 from rollyard.gateway.session.session import GatewaySession, SendPiece
 from rollyard.tokens.chat_template import Message
 
-OWN_FIELDS = ("model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options", "top_logprobs")
+OWN_FIELDS = (
+    "model", "input", "instructions", "tools", "tool_choice", "stream", "stream_options", "top_logprobs", "store",
+    "previous_response_id",
+)  # fmt: skip
 ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "top_logprobs", "metadata", "user")
 LOGPROBS = "message.output_text.logprobs"
 """Item of `include` that requests logprobs."""
@@ -35,15 +39,26 @@ class ResponsesExchange:
     def __init__(self, body: Body) -> None:
         self.stream = flag(body, "stream")
         self._body = dict(body)
-        self._request = read(body)
         self._model = model_of(body)
         self._id, self._message_id, self._created = new_id("resp_"), new_id("msg_"), unix_now()
+        self._store = body.get("store") is None or flag(body, "store")
+        self._previous = body.get("previous_response_id")
+        if not isinstance(self._previous, str | None):
+            raise bad_request("`previous_response_id` must be the id of a response", param="previous_response_id")
+        self._request = replace(read(body), response_id=self._id if self._store else "")
         self._number = 0
         self._text: list[str] = []
         self._response_started = False
 
     async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
-        return await session.chat(self._request, on_piece)
+        request = self._request
+        if self._previous is not None:
+            earlier, own = session.responses.messages(self._previous), request.own_messages
+            request = replace(request, messages=[*request.messages[:own], *earlier, *request.messages[own:]])
+        responses = await session.chat(request, on_piece)
+        if self._store:
+            session.responses.keep_body(self._id, self.response_body(responses))
+        return responses
 
     def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
         (response,) = responses
@@ -136,8 +151,8 @@ class ResponsesExchange:
             "model": self._model,
             "output": output,
             "parallel_tool_calls": self._request.overrides.parallel_tool_calls,
-            "previous_response_id": None,
-            "store": False,
+            "previous_response_id": self._previous,
+            "store": self._store,
             "text": {"format": {"type": "text"}},
             "tool_choice": self._body.get("tool_choice") or "auto",
             "tools": self._body.get("tools") or [],
@@ -154,6 +169,7 @@ def read(body: Body) -> ChatRequest:
     messages: list[Message] = []
     if instructions := text_of(body.get("instructions"), "instructions"):
         messages.append({"role": "system", "content": instructions})
+    own_messages = len(messages)
     turn: list[dict[str, Any]] = []
     for item in items:
         if _assistant_item(item):
@@ -168,7 +184,7 @@ def read(body: Body) -> ChatRequest:
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
     stream_options(body)
     wanted = replace(read_overrides(body, OWN_FIELDS), top_logprobs=_top_logprobs(body))
-    return ChatRequest(messages, offered_tools(body.get("tool_choice"), tools), wanted)
+    return ChatRequest(messages, offered_tools(body.get("tool_choice"), tools), wanted, own_messages=own_messages)
 
 
 def _top_logprobs(body: Body) -> int | None:

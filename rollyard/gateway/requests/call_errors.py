@@ -50,6 +50,17 @@ def no_model(name: str, served: str) -> GatewayError:
     return GatewayError(404, "invalid_request_error", message, code="model_not_found", param="model")
 
 
+def no_previous_response(id: str) -> GatewayError:
+    message = f"Previous response with id {id[:100]!r} not found in this session"
+    advice = "name a response of this session that was not deleted, or send the whole conversation in `input`"
+    return bad_request(f"{message}; {advice}", param="previous_response_id", code="previous_response_not_found")
+
+
+def no_response(id: str) -> GatewayError:
+    message = f"Response with id {id[:100]!r} not found; a session keeps its latest responses, except those with `store` false"
+    return GatewayError(404, "invalid_request_error", message)
+
+
 def no_threads(advice: str) -> GatewayError:
     """Error with details that Anthropic's client knows. Its tool runner repeats the call without `thread` and continues."""
     refusal = bad_request(f"this gateway cannot apply `thread`; {advice}", param="thread")

@@ -41,6 +41,10 @@ class ChatRequest:
     continued_text: str = ""
     """Text that the caller gave as the beginning of the next turn; empty if there is none. The policy goes on
     from there."""
+    response_id: str = ""
+    """Id by which later calls of the session may refer to the turn; empty if they may not."""
+    own_messages: int = 0
+    """Number of messages at the beginning that such a later call does not continue."""
 
     @property
     def characters(self) -> int:

@@ -42,7 +42,7 @@ BILLING = FieldRule("nothing is billed")
 EFFORT = FieldRule("a hint; the policy and its template decide how much it thinks and writes")
 NO_TOOLS = FieldRule("limits tools that a provider runs; this gateway has none")
 FORM = "sampling is not constrained: describe the format in the prompt, and parse the text"
-WHOLE = "the gateway keeps nothing between calls: send the whole conversation with each"
+WHOLE = "send the whole conversation with each call"
 PLAIN_TEXT = ({"type": "text"},)
 INCLUDED_ITEMS = (
     "message.output_text.logprobs",

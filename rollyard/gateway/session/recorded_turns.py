@@ -17,6 +17,7 @@ from rollyard.gateway.requests.chat_request import (
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.gateway.session.chat_to_ids import ChatBranch, ChatHistory, PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
+from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.token_logprobs import token_logprobs, up_to_length
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn
@@ -31,6 +32,7 @@ class RecordedTurns:
     def __init__(self, template: ChatTemplate) -> None:
         self.chats = ChatHistory(template)
         self.prompts = PromptHistory(template)
+        self.responses = StoredResponses()
         self.tokens = 0
         """Tokens of all segments together, prompts included."""
         self._template = template
@@ -90,6 +92,8 @@ class RecordedTurns:
         )
         message = assistant_message(content, [(c.id, c.name, c.arguments) for c in given])
         self.chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
+        if request.response_id:
+            self.responses.add(request.response_id, prepared.branch, request.own_messages)
         content = content.removeprefix(request.continued_text.lstrip())  # the caller has this part already
         self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
         finish = "tool_calls" if given else _finish_reason(sampled, stop)

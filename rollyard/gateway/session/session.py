@@ -40,6 +40,7 @@ from rollyard.gateway.session.prompt_history import PreparedPrompt
 from rollyard.gateway.session.recorded_turns import RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.streaming_text import StreamingText
 from rollyard.gateway.session.token_logprobs import LogprobStream
 from rollyard.kinds.base import evolve
@@ -135,6 +136,11 @@ class GatewaySession:
     def tokens(self) -> int:
         """Tokens of all segments together, prompts included."""
         return self._recorded.tokens
+
+    @property
+    def responses(self) -> StoredResponses:
+        """Responses to which later calls may refer."""
+        return self._recorded.responses
 
     @property
     def in_flight(self) -> int:
