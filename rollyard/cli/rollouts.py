@@ -232,6 +232,9 @@ def transcript(trajectory: Trajectory) -> list[str]:
         lines += ["", f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]
         for result in turn.tool_results:
             lines += ["--- tool result", result]
+        if turn.observation is not None:
+            reward = "" if turn.reward is None else f", reward {turn.reward:g}"
+            lines += [f"--- environment{reward}", turn.observation]
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     lines += ["", f"=== {trajectory.status.value}, reward {reward} {dict(trajectory.metrics)}"]
     if trajectory.error:

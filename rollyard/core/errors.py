@@ -42,7 +42,7 @@ RollyardError
 │   └── PromptTooLong        the endpoint reported that the prompt does not fit (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
     ├── NothingSampled       RUN ended without a sampled token, so there is nothing to score
-    └── HandlerFailed        the task handler raised an exception of its own, or returned a wrong value
+    └── HandlerFailed        the task handler, or its environment, raised an exception or returned a wrong value
 
 Outside the tree are exceptions that do not leave their folder. The folder's own code turns each of them into a result,
 a reason or an error of the tree. The names of these exceptions, by folder:

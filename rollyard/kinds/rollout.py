@@ -326,7 +326,8 @@ def most_sampled(segments: Sequence[Segment]) -> int | None:
 
 
 class Turn(WireModel):
-    """One model call and the tool results that followed. The text is for people; the tokens are in the segments."""
+    """One model call, and the tool results or the environment's reply that followed. The text is for people; the tokens
+    are in the segments."""
 
     segment: int
     prompt_length: int
@@ -336,7 +337,12 @@ class Turn(WireModel):
     tool_calls: list[dict[str, Any]] = []
     tool_results: list[str] = []
     timings: dict[str, float] = {}
-    """Seconds of the turn by part: `model`, `tools`."""
+    """Seconds of the turn by part: `model`, `tools`, `environment`."""
+    observation: str | None = None
+    """Text with which the task's environment replied; null if it did not reply. A reply that ends the conversation is not
+    shown to the model."""
+    reward: float | None = None
+    """Reward that the task's environment gave for the turn; null if it gave none."""
 
 
 class Outcome(WireModel):

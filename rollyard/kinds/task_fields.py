@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
+import re
+from typing import Any, Literal, Self
 
 import pydantic
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.base import WireModel
@@ -54,7 +55,54 @@ class CodeTask(WireModel):
     """Sandbox image. Default: the image of the pool."""
 
 
-_MODELS: dict[str, type[MathTask] | type[CodeTask]] = {"math": MathTask, "code": CodeTask}
+class EnvTask(WireModel):
+    """Environment with `reset` and `step`. Its observations are user messages, and its rewards are the turns' rewards."""
+
+    framework: Literal["class", "gem", "openenv"]
+    """class: a Python class. gem: an environment of GEM. openenv: a running server of OpenEnv."""
+    env: str = Field(min_length=1)
+    """class: `module:Class`. gem: an id, such as game:GuessTheNumber-v0. openenv: the server's URL."""
+    seed: int | None = Field(default=0, ge=0)
+    """Seed of `reset`. All rollouts of a group, and all attempts, begin with the same seed. Null: `reset` gets no seed."""
+    arguments: dict[str, JsonValue] = {}
+    """Keyword arguments of the class or of `gem.make`. openenv: further fields of the reset."""
+    python: str | None = Field(default=None, pattern=r"^/")
+    """Absolute path of the Python interpreter in which the environment is installed. Default: the node agent's Python.
+    Not for openenv."""
+    system: str | None = None
+    """System prompt. Default: none."""
+    tools: list[Literal["bash", "ipython", "editor"]] = []
+    """Tools in the rollout's sandbox. A turn with a tool call is not an action of the environment."""
+    observation_role: Literal["user", "tool"] = "user"
+    """Role of the messages with observations, except the first. Some templates drop earlier thoughts when a user speaks."""
+    step_seconds: float = Field(default=60.0, gt=0, le=3600)
+    """Longest time of one step. A longer step counts as an infrastructure failure."""
+    action_field: str = "message"
+    """openenv: name of the field of the action that gets the turn's text."""
+    observation_field: str | None = None
+    """openenv: name of the field of the observation that the model sees. Default: the whole observation, as JSON."""
+    image: str | None = None
+    """Sandbox image. Default: the image of the pool."""
+
+    @model_validator(mode="after")
+    def _env_of_the_framework(self) -> Self:
+        if self.framework == "class" and not _CLASS.fullmatch(self.env):
+            raise ValueError("with `framework: class`, `env` is `module:Class`, such as my_games.words:Hangman")
+        if self.framework == "openenv" and not self.env.startswith(("http://", "https://")):
+            raise ValueError(
+                "with `framework: openenv`, `env` is the URL of a running server, such as http://node7:8000"
+            )
+        if self.framework == "openenv" and self.python is not None:
+            raise ValueError("`python` is for `framework: class` and `gem`; leave it out")
+        return self
+
+
+_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+_MODELS: dict[str, type[MathTask] | type[CodeTask] | type[EnvTask]] = {
+    "math": MathTask,
+    "code": CodeTask,
+    "env": EnvTask,
+}
 BUILT_IN = frozenset(_MODELS)
 """Task kinds that every node agent has."""
 
@@ -80,6 +128,10 @@ def read_math(task: Task) -> MathTask:
 
 def read_code(task: Task) -> CodeTask:
     return CodeTask.model_validate(_fields(task))
+
+
+def read_env(task: Task) -> EnvTask:
+    return EnvTask.model_validate(_fields(task))
 
 
 def _fields(task: Task) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, T
 from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.agents.agent_loop import AgentProgress, run_agent
-from rollyard.node.agents.tasks.base import Artifact, Score, TaskHandler
+from rollyard.node.agents.tasks.base import Artifact, Reply, Score
+from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
 from rollyard.node.agents.tasks.installed_handlers import Handlers
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.agents.tool_schemas import SCHEMAS
@@ -59,6 +60,11 @@ budget, so the handler can score the solution as a mistake of the agent. The end
 fault."""
 
 
+REPLY_SECONDS = 30.0
+"""Time that an environment's reply may take beyond RUN's budget. So a rollout that reaches the budget during a reply ends
+Truncated with the reward of its last turn, and not without that reward."""
+
+
 @dataclass(frozen=True)
 class NodeContext:
     """The objects that all rollouts of a node agent share."""
@@ -86,6 +92,33 @@ class _AgentResult:
     metrics: dict[str, float] = field(default_factory=dict)
     overdue: bool = False
     """True if RUN's budget ended the work."""
+
+
+class _UncutReplies:
+    """An environment whose reply RUN's budget does not cut off. The budget ends the run after the reply."""
+
+    def __init__(self, environment: GuardedEnvironment, limit: asyncio.Timeout, budget: float) -> None:
+        self.opening = environment.opening
+        self.every_turn = environment.every_turn
+        self.close = environment.close
+        self._environment = environment
+        self._limit = limit
+        self._budget = budget
+
+    async def reply(self, turn: Turn) -> Reply | None:
+        """Raises StageTimeout if the reply takes REPLY_SECONDS longer than the budget."""
+        ends, loop = self._limit.when(), asyncio.get_running_loop()
+        assert ends is not None
+        self._limit.reschedule(None)
+        try:
+            async with asyncio.timeout_at(max(ends, loop.time()) + REPLY_SECONDS):
+                return await self._environment.reply(turn)
+        except TimeoutError:
+            raise StageTimeout(
+                f"the environment did not reply within RUN's budget of {self._budget:g} s and {REPLY_SECONDS:g} s more"
+            ) from None
+        finally:
+            self._limit.reschedule(ends)
 
 
 class LeaseRun:
@@ -143,7 +176,7 @@ class LeaseRun:
         except (SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded) as error:
             return self._failed(error)
 
-    def _handler(self) -> TaskHandler:
+    def _handler(self) -> GuardedHandler:
         handlers, kind = self._node.handlers, self._lease.task.kind
         if kind in handlers.failed:
             raise TaskError(f"the handler of task kind {kind!r} cannot be loaded here: {handlers.failed[kind]}")
@@ -158,7 +191,7 @@ class LeaseRun:
 
     # INIT and RUN
 
-    async def _run(self, handler: TaskHandler) -> RunResult:
+    async def _run(self, handler: GuardedHandler) -> RunResult:
         """Run INIT and RUN. The sandbox is closed before this method returns. So no process of the agent is alive when
         EVAL runs the hidden tests."""
         if ROLE not in self._lease.endpoints:
@@ -166,10 +199,10 @@ class LeaseRun:
                 f"the pool has no InferencePool for the role {ROLE!r}, which agents sample from; add it to spec.inference"
             )
         async with contextlib.AsyncExitStack() as stack:
-            sandbox = await self._init(handler, stack)
+            sandbox, environment = await self._init(handler, stack)
             template = await self._node.template(self._lease.endpoints[ROLE].tokenizer)
             async with self._stage_worker(Stage.RUN):
-                run, artifact = await self._agent(handler, sandbox, template)
+                run, artifact = await self._agent(handler, sandbox, environment, template)
         outcome = self._partial_outcome = Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
             metrics=run.metrics,
@@ -182,7 +215,9 @@ class LeaseRun:
         )
         return RunResult(outcome=outcome, artifact=artifact)
 
-    async def _init(self, handler: TaskHandler, stack: contextlib.AsyncExitStack) -> Sandbox:
+    async def _init(
+        self, handler: GuardedHandler, stack: contextlib.AsyncExitStack
+    ) -> tuple[Sandbox, GuardedEnvironment | None]:
         task, budget = self._lease.task, self._budget(Stage.INIT)
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
             sandbox = await stack.enter_async_context(await self._node.sandboxes.start(self._sandbox_spec(handler)))
@@ -190,10 +225,22 @@ class LeaseRun:
                 ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
             )
             await handler.init(task, sandbox)
-        return sandbox
+            environment = await handler.environment(task, sandbox)
+            if environment is not None:
+                stack.push_async_callback(environment.close)
+        if environment is not None and self._lease.agent.command is not None:
+            raise TaskError(
+                f"a task of kind {task.kind!r} has an environment, which replies to the built-in loop only; "
+                "leave out `agent.command`"
+            )
+        return sandbox, environment
 
     async def _agent(
-        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate
+        self,
+        handler: GuardedHandler,
+        sandbox: Sandbox,
+        environment: GuardedEnvironment | None,
+        template: ChatTemplate,
     ) -> tuple[_AgentResult, Artifact]:
         """Run the agent and collect the artifact. If RUN's budget runs out, the run is truncated, and the artifact is
         still collected. If no token was sampled, raises an error with the reason."""
@@ -201,7 +248,7 @@ class LeaseRun:
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
         else:
-            ran = await self._loop(handler, sandbox, template, policy)
+            ran = await self._loop(handler, sandbox, environment, template, policy)
         self._endpoint = policy.failover.endpoint.id
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(
@@ -212,17 +259,25 @@ class LeaseRun:
             return ran, await handler.collect(self._lease.task, sandbox)
 
     async def _loop(
-        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
+        self,
+        handler: GuardedHandler,
+        sandbox: Sandbox,
+        environment: GuardedEnvironment | None,
+        template: ChatTemplate,
+        policy: LeaseSampler,
     ) -> _AgentResult:
-        lease, task = self._lease, self._lease.task
+        lease, task, budget = self._lease, self._lease.task, self._budget(Stage.RUN)
         schemas = [SCHEMAS[name] for name in handler.tools(task)]
         parser = parser_for(template, lease.agent.tool_parser, schemas)
         tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
-        run = AgentProgress(Conversation(template, handler.prompt(task), schemas), parser)
+        opening = environment.opening if environment is not None else ()
+        run = AgentProgress(Conversation(template, [*handler.prompt(task), *opening], schemas), parser)
         overdue = False
         try:
-            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.failover.limit:
-                await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index)
+            async with asyncio.timeout(budget) as limit:
+                policy.failover.limit = limit
+                replies = _UncutReplies(environment, limit, budget) if environment is not None else None
+                await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index, replies)
         except TimeoutError:
             run.status, overdue = Status.TRUNCATED, True
         conversation = run.conversation
@@ -231,7 +286,7 @@ class LeaseRun:
         )
 
     async def _command(
-        self, handler: TaskHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
+        self, handler: GuardedHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
     ) -> _AgentResult:
         """Run the harness. If the budget runs out, the command is stopped, and the tokens sampled so far are kept."""
         lease, agent = self._lease, self._lease.agent
@@ -260,7 +315,7 @@ class LeaseRun:
 
     # EVAL
 
-    async def _evaluated(self, handler: TaskHandler, run: RunResult) -> Outcome:
+    async def _evaluated(self, handler: GuardedHandler, run: RunResult) -> Outcome:
         budget = self._budget(Stage.EVAL)
         async with self._stage_worker(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
             score = await self._score(handler, run, HANDLER_TIME_SHARE * budget)
@@ -269,7 +324,7 @@ class LeaseRun:
         update = {"reward": score.reward, "metrics": metrics, "timings": timings}
         return evolve(run.outcome, **update)
 
-    async def _score(self, handler: TaskHandler, run: RunResult, seconds: float) -> Score:
+    async def _score(self, handler: GuardedHandler, run: RunResult, seconds: float) -> Score:
         task, turns = self._lease.task, run.outcome.turns
         if not handler.eval_needs_sandbox:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
@@ -278,7 +333,7 @@ class LeaseRun:
 
     # helpers
 
-    def _sandbox_spec(self, handler: TaskHandler) -> SandboxSpec:
+    def _sandbox_spec(self, handler: GuardedHandler) -> SandboxSpec:
         pool = self._node.sandbox
         limits = Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk))
         return SandboxSpec(image=handler.image(self._lease.task) or pool.default_image, limits=limits)

@@ -87,6 +87,12 @@ class Columns:
         """Reward of each sample; NaN for a sample without a reward."""
         return np.array([sample["reward"] for sample in self.samples], np.float64)
 
+    @cached_property
+    def turn_rewards(self) -> NDArray[np.float64]:
+        """Reward of each turn from the task's environment; NaN for a turn without a reward."""
+        turns = (from_json(text) for text in _texts(self.turn_json, self.turn_json_offsets))
+        return np.array([turn.get("reward") for turn in turns], np.float64)
+
     def trajectories(self) -> list[Trajectory]:
         """Return the samples as trajectories, with lists of Python numbers. Raises ValueError for samples of another kind."""
         return self.read(Trajectory)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
+from rollyard.client import AsyncClient
 from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.node.agents.system_prompts import MATH
+from tests.support import environment_turns, small_games
 from tests.support.yard import ROOT, Yard, end
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PLUGINS = {
     "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nbroken = my_broken_package:Handler\n",
@@ -19,7 +26,7 @@ PLUGINS = {
 }
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def plugged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     made = Yard(tmp_path_factory.mktemp("yard"))
     folder = made.folder / "plugin"
@@ -31,16 +38,18 @@ async def plugged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yar
     assert documented is not None
     (folder / "my_package.py").write_text(documented[1])
     (folder / "my_broken_package.py").write_text("import nonesuch_package\n")
+    shutil.copy(small_games.__file__, folder)
     made.env["PYTHONPATH"] = ":".join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     made.start()
+    async with made.client() as client:
+        await made.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
+        await made.ready(client)
     yield made
     await end(made)
 
 
 async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(plugged: Yard) -> None:
     async with plugged.client() as client:
-        await plugged.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
-        await plugged.ready(client)
 
         async def ended(id: str, task: dict[str, Any], **more: Any) -> Trajectory:
             request = RolloutRequest.model_validate({"id": id, "pool": "demo", "task": task, **more})
@@ -82,3 +91,56 @@ async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(
         assert (mute.status, mute.reward, mute.attempt) == (Status.FAILED, None, 1)
         assert mute.error is not None
         assert "exit code 0 before its first model call: no call" in mute.error.message
+
+
+async def test_a_class_with_reset_and_step_replies_to_the_policy(plugged: Yard) -> None:
+    task = {"kind": "env", "framework": "class", "env": "small_games:Sums", "seed": 3}
+    async with plugged.client() as client:
+        ids = await _submit(client, "sums", {**task, "system": MATH, "tools": ["ipython"]}, n=4)
+        ended = await plugged.gather(client, ids)
+        ids = [*await _submit(client, "plain", task), *await _submit(client, "broken-game", {**task, "env": "nope:X"})]
+        plain, broken = await plugged.gather(client, ids)
+        _, columns = await client.rollout_columns(ended[0].id)
+    question, _ = small_games.Sums().reset(3)
+    for trajectory in ended:
+        opening = [{"role": "system", "content": MATH}, {"role": "user", "content": question}]
+        environment_turns.check(trajectory, opening, ["ipython"])
+        steps = _steps(trajectory)
+        assert [reward for _, reward in steps] == _rewards([text for text, _ in steps])
+        if trajectory.status is Status.COMPLETED:
+            assert (len(steps), trajectory.metrics["steps"]) == (3, 3.0)
+    assert any(trajectory.reward for trajectory in ended), "the policy adds two numbers with its tool"
+    environment_turns.check(plain, [{"role": "user", "content": question}])
+    assert [turn.tool_results for turn in plain.turns] == [[]] * 3, "without a tool nothing in a turn is a call"
+    assert columns is not None
+    assert [None if r != r else r for r in columns.turn_rewards.tolist()] == [t.reward for t in ended[0].turns]
+    assert (broken.status, broken.reward, broken.attempt) == (Status.FAILED, None, 1)
+    assert broken.error is not None
+    assert (broken.error.stage, broken.error.reason) == ("INIT", "HandlerFailed")
+    assert "the environment nope:X raised ModuleNotFoundError: No module named 'nope'" in broken.error.message
+
+
+async def test_a_command_cannot_have_an_environment(plugged: Yard) -> None:
+    task = {"kind": "env", "framework": "class", "env": "small_games:Sums"}
+    async with plugged.client() as client:
+        ids = await _submit(client, "commanded", task, agent={"type": "command", "command": "true"})
+        (ended,) = await plugged.gather(client, ids)
+    assert ended.status is Status.FAILED
+    assert ended.error is not None
+    assert "replies to the built-in loop only" in ended.error.message
+
+
+async def _submit(client: AsyncClient, id: str, task: dict[str, Any], **more: Any) -> list[str]:
+    request = {"id": id, "pool": "demo", "task": task, "sampling": {"max_tokens": 64, "seed": 5}, **more}
+    return await client.submit([RolloutRequest.model_validate(request)])
+
+
+def _steps(trajectory: Trajectory) -> list[tuple[str, float | None]]:
+    return [(turn.text, turn.reward) for turn in trajectory.turns if turn.observation is not None]
+
+
+def _rewards(texts: list[str]) -> list[float]:
+    """Rewards of the same environment, stepped here with these texts."""
+    again = small_games.Sums()
+    again.reset(3)
+    return [again.step(text)[1] for text in texts]

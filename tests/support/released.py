@@ -27,8 +27,10 @@ def environment(project: str, version: str, python: str) -> Path:
         if not (made / "complete").exists():
             shutil.rmtree(made, ignore_errors=True)
             subprocess.run([found, "-m", "venv", made], check=True)
-            # --ignore-requires-python: some ask for the newest patch release of a Python, and run with earlier ones too
-            install = ["-m", "pip", "install", "--quiet", "--ignore-requires-python", "--cache-dir", CACHE / "pip"]
+            # --no-deps: the lists are complete. --ignore-requires-python: some ask for the newest patch release of a
+            # Python, and run with earlier ones too
+            install = ["-m", "pip", "install", "--quiet", "--no-deps", "--ignore-requires-python"]
+            install += ["--cache-dir", str(CACHE / "pip")]
             subprocess.run([made / "bin" / "python", *install, "-r", LOCKS / f"{project}-{version}.txt"], check=True)
             (made / "complete").touch()
     return made

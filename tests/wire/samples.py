@@ -140,6 +140,8 @@ OUTCOME = Outcome(
             tool_calls=[{"name": "bash"}],
             tool_results=["ok"],
             timings={"model": 0.5},
+            observation="higher",
+            reward=0.5,
         )
     ],
     timings=Timings(queued=0.5, init=1.0, run=2.0, eval=0.25),

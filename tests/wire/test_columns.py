@@ -62,6 +62,8 @@ turns = st.builds(
     tool_calls=st.lists(json_objects, max_size=2),
     tool_results=st.lists(texts, max_size=2),
     timings=numbers,
+    observation=st.none() | texts,
+    reward=st.none() | finite,
 )
 trajectories = st.builds(
     Trajectory,
@@ -104,7 +106,7 @@ def test_recorded_results_are_kept_in_full() -> None:
     for _, told in recorded("RunResult"):
         outcome = RunResult.model_validate(told).outcome
         (found,) = decode(encode([outcome])).documents()
-        assert found == told["outcome"]
+        assert lost_fields(told["outcome"], found) == []
         assert decode(encode([outcome])).read(Outcome) == [outcome]
 
 
@@ -116,7 +118,8 @@ def test_files_of_earlier_versions_are_read_in_full() -> None:
         (found,) = columns.documents()
         assert lost_fields(found, told) == []
         assert found.keys() >= {"status", "reward", "metrics", "segments", "turns", "timings", "breaks", "error"}
-        assert (found["segments"][0], found["turns"][0]) == (told["segments"][0], told["turns"][0])
+        for part in ("segments", "turns"):
+            assert found[part][0].items() <= told[part][0].items()
         assert columns.about == {"artifact": {"answer": "2"}}
 
 

@@ -1,4 +1,7 @@
-"""The agent loop: sample a turn and run the turn's tool calls, until a turn has no call or a limit is reached."""
+"""The agent loop: sample a turn, run the turn's tool calls or let the task's environment reply, and so on.
+
+The loop ends when a turn has no call and gets no reply, when a reply is the last one, or when a limit is reached.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from rollyard.core.errors import ContextExceeded
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
 from rollyard.node.agents import tool_schemas
+from rollyard.node.agents.tasks.base import Environment, Reply
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
@@ -39,12 +43,20 @@ class AgentProgress:
 
 
 async def run_agent(
-    run: AgentProgress, policy: Policy, tools: Tools, agent: AgentSpec, sampling: Sampling, sample_index: int
+    run: AgentProgress,
+    policy: Policy,
+    tools: Tools,
+    agent: AgentSpec,
+    sampling: Sampling,
+    sample_index: int,
+    environment: Environment | None = None,
 ) -> None:
     """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated.
 
-    Raises SandboxLost, and the errors of `policy.sample`; ContextExceeded only if the first prompt leaves no room for a
-    token. Raises TaskError or TemplateUnusable if the chat template fails.
+    If there is an environment and no tool is offered, nothing in a turn counts as a tool call.
+
+    Raises SandboxLost, and the errors of `policy.sample` and of `environment.reply`; ContextExceeded only if the first
+    prompt leaves no room for a token. Raises TaskError or TemplateUnusable if the chat template fails.
     """
     for number in range(agent.max_turns):
         started = time.monotonic()
@@ -63,7 +75,8 @@ async def run_agent(
         )
         sampled = time.monotonic()
         segment = run.conversation.segment_count - 1
-        parsed = parse_safely(run.parser, text)
+        plain = environment is not None and not tools.offered
+        parsed = ParsedTurn(text) if plain else parse_safely(run.parser, text)
         calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
         turn = Turn(
             segment=segment,
@@ -75,15 +88,34 @@ async def run_agent(
             timings={"model": round(sampled - started, 6), "tools": 0.0},
         )
         run.turns.append(turn)
-        if sample.finish_reason == "length":
+        cut, answers = sample.finish_reason == "length", not parsed.calls and parsed.error is None
+        if not cut and not answers:
+            results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
+            results = _append_results(run, parsed, results)
+            timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
+            run.turns[-1] = evolve(turn, tool_results=results, timings=timings)
+        reply = None
+        if environment is not None and (answers or environment.every_turn):
+            reply = await _record_reply(run, environment)
+        if cut:
             return
-        if not parsed.calls and parsed.error is None:
+        if (reply is not None and reply.done) or (reply is None and answers):
             run.status = Status.COMPLETED
             return
-        results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
-        results = _append_results(run, parsed, results)
-        timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
-        run.turns[-1] = evolve(turn, tool_results=results, timings=timings)
+        if reply is not None:
+            run.conversation.add_messages([{"role": reply.role, "content": reply.text}])
+
+
+async def _record_reply(run: AgentProgress, environment: Environment) -> Reply | None:
+    """Let the environment reply to the last turn, and add the reply to the turn."""
+    turn, began = run.turns[-1], time.monotonic()
+    reply = await environment.reply(turn)
+    timings = {**turn.timings, "environment": round(time.monotonic() - began, 6)}
+    if reply is None:
+        run.turns[-1] = evolve(turn, timings=timings)
+    else:
+        run.turns[-1] = evolve(turn, observation=reply.text, reward=reply.reward, timings=timings)
+    return reply
 
 
 async def _prompt_ids(conversation: Conversation) -> list[int]:

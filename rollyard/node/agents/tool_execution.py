@@ -15,15 +15,15 @@ class Tools:
     def __init__(self, offered: list[str], sandbox: Sandbox, timeout: float, form: str = FORM) -> None:
         """`form`: description of how this model writes a call. The reply to a malformed call quotes this
         description."""
-        self._offered = offered
+        self.offered = offered
         self._sandbox = sandbox
         self._timeout = timeout
         self._form = form
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Run a call and return the text for the model. Raises only SandboxLost."""
-        if name not in self._offered:
-            return tool_schemas.unknown_tool_result(name, self._offered)
+        if name not in self.offered:
+            return tool_schemas.unknown_tool_result(name, self.offered)
         parameters = tool_schemas.SCHEMAS[name]["function"]["parameters"]
         if missing := [p for p in parameters["required"] if p not in arguments]:
             return tool_schemas.malformed_call_result(f"{name} needs {', '.join(missing)}", self._form)

@@ -119,6 +119,7 @@ def columns(trajectories: Sequence[Trajectory], eos_id: int) -> dict[str, list[A
         "rollout_id": [trajectory.id for trajectory in trajectories],
         "rollout_status": [str(trajectory.status) for trajectory in trajectories],
         "rollout_reward": [trajectory.reward for trajectory in trajectories],
+        "rollout_turn_rewards": [[turn.reward for turn in trajectory.turns] for trajectory in trajectories],
         "rollout_metrics": [trajectory.metrics for trajectory in trajectories],
         "rollout_turns": [len(trajectory.turns) for trajectory in trajectories],
         "rollout_left_out_tokens": left_out,

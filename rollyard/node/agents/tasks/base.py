@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from rollyard.kinds.rollout import Task, Turn
 from rollyard.node.sandbox.sandbox import Sandbox
@@ -22,6 +22,45 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+def sum_of_rewards(turns: Sequence[Turn]) -> float:
+    """Return the sum of the rewards that an environment gave for the turns."""
+    return sum(turn.reward for turn in turns if turn.reward is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Reply of an environment to one turn."""
+
+    text: str
+    """Observation: the next message of the conversation."""
+    reward: float | None = None
+    """Reward of the turn, a finite number; None if the turn gets none."""
+    done: bool = False
+    """True: the conversation ends, and the model does not see `text`."""
+    role: Literal["user", "tool"] = "user"
+    """Role of the message with `text`."""
+
+
+class Environment(Protocol):
+    """The other side of one rollout's conversation, in one attempt. A handler's optional method `environment` makes it.
+
+    Exceptions have the same meaning as those of a TaskHandler.
+    """
+
+    opening: Sequence[Message] = ()
+    """Messages after those of the handler's `prompt`, such as the first observation."""
+    every_turn: bool = False
+    """Whether `reply` is called after each turn. If not, it is not called after a turn with a tool call."""
+
+    async def reply(self, turn: Turn) -> Reply | None:
+        """Reply to the model's turn. None: the environment has nothing to add; without a tool call in the turn, the
+        conversation ends."""
+        ...
+
+    async def close(self) -> None:
+        """Release what the environment holds. This method is always called, however the attempt ends."""
+
+
 class TaskHandler(Protocol):
     """Handler of one task kind. Each node agent finds the handler's class in the entry point group `rollyard.tasks` and
     makes one instance, without arguments.
@@ -30,6 +69,10 @@ class TaskHandler(Protocol):
     NodeFault, SandboxError (except ImageNotFound) and EndpointError (except EndpointRefused). TaskError and any other
     exception mean that the task or the handler is wrong: the rollout ends Failed without a new attempt (see
     `guarded_handler.py`). A mistake of the agent gets a Score, never an exception.
+
+    Two more methods are optional: `async close(self) -> None`, and
+    `async environment(self, task: Task, sandbox: Sandbox) -> Environment | None`. With an environment, `prompt` may return
+    an empty list, and `evaluate` may return None for the sum of the turns' rewards.
     """
 
     eval_needs_sandbox: bool

@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import math
 import reprlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollyard.core.errors import (
@@ -26,19 +28,91 @@ from rollyard.core.errors import (
     TaskError,
 )
 from rollyard.kinds.rollout import Task, Turn
-from rollyard.node.agents.tasks.base import Artifact, Message, Score, TaskHandler
+from rollyard.node.agents.tasks.base import Artifact, Environment, Message, Reply, Score, TaskHandler, sum_of_rewards
 from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.sandbox.sandbox import Sandbox
+
+log = logging.getLogger(__name__)
 
 OWN_ERRORS = (SandboxError, NodeFault, EndpointError, TaskError, Invalid)
 """Errors that keep their meaning when a handler raises them."""
 METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
+_MESSAGES = "a list of messages such as {'role': 'user', 'content': '...'}"
 MAX_MESSAGE_CHARS = 2000
 MAX_METRICS_CHARS = 8000
 """Limit for the metrics, which are stored twice: in the rollout's record and in the trajectory."""
+CLOSE_SECONDS = 5.0
+"""Time limit for the `close` of an environment."""
 
 
-class GuardedHandler:
+class _Guarded:
+    """Foreign code of one task kind, whose exceptions and return values are checked."""
+
+    def __init__(self, kind: str, code: object) -> None:
+        self._kind = kind
+        self._module = type(code).__module__
+
+    @contextlib.contextmanager
+    def _guard(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        # Every BaseException is caught. A KeyboardInterrupt raised by a handler would end the node agent. Any other
+        # BaseException that is no Exception would end the rollout's task without handing back the lease.
+        except BaseException as raised:
+            error = first_cause(raised)
+            if isinstance(error, OWN_ERRORS):
+                raise error from None
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            what = with_source_line(error, self._module)
+            raise HandlerFailed(f"{call}() of task kind {self._kind!r} raised {what}") from raised
+
+    def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
+        if not right:
+            shown = f"{call}() of task kind {self._kind!r} must return {expected}, but returned {reprlib.repr(found)}"
+            raise HandlerFailed(shown)
+
+
+class GuardedEnvironment(_Guarded):
+    """A wrapper around an environment, as GuardedHandler is around a handler."""
+
+    def __init__(self, kind: str, environment: Environment) -> None:
+        super().__init__(kind, environment)
+        self._environment = environment
+        with self._guard("environment"):
+            opening = getattr(environment, "opening", ())
+            self._check("environment", opening, _messages(opening), f"an environment whose `opening` is {_MESSAGES}")
+            self.opening: Sequence[Message] = opening
+            self.every_turn = bool(getattr(environment, "every_turn", False))
+
+    async def reply(self, turn: Turn) -> Reply | None:
+        with self._guard("reply"):
+            reply = await self._environment.reply(turn.model_copy(deep=True))
+            right = reply is None or (
+                isinstance(reply, Reply)
+                and _text(reply.text)
+                and (reply.reward is None or _number(reply.reward))
+                and reply.role in ("user", "tool")
+            )
+            self._check(
+                "reply", reply, right, "None, or a Reply with a text and a reward that is None or a finite number"
+            )
+            if reply is None or reply.reward is None:
+                return reply
+            return replace(reply, reward=float(reply.reward))
+
+    async def close(self) -> None:
+        """Close the environment. Errors and time-outs are logged, because the rollout's result does not depend on them."""
+        try:
+            with self._guard("close"):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._environment.close()
+        except RollyardError as error:
+            log.warning("an environment of task kind %r failed to close: %s", self._kind, error)
+
+
+class GuardedHandler(_Guarded):
     """A wrapper around a task handler. Callers use the wrapper and never the handler itself. Each call raises
     HandlerFailed for an error that is the handler's fault."""
 
@@ -49,8 +123,9 @@ class GuardedHandler:
             lacking.append("eval_needs_sandbox (True or False)")
         if lacking:
             raise TypeError(f"{type(handler).__name__} is not a task handler: it lacks {', '.join(lacking)}")
-        self._kind = kind
+        super().__init__(kind, handler)
         self._handler = handler
+        self._make_environment = getattr(handler, "environment", None)
         self.eval_needs_sandbox = handler.eval_needs_sandbox
 
     async def close(self) -> None:
@@ -75,14 +150,21 @@ class GuardedHandler:
     def prompt(self, task: Task) -> list[Message]:
         with self._guard("prompt"):
             prompt = self._handler.prompt(task)
-            right = _all_match(prompt, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
-            right = right and bool(prompt)
-            self._check("prompt", prompt, right, "a list of messages such as {'role': 'user', 'content': '...'}")
+            right = _messages(prompt) and (bool(prompt) or self._make_environment is not None)
+            self._check("prompt", prompt, right, _MESSAGES)
         return prompt
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
         with self._guard("init"):
             await self._handler.init(task, sandbox)
+
+    async def environment(self, task: Task, sandbox: Sandbox) -> GuardedEnvironment | None:
+        """Make the environment of one attempt; None if the task has none. The caller must close the environment."""
+        if self._make_environment is None:
+            return None
+        with self._guard("environment"):
+            made = await self._make_environment(task, sandbox)
+        return None if made is None else GuardedEnvironment(self._kind, made)
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         with self._guard("collect"):
@@ -98,6 +180,8 @@ class GuardedHandler:
         shown = [turn.model_copy(deep=True) for turn in turns]
         with self._guard("evaluate"):
             score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
+            if score is None and self._make_environment is not None:
+                score = Score(sum_of_rewards(turns))
             self._check("evaluate", score, isinstance(score, Score), "a Score")
             self._check("evaluate", score.reward, _number(score.reward), "a Score whose reward is a finite number")
             right = isinstance(score.metrics, Mapping) and all(
@@ -108,27 +192,6 @@ class GuardedHandler:
             expected = f"a Score whose metrics have {MAX_METRICS_CHARS} characters at most"
             self._check("evaluate", metrics, len(str(metrics)) <= MAX_METRICS_CHARS, expected)
             return Score(float(score.reward), metrics)
-
-    @contextlib.contextmanager
-    def _guard(self, call: str) -> Iterator[None]:
-        try:
-            yield
-        # Every BaseException is caught. A KeyboardInterrupt raised by a handler would end the node agent. Any other
-        # BaseException that is no Exception would end the rollout's task without handing back the lease.
-        except BaseException as raised:
-            error = first_cause(raised)
-            if isinstance(error, OWN_ERRORS):
-                raise error from None
-            task = asyncio.current_task()
-            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise
-            what = with_source_line(error, type(self._handler).__module__)
-            raise HandlerFailed(f"{call}() of task kind {self._kind!r} raised {what}") from raised
-
-    def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
-        if not right:
-            shown = f"{call}() of task kind {self._kind!r} must return {expected}, but returned {reprlib.repr(found)}"
-            raise HandlerFailed(shown)
 
 
 def first_cause(error: BaseException) -> BaseException:
@@ -156,6 +219,10 @@ def with_source_line(error: BaseException, module: str) -> str:
     except BaseException as another:  # noqa: BLE001 - str() may run foreign code too
         message = f"(its message raises {type(another).__name__})"
     return f"{type(error).__name__}: {message}{where}"
+
+
+def _messages(found: Any) -> bool:
+    return _all_match(found, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
 
 
 def _all_match(found: Any, right: Any) -> bool:

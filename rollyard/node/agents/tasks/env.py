@@ -1,0 +1,42 @@
+"""Task kind `env`: an environment with `reset` and `step` replies to each turn, and gives its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.task_fields import read_env
+from rollyard.node.agents.tasks.base import Artifact, Environment, Message, Score, sum_of_rewards
+from rollyard.node.agents.tasks.environments.child_environment import ChildEnvironment
+from rollyard.node.agents.tasks.environments.openenv import OpenEnvironment
+from rollyard.node.sandbox.sandbox import Sandbox
+
+
+class EnvHandler:
+    eval_needs_sandbox = False
+
+    def image(self, task: Task) -> str | None:
+        return read_env(task).image
+
+    def tools(self, task: Task) -> list[str]:
+        return list(read_env(task).tools)
+
+    def prompt(self, task: Task) -> list[Message]:
+        system = read_env(task).system
+        return [] if system is None else [{"role": "system", "content": system}]
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        pass
+
+    async def environment(self, task: Task, sandbox: Sandbox) -> Environment:
+        found = read_env(task)
+        return await (OpenEnvironment if found.framework == "openenv" else ChildEnvironment).start(found)
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        return {}
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        steps = sum(turn.observation is not None for turn in turns)
+        return Score(sum_of_rewards(turns), {"steps": float(steps)})

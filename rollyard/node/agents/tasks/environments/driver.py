@@ -1,0 +1,94 @@
+"""The program of an environment's process: it makes one environment with `reset` and `step`, and calls them.
+
+The program runs with the Python in which the environment is installed (3.8 or later), so it imports no module of
+Rollyard. One environment has one process, because GEM and others seed the random numbers of the whole process.
+
+Each line on standard input is a JSON object. The first is `{"framework", "env", "arguments", "seed"}`. Each further line is
+`{"action": TEXT}`. Each line gets one line as answer: `{"text", "reward", "done", "role"}`, or `{"error"}` if the
+environment raised an exception. The process ends when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import traceback
+from typing import Any
+
+MAX_TEXT_CHARS = 1 << 20
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]  # a module beside this file must not hide one of the environment's
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # output printed by an environment must not be read as an answer
+    environment: Any = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        try:
+            if environment is None:
+                environment = make(asked["framework"], asked["env"], asked["arguments"])
+                found = opening(environment, asked["seed"])
+            else:
+                found = step(environment, asked["action"])
+            answer = json.dumps(found)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            answer = json.dumps({"error": describe(error)})
+        print(answer, file=answers, flush=True)
+
+
+def make(framework: str, env: str, arguments: dict[str, Any]) -> Any:
+    if framework == "gem":
+        return importlib.import_module("gem").make(env, **arguments)
+    module, _, name = env.partition(":")
+    found = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found(**arguments)  # type: ignore[operator]
+
+
+def opening(environment: Any, seed: int | None) -> dict[str, Any]:
+    """Reset the environment. `reset` returns the observation, or (observation, info)."""
+    found = environment.reset() if seed is None else environment.reset(seed=seed)
+    observation, info = found if isinstance(found, tuple) else (found, {})
+    return message(observation, info, reward=None, done=False)
+
+
+def step(environment: Any, action: str) -> dict[str, Any]:
+    """Pass an action on. `step` returns five values as in Gymnasium, or four as in the older Gym."""
+    found = environment.step(action)
+    if not isinstance(found, tuple) or len(found) not in (4, 5):
+        raise TypeError(f"step() must return (observation, reward, terminated, truncated, info), not {found!r:.200}")
+    observation, reward, info = found[0], found[1], found[-1]
+    return message(observation, info, None if reward is None else float(reward), any(map(bool, found[2:-1])))
+
+
+def message(observation: Any, info: Any, reward: float | None, done: bool) -> dict[str, Any]:
+    """Make the answer. GEM puts text around an observation into `info`, and marks results of its own tools there."""
+    text = observation if isinstance(observation, str) else json.dumps(observation, default=str)
+    info = info if isinstance(info, dict) else {}
+    if not done:
+        text = "\n".join(str(part).rstrip("\n") for part in (info.get("prefix"), text, info.get("suffix")) if part)
+    if len(text) > MAX_TEXT_CHARS:
+        raise ValueError(f"the observation has {len(text)} characters; {MAX_TEXT_CHARS} are allowed")
+    return {"text": text, "reward": reward, "done": done, "role": "tool" if info.get("use_tool") else "user"}
+
+
+def describe(error: BaseException) -> str:
+    """Return type, message and place of an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:2000]}{where}"
+
+
+if __name__ == "__main__":
+    main()

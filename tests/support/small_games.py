@@ -1,0 +1,68 @@
+"""Environments with `reset` and `step`, as users write them. They import nothing of Rollyard."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import Any
+
+
+class Sums:
+    """Asks one sum after another. Each right answer in a box earns half a point; the third question is the last."""
+
+    def __init__(self, questions: int = 3) -> None:
+        self.left = questions
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        self.numbers = random.Random(seed)
+        return self.question(), {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        right = f"\\boxed{{{self.sum}}}" in action
+        self.left -= 1
+        print("this line is no answer", flush=True)
+        return ("" if self.left == 0 else self.question()), 0.5 * right, self.left == 0, False, {}
+
+    def question(self) -> str:
+        a, b = self.numbers.randrange(10, 99), self.numbers.randrange(10, 99)
+        self.sum = a + b
+        return f"What is {a} + {b}?"
+
+
+class Older:
+    """Has the older Gym's four values, observations that are no text, and GEM's texts around observations."""
+
+    def reset(self) -> dict[str, int]:
+        return {"at": 0}
+
+    def step(self, action: str) -> tuple[Any, Any, bool, dict[str, Any]]:
+        return {"at": action}, None, False, {"prefix": "before", "suffix": "after", "use_tool": True}
+
+
+class Broken:
+    """Does at its step what its argument names."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def reset(self, seed: int) -> str:
+        if self.how == "reset":
+            raise LookupError("no such level")
+        return "begin"
+
+    def step(self, action: str) -> Any:
+        match self.how:
+            case "raise":
+                raise LookupError("no such move")
+            case "exit":
+                os._exit(3)
+            case "hang":
+                time.sleep(600)
+            case "shape":
+                return "only an observation"
+            case "nan":
+                return "x", float("nan"), False, False, {}
+            case "long":
+                return "x" * (1 << 21), 0.0, False, False, {}
+        return "x", "many points", False, False, {}
