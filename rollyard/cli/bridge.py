@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,10 @@ from rollyard.kinds.values.quantity import size_bytes
 
 if TYPE_CHECKING:
     from rollyard.node.sandbox.find_runtime import RuntimeName
+
+
+FILES_OF_A_SANDBOX = 8
+"""Open files of one sandbox and its calls, with a margin: three sockets and a connection are usual."""
 
 
 @click.group()
@@ -171,6 +176,7 @@ def verl_tool(
     except ValueError as error:
         raise click.UsageError(f"--memory, --disk: {error}") from None
     address = LoopbackAddress.parse(listen)
+    _open_more_files(1024 + FILES_OF_A_SANDBOX * sandboxes)
 
     async def body() -> None:
         async with SandboxFactory(await asyncio.to_thread(find_runtime, runtime)) as factory:
@@ -181,6 +187,17 @@ def verl_tool(
                 await serve(routes, address, lambda url: click.echo(f"serving VeRL-Tool at {url}"))
 
     asyncio.run(body())
+
+
+def _open_more_files(count: int) -> None:
+    """Raise the process's limit of open files. Raises UsageError if the machine does not allow it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY not in (soft, hard) and hard < count:
+        raise click.UsageError(
+            f"so many sandboxes need {count} open files: lower --sandboxes, or raise `ulimit -Hn` ({hard})"
+        )
+    if soft != resource.RLIM_INFINITY and soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 async def _check_pool(client: AsyncClient, namespace: str, pool: str) -> None:

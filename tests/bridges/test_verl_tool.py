@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from rollyard.bridges.verl_tool.actions import Action, action_of, observation_of
 from rollyard.client import AsyncClient
 from tests.support.bridge_process import BridgeProcess
-from tests.support.yard import Yard
+from tests.support.yard import ROOT, Yard
 
 WORDS = ("verl-tool", "--runtime", "bubblewrap")
 TURNS = [
@@ -111,3 +113,10 @@ async def test_an_action_has_a_time_limit_and_an_idle_sandbox_ends(served: tuple
                 return (await answer.json())["sandboxes"] == 0
 
         await yard.until(ended)
+
+
+def test_a_machine_that_allows_too_few_open_files_is_told_at_the_start() -> None:
+    command = f"ulimit -n 512; exec {sys.executable} -m rollyard.cli.main bridge verl-tool"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert "lower --sandboxes" in done.stderr

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rollyard.core.errors import SandboxError, Unavailable
+from rollyard.core.errors import SandboxError, SandboxStartFailed, Unavailable
 
 
 class Output(Protocol):
@@ -78,7 +78,10 @@ class TrajectorySandboxes:
                     await self._end(trajectory, held)
 
     async def _started(self) -> ToolSandbox:
-        return await self._start()
+        try:
+            return await self._start()
+        except OSError as error:  # too many open files or processes
+            raise SandboxStartFailed(f"no sandbox could be started: {error}") from None
 
     async def _end(self, trajectory: str, held: _Held) -> None:
         if self._held.get(trajectory) is held:
