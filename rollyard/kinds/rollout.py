@@ -343,6 +343,8 @@ class Turn(WireModel):
     shown to the model."""
     reward: float | None = None
     """Reward that the task's environment gave for the turn; null if it gave none."""
+    constraint: str | None = None
+    """Form to which the turn was constrained while it was sampled, such as `json_schema` or `tool_calls`; null: none."""
 
 
 class Outcome(WireModel):

@@ -19,6 +19,7 @@ from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ContextExceeded, NoEndpoint, RollyardError, Unavailable
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.constraint import is_constrained
 from rollyard.tokens.requests_in_flight import InFlightRequests
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost
 from rollyard.tokens.streamed_response import OnProgress
@@ -78,6 +79,8 @@ class FailoverPolicy:
     ) -> Sampled:
         """Sample one turn. After a failure another endpoint continues with the ids sampled so far.
 
+        A constrained turn begins again instead, and `on_progress` then gets the ids of the new beginning too.
+
         Raises StreamLost if an endpoint failed after MAX_MOVES moves; `.partial` has all sampled tokens. Also raises
         ContextExceeded, EndpointRefused, NoEndpoint, and the errors of the checkout except Unavailable.
         """
@@ -118,6 +121,8 @@ class FailoverPolicy:
                 so_far = so_far.followed_by(lost.partial)
                 if whole := so_far.ended([*self._stop_ids, *sampling.stop_token_ids], max_tokens):
                     return whole
+                if is_constrained(sampling):  # an engine applies a grammar from the end of the prompt on
+                    so_far = Sampled()
                 if moves == MAX_MOVES:
                     raise StreamLost(f"{lost} (after {moves} moves)", so_far) from lost
                 moves, failed = moves + 1, endpoint.id

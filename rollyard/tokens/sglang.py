@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from rollyard.core.errors import EndpointRefused
 from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.constraint import STRUCTURED
 from rollyard.tokens.sampled_tokens import top_logprobs
 
 PATH = "/generate"
@@ -39,11 +42,31 @@ def body(
     if sampling.logit_bias:
         params["logit_bias"] = {str(id): bias for id, bias in sampling.logit_bias.items()}
     stops = list(dict.fromkeys([*stop_ids, *sampling.stop_token_ids]))
-    params |= {"max_new_tokens": max_tokens, "stop_token_ids": stops, **sampling.extra}
+    extra = {name: value for name, value in sampling.extra.items() if name != STRUCTURED}
+    params |= {"max_new_tokens": max_tokens, "stop_token_ids": stops, **extra, **_grammar(sampling)}
     wanted = {"input_ids": list(prompt_ids), "sampling_params": params, "return_logprob": True, "stream": True}
     if top := top_logprobs(sampling):
         wanted["top_logprobs_num"] = top
     return wanted
+
+
+def _grammar(sampling: Sampling) -> dict[str, Any]:
+    match sampling.extra.get(STRUCTURED):
+        case None:
+            return {}
+        case {"json": schema}:
+            return {"json_schema": schema if isinstance(schema, str) else json.dumps(schema)}
+        case {"json_object": True}:
+            return {"json_schema": '{"type": "object"}'}
+        case {"regex": pattern}:
+            return {"regex": pattern}
+        case {"choice": [*choices]}:
+            return {"regex": "|".join(re.escape(str(one)) for one in choices)}
+        case {"grammar": grammar}:
+            return {"ebnf": grammar}
+        case {"structural_tag": tag}:
+            return {"structural_tag": tag}
+    raise EndpointRefused(f"SGLang cannot apply this `{STRUCTURED}`; use json, regex, choice or grammar")
 
 
 class SglangChunks:

@@ -142,6 +142,7 @@ OUTCOME = Outcome(
             timings={"model": 0.5},
             observation="higher",
             reward=0.5,
+            constraint="json_schema",
         )
     ],
     timings=Timings(queued=0.5, init=1.0, run=2.0, eval=0.25),

@@ -64,6 +64,7 @@ turns = st.builds(
     timings=numbers,
     observation=st.none() | texts,
     reward=st.none() | finite,
+    constraint=st.none() | texts,
 )
 trajectories = st.builds(
     Trajectory,

@@ -16,6 +16,7 @@ from rollyard.core.errors import ApiError, BadRequest, NotFound
 from rollyard.engine.embedded.generation import GenerationRequest, StepResult, StopTokens
 from rollyard.engine.embedded.sampling import Draw, SamplingParams
 from rollyard.engine.embedded.stop_strings import StopStringMatcher, TextStream
+from rollyard.engine.embedded.token_grammar import TokenGrammars
 
 MAX_LOGPROBS = 20
 INT64 = 2**63
@@ -58,6 +59,7 @@ class CompletionRequest(BaseModel):
     stop: list[str] = []
     include_stop_str_in_output: bool = False
     stop_token_ids: list[int] = []
+    structured_outputs: dict[str, Any] | None = None
     ignore_eos: bool = False
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
     return_token_ids: bool = False
@@ -128,11 +130,20 @@ class ServedModel:
     eos_ids: tuple[int, ...]
     started: int = field(default_factory=lambda: int(time.time()))
     _texts: dict[int, str] = field(default_factory=dict)
+    _grammars: TokenGrammars = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_grammars", TokenGrammars(self.tokenizer, self.vocab_size, self.eos_ids))
 
     def generation(self, request: CompletionRequest, prompt: list[int]) -> GenerationRequest:
-        """Build the GenerationRequest. Raises NotFound or BadRequest if this model cannot serve the request."""
+        """Build the GenerationRequest. Raises NotFound or BadRequest if this model cannot serve the request.
+
+        If the request has a grammar, the call takes up to a second.
+        """
         self._check(request, prompt)
         eos = () if request.ignore_eos else self.eos_ids
+        stops = StopTokens(eos[0] if eos else None, frozenset((*eos[1:], *request.stop_token_ids)))
+        structured = request.structured_outputs
         return GenerationRequest(
             prompt=prompt,
             params=SamplingParams(
@@ -143,8 +154,9 @@ class ServedModel:
                 top_logprobs=request.logprobs or 0,
             ),
             max_tokens=min(request.max_tokens, self.max_model_len - len(prompt)),
-            stops=StopTokens(eos[0] if eos else None, frozenset((*eos[1:], *request.stop_token_ids))),
+            stops=stops,
             stop_strings=StopStringMatcher(request.stop, self.text_stream(request)) if request.stop else None,
+            grammar=self._grammars.compile(structured, stops.others) if structured is not None else None,
         )
 
     def _check(self, request: CompletionRequest, prompt: list[int]) -> None:

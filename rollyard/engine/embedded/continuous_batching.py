@@ -202,10 +202,13 @@ class Engine:
             self._cache.extend(span.slot, list(span.tokens))
             generation.computed = span.end
         rows = [i for i, (generation, _) in enumerate(batch) if generation.computed == len(generation.tokens)]
+        masks = {i: grammar.allowed() for i in rows if (grammar := batch[i][0].grammar) is not None}
+        rows = [i for i in rows if not self._grammar_failed(batch[i][0])]
         ready = [batch[i][0] for i in rows]
         if ready:
+            allowed = {row: masks[i] for row, i in enumerate(rows) if i in masks}
             self._count_first(ready)
-            draws = sample(logits[rows], [s.params for s in ready], [s.drawn for s in ready])
+            draws = sample(logits[rows], [s.params for s in ready], [s.drawn for s in ready], allowed)
             version = self._version
             progress = [(g, g.advance(draw, version)) for g, draw in zip(ready, draws, strict=True)]
             for generation, step in progress:
@@ -214,6 +217,14 @@ class Engine:
             self.stats.generation_tokens += len(progress)
             self._count()
             self._deliver(progress)
+
+    def _grammar_failed(self, generation: GenerationRequest) -> bool:
+        """Return whether the generation's grammar has failed. The generation then ends."""
+        if generation.grammar is None or not generation.grammar.error:
+            return False
+        self._retire(generation)
+        self._deliver([(generation, StepResult(None, "abort", error=generation.grammar.error))])
+        return True
 
     def _batch(self) -> list[tuple[GenerationRequest, Span]]:
         """Collect the tokens to process in a step. A generation with a single unprocessed token always takes part;

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rollyard.engine.embedded.sampling import Draw, SamplingParams
 from rollyard.engine.embedded.stop_strings import StopStringMatcher
+from rollyard.engine.embedded.token_grammar import TokenGrammar
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -31,6 +32,8 @@ class StepResult:
     """The token or the stop string that ended the generation; None in all other cases, and for `StopTokens.eos`."""
     version: str = ""
     """Version of the weights that made the draw; empty if none has been set."""
+    error: str = ""
+    """Reason why the request cannot go on. The finish_reason is then "abort"."""
 
 
 @dataclass(eq=False)
@@ -43,6 +46,8 @@ class GenerationRequest:
     """Greatest number of sampled tokens. At least 1; prompt and sampled tokens together must fit into the context."""
     stops: StopTokens = StopTokens()
     stop_strings: StopStringMatcher | None = None
+    grammar: TokenGrammar | None = None
+    """Limits the tokens that may be sampled."""
     submitted_at: float = 0.0
     """Submit time in monotonic seconds."""
     slot: int = -1
@@ -68,6 +73,8 @@ class GenerationRequest:
             return StepResult(draw, "stop", version=version)
         if draw.token in self.stops.others:
             return StepResult(draw, "stop", draw.token, version)
+        if self.grammar is not None:
+            self.grammar.accept(draw.token)
         if self.stop_strings and (met := self.stop_strings.add(draw.token)):
             return StepResult(draw, "stop", met, version)
         return StepResult(draw, "length" if self.drawn >= self.max_tokens else None, version=version)

@@ -15,7 +15,7 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from rollyard.core.aio import wait_or_timeout
-from rollyard.core.errors import ApiError, Unavailable
+from rollyard.core.errors import ApiError, BadRequest, Unavailable
 from rollyard.engine.embedded.completions_api import (
     CompletionBuilder,
     CompletionRequest,
@@ -141,12 +141,18 @@ class EngineServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         completion = read_request(await request.read())
-        generation = self._served.generation(completion, await self._prompt(completion))
+        prompt = await self._prompt(completion)
+        if completion.structured_outputs is None:
+            generation = self._served.generation(completion, prompt)
+        else:
+            generation = await asyncio.to_thread(self._served.generation, completion, prompt)
         answer = CompletionBuilder(self._served, completion, generation)
         async with self._running(generation) as inbox:
             if completion.stream:
                 return await _stream(request, completion, answer, inbox)
             steps = await inbox.pop_all()
+            if steps[-1].error:
+                raise BadRequest(steps[-1].error)
             spans = version_spans(steps)
             headers = {VERSION_HEADER: spans[-1]["version"]} if spans else {}
             return web.json_response(answer.whole(steps), headers=headers)
@@ -186,6 +192,8 @@ async def _stream(
                 announced = version
                 await response.write(_event({"object": "rollyard.weights", "weights_version": version}))
             await response.write(_event(answer.body(list(run))))
+        if steps[-1].error:
+            await response.write(_event(error_body(BadRequest(steps[-1].error))))
         await inbox.gather(FLUSH_SECONDS)
     if completion.stream_options.include_usage:
         await response.write(_event(answer.usage_chunk()))

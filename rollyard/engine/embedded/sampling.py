@@ -1,13 +1,13 @@
 """Sampling: makes tokens and their logprobs from logits.
 
-The logprobs are the model's own, before temperature and truncation, as vLLM reports them by default. The random number
+The logprobs are the model's own, before temperature, truncation and masks, as vLLM reports them by default. The random number
 of a request's i-th draw is a pure function of the request's seed and i. So neither the rest of the batch nor the timing
 changes this number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,19 +43,41 @@ class Draw:
     """(token, logprob), most likely first."""
 
 
-def sample(logits: Array, params: Sequence[SamplingParams], drawn: Sequence[int]) -> list[Draw]:
-    """Draw one token for each row of logits [n, vocab]. `drawn`: the number of earlier draws of each request."""
+def sample(
+    logits: Array,
+    params: Sequence[SamplingParams],
+    drawn: Sequence[int],
+    allowed: Mapping[int, NDArray[np.bool_]] | None = None,
+) -> list[Draw]:
+    """Draw one token for each row of logits [n, vocab]. `drawn`: the number of earlier draws of each request.
+
+    `allowed`: row -> the tokens [vocab] to draw from, if the row has a grammar. At least one token must be allowed.
+    """
     peaks = logits.max(axis=1, keepdims=True)
     shifted = logits - peaks
     masses = np.exp(shifted)
     norms = np.log(masses.sum(axis=1, dtype=np.float64))
     greedy = np.array([p.temperature < GREEDY_BELOW for p in params])
-    tokens = np.where(greedy, logits.argmax(axis=1), _pick(_tempered(shifted, masses, params), params, drawn))
+    choices = shifted
+    if allowed:
+        choices = _masked(shifted, allowed)
+        masses = np.exp(choices)
+    tokens = np.where(greedy, choices.argmax(axis=1), _pick(_tempered(choices, masses, params), params, drawn))
     logprobs = shifted[np.arange(len(tokens)), tokens] - norms
     return [
         Draw(token, min(logprob, 0.0), _top(shifted[i], norms[i], params[i].top_logprobs))
         for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True))
     ]
+
+
+def _masked(shifted: Array, allowed: Mapping[int, NDArray[np.bool_]]) -> Array:
+    """Return the logits to draw from. The likeliest allowed token of each row gets 0, so that no row is all zeros as
+    probabilities."""
+    masked = shifted.copy()
+    for row, mask in allowed.items():
+        masked[row, ~mask] = -np.inf
+        masked[row] -= masked[row].max()
+    return masked
 
 
 def _tempered(shifted: Array, masses: Array, params: Sequence[SamplingParams]) -> Array:

@@ -16,6 +16,7 @@ from rollyard.gateway.requests.chat_request import (
     Piece,
     TokenLogprob,
     assistant_message,
+    forced_calls,
     objects,
     offered_tools,
     text_field,
@@ -43,9 +44,10 @@ class ChatExchange:
         continued_text = _continued_text(body, messages)
         if not messages:
             raise bad_request("`messages` must have at least one message", param="messages")
-        tools = offered_tools(body.get("tool_choice"), _tools(body))
+        choice, tools = body.get("tool_choice"), _tools(body)
         wanted = replace(read_overrides(body, OWN_FIELDS), choices=read_choices(body), top_logprobs=_top_logprobs(body))
-        self._request = ChatRequest(messages, tools, wanted, continued_text)
+        offered, forced = offered_tools(choice, tools), forced_calls(choice, tools)
+        self._request = ChatRequest(messages, offered, wanted, continued_text, forced)
         self._id, self._created = new_id("chatcmpl-"), unix_now()
         self._sent: dict[int, int] = {}
         """Index of each answer whose stream has begun -> number of logprobs sent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollyard.gateway.apis.base import Body, flag, model_of, new_id, sse_event
@@ -13,6 +14,7 @@ from rollyard.gateway.requests.chat_request import (
     ChatResponse,
     Piece,
     assistant_message,
+    forced_calls,
     function_schema,
     objects,
     offered_tools,
@@ -122,8 +124,8 @@ def read(body: Body) -> ChatRequest:
     choice = body.get("tool_choice")
     wanted = read_overrides(body, OWN_FIELDS)
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
-        wanted = type(wanted)(wanted.fields, parallel_tool_calls=False)
-    return ChatRequest(messages, offered_tools(choice, tools), wanted, lead)
+        wanted = replace(wanted, parallel_tool_calls=False)
+    return ChatRequest(messages, offered_tools(choice, tools), wanted, lead, forced_calls(choice, tools))
 
 
 def _merge_assistant_messages(messages: list[Message]) -> tuple[list[Message], str]:

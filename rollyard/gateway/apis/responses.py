@@ -16,6 +16,7 @@ from rollyard.gateway.requests.chat_request import (
     ChatResponse,
     Piece,
     assistant_message,
+    forced_calls,
     function_schema,
     objects,
     offered_tools,
@@ -153,7 +154,7 @@ class ResponsesExchange:
             "parallel_tool_calls": self._request.overrides.parallel_tool_calls,
             "previous_response_id": self._previous,
             "store": self._store,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": {"type": "text"}, **(self._body.get("text") or {})},
             "tool_choice": self._body.get("tool_choice") or "auto",
             "tools": self._body.get("tools") or [],
             "truncation": "disabled",
@@ -183,8 +184,10 @@ def read(body: Body) -> ChatRequest:
         raise bad_request("`input` must be text or a list of items, and must not be empty", param="input")
     tools = [_tool(tool) for tool in objects(body.get("tools"), "tools")]
     stream_options(body)
+    choice = body.get("tool_choice")
     wanted = replace(read_overrides(body, OWN_FIELDS), top_logprobs=_top_logprobs(body))
-    return ChatRequest(messages, offered_tools(body.get("tool_choice"), tools), wanted, own_messages=own_messages)
+    offered, forced = offered_tools(choice, tools), forced_calls(choice, tools)
+    return ChatRequest(messages, offered, wanted, forced=forced, own_messages=own_messages)
 
 
 def _top_logprobs(body: Body) -> int | None:

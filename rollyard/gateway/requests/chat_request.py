@@ -31,6 +31,14 @@ class ChatToolCall:
 
 
 @dataclass(frozen=True)
+class ForcedCalls:
+    tools: list[dict[str, Any]]
+    """The tools of which the policy chooses."""
+    named: bool
+    """True: the caller named the tool, and wants one call of it."""
+
+
+@dataclass(frozen=True)
 class ChatRequest:
     messages: list[Message]
     """Each message has `role`, and `content` as text. An assistant's message may have `tool_calls`. Their arguments are
@@ -41,6 +49,8 @@ class ChatRequest:
     continued_text: str = ""
     """Text that the caller gave as the beginning of the next turn; empty if there is none. The policy goes on
     from there."""
+    forced: ForcedCalls | None = None
+    """The calls of which the turn must consist; None if the policy chooses."""
     response_id: str = ""
     """Id by which later calls of the session may refer to the turn; empty if they may not."""
     own_messages: int = 0
@@ -144,17 +154,32 @@ def function_schema(name: Any, description: Any, parameters: Any) -> dict[str, A
 
 
 def offered_tools(choice: Any, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools that a call's `tool_choice` allows. `choice`: a word, or an object with the word as its `type`.
-    Raises GatewayError for a word other than auto and none."""
-    word = choice.get("type") if isinstance(choice, dict) else choice
-    if word in (None, "auto"):
-        return tools
-    if word == "none":
-        return []
-    raise bad_request(
-        f"`tool_choice` {word!r} is not supported: sampling is not constrained; use auto or none",
-        param="tool_choice",
-    )
+    """Return the tools that a call's `tool_choice` allows. `choice`: a word, or an object with the word as its `type`."""
+    return [] if _word(choice) == "none" else tools
+
+
+def forced_calls(choice: Any, tools: list[dict[str, Any]]) -> ForcedCalls | None:
+    """Return the calls that a call's `tool_choice` forces; None if it forces none. Raises GatewayError."""
+    word = _word(choice)
+    if word in (None, "auto", "none"):
+        return None
+    if word in ("required", "any"):
+        found = tools
+    elif word in ("function", "tool"):
+        named = choice.get("function") if isinstance(choice.get("function"), dict) else choice
+        found = [tool for tool in tools if tool["function"]["name"] == named.get("name")]
+    else:
+        raise bad_request(
+            f"`tool_choice` {str(word)[:64]!r} is not supported; use auto, none, required (any), or a named tool",
+            param="tool_choice",
+        )
+    if not found:
+        raise bad_request("`tool_choice` forces a call of a tool that is not in `tools`", param="tool_choice")
+    return ForcedCalls(found, named=word in ("function", "tool"))
+
+
+def _word(choice: Any) -> Any:
+    return choice.get("type") if isinstance(choice, dict) else choice
 
 
 def assistant_message(content: str, calls: Sequence[tuple[str, str, Any]]) -> Message:

@@ -41,9 +41,8 @@ CACHE = FieldRule("caching changes no token; engines cache prefixes themselves")
 BILLING = FieldRule("nothing is billed")
 EFFORT = FieldRule("a hint; the policy and its template decide how much it thinks and writes")
 NO_TOOLS = FieldRule("limits tools that a provider runs; this gateway has none")
-FORM = "sampling is not constrained: describe the format in the prompt, and parse the text"
+FORM = FieldRule("read by `constraint_fields`")
 WHOLE = "send the whole conversation with each call"
-PLAIN_TEXT = ({"type": "text"},)
 INCLUDED_ITEMS = (
     "message.output_text.logprobs",
     "reasoning.encrypted_content", "web_search_call.action.sources", "web_search_call.results", "file_search_call.results",
@@ -86,11 +85,11 @@ ACCEPTED: Mapping[str, FieldRule] = {
         },
     ),
     "output_config": FieldRule(
-        "", fields={"effort": EFFORT, "format": refused_field(FORM), "task_budget": refused_field("use `max_tokens`")}
+        "", fields={"effort": EFFORT, "format": FORM, "task_budget": refused_field("use `max_tokens`")}
     ),
     # form of the output
-    "response_format": neutral_field(*PLAIN_TEXT, advice=FORM),
-    "text": FieldRule("", fields={"format": neutral_field(*PLAIN_TEXT, advice=FORM), "verbosity": EFFORT}),
+    "response_format": FORM,
+    "text": FieldRule("", fields={"format": FORM, "verbosity": EFFORT}),
     "modalities": neutral_field(["text"]),
     "audio": refused_field(),
     "image": refused_field(),
@@ -122,11 +121,12 @@ ACCEPTED: Mapping[str, FieldRule] = {
     "stop_token_ids": neutral_field([]),
     "ignore_eos": neutral_field(False),
     "use_beam_search": neutral_field(False),
-    "guided_json": refused_field(FORM),
-    "guided_regex": refused_field(FORM),
-    "guided_choice": refused_field(FORM),
-    "guided_grammar": refused_field(FORM),
-    "structured_outputs": refused_field(FORM),
+    "guided_json": FORM,
+    "guided_json_object": FORM,
+    "guided_regex": FORM,
+    "guided_choice": FORM,
+    "guided_grammar": FORM,
+    "structured_outputs": FORM,
     # the prompt
     "chat_template": refused_field("the policy's own template is used"),
     "chat_template_kwargs": neutral_field({}, advice="the policy's own template is used without changes"),
@@ -160,7 +160,7 @@ ACCEPTED: Mapping[str, FieldRule] = {
     "access_programs": refused_field(),
 }  # fmt: skip
 TOOL: Mapping[str, FieldRule] = {
-    "strict": FieldRule("arguments are as the policy sampled them; the caller checks them"),
+    "strict": FieldRule("forced calls follow the tool's schema anyway; the caller checks the arguments of others"),
     "cache_control": CACHE,
     "eager_input_streaming": FieldRule("a tool call is sent in one piece after its turn"),
     "allowed_callers": neutral_field(["direct"]),

@@ -15,8 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
+from rollyard.gateway.requests.constraint_fields import read_constraint
 from rollyard.gateway.requests.ignored_fields import ACCEPTED, FieldRule, find_rejected
 from rollyard.kinds.rollout import Sampling
+from rollyard.tokens.constraint import Constraint
 from rollyard.tokens.endpoint_dialects import MAX_TOP_LOGPROBS
 
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "max_tokens_to_sample")
@@ -44,6 +46,8 @@ class SamplingOverrides:
     """Number of turns to sample after the prompt."""
     top_logprobs: int | None = None
     """Number of the likeliest tokens to report beside each sampled token; None: report no logprobs."""
+    constraint: Constraint | None = None
+    """Form of the answer. The session's own parameters do not change it."""
 
 
 def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOverrides:
@@ -63,7 +67,8 @@ def read_overrides(body: Mapping[str, Any], own: Collection[str]) -> SamplingOve
         fields["max_tokens"] = limit
     # Take the validated values: pydantic accepts "10" as a number, but min() does not.
     read = _validate(fields).model_dump(include=set(fields))
-    return SamplingOverrides(read, parallel_tool_calls=body.get(PARALLEL) is not False)
+    parallel = body.get(PARALLEL) is not False
+    return SamplingOverrides(read, parallel_tool_calls=parallel, constraint=read_constraint(body))
 
 
 def read_choices(body: Mapping[str, Any]) -> int:

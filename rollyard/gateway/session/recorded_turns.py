@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Sequence
 
+from rollyard.gateway.requests.call_errors import bad_request
 from rollyard.gateway.requests.chat_request import (
     ChatRequest,
     ChatResponse,
@@ -22,6 +23,7 @@ from rollyard.gateway.session.token_logprobs import token_logprobs, up_to_length
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.constraint import Constraint, has_form
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
@@ -62,6 +64,22 @@ class RecordedTurns:
             counts[broken.cause.value] = counts.get(broken.cause.value, 0) + 1
         return counts
 
+    def check_form(
+        self, constraint: Constraint | None, parser: ToolCallParser | None, sampled: Sampled, stops: Sequence[str]
+    ) -> None:
+        """Raise GatewayError if a complete turn lacks its form. Engines ignore parameters that they do not know."""
+        if constraint is None or sampled.finish_reason != "stop":
+            return
+        text = self._template.decode(_ids_without_stop(sampled, self._template.stop_ids))
+        called = parser is not None and bool(parse_safely(parser, text).calls)
+        met = called or (constraint.kind != "tool_calls" and has_form(constraint, text))
+        if not met and _truncate_at_stop(text, stops)[1] is None:
+            raise bad_request(
+                f"the model's engine ignored the form that was asked for ({constraint.name}): it must be vLLM 0.11 or "
+                "later, SGLang, or the embedded engine",
+                code="constraint_ignored",
+            )
+
     def add_turn(
         self,
         request: ChatRequest,
@@ -95,7 +113,8 @@ class RecordedTurns:
         if request.response_id:
             self.responses.add(request.response_id, prepared.branch, request.own_messages)
         content = content.removeprefix(request.continued_text.lstrip())  # the caller has this part already
-        self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results)
+        constraint = request.overrides.constraint
+        self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results, constraint)
         finish = "tool_calls" if given else _finish_reason(sampled, stop)
         logprobs = self._logprobs(request.overrides, sampled, before_stop if stop is not None else None)
         return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop, logprobs)
@@ -111,7 +130,8 @@ class RecordedTurns:
         """Record the continuation, and return the response for the caller."""
         text = self._template.decode(_ids_without_stop(sampled, self._template.stop_ids))
         self.prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
-        self._append_turn(prepared.branch, prepared.prompt, sampled, text, ParsedTurn(text), seconds, [])
+        parsed = ParsedTurn(text)
+        self._append_turn(prepared.branch, prepared.prompt, sampled, text, parsed, seconds, [], wanted.constraint)
         content, stop = _truncate_at_stop(text, stops)
         logprobs = self._logprobs(wanted, sampled, content if stop is not None else None)
         finish = _finish_reason(sampled, stop)
@@ -135,6 +155,7 @@ class RecordedTurns:
         parsed: ParsedTurn,
         seconds: float,
         results: Sequence[str],
+        constraint: Constraint | None,
     ) -> None:
         """Append a turn. `results`: the tool results for the branch's previous turn."""
         if results and branch.turns:
@@ -147,6 +168,7 @@ class RecordedTurns:
             finish_reason=sampled.finish_reason,
             tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
             timings={"model": round(seconds, 6), "tools": 0.0},
+            constraint=constraint.name if constraint is not None else None,
         )
         branch.turns.append(turn)
         self._turns.append((branch, turn))

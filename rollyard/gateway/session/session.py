@@ -8,7 +8,7 @@ import logging
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -46,9 +46,10 @@ from rollyard.gateway.session.token_logprobs import LogprobStream
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.constraint import Constraint, is_constrained
 from rollyard.tokens.sampled_tokens import Sampled, TurnSampling
 from rollyard.tokens.streamed_response import OnProgress
-from rollyard.tokens.tool_calls import ToolCallParser, parser_for
+from rollyard.tokens.tool_calls import ToolCallParser, forced_calls, parser_for
 
 log = logging.getLogger(__name__)
 
@@ -212,10 +213,12 @@ class GatewaySession:
     async def chat(self, request: ChatRequest, on_piece: SendPiece | None = None) -> list[ChatResponse]:
         """Sample one or more turns of a conversation after the same messages. Raises GatewayError."""
         parser = self._parser(request)
+        request = replace(request, overrides=replace(request.overrides, constraint=self._constraint(request, parser)))
         prepared = await self._prepare(request)
+        check = partial(self._recorded.check_form, request.overrides.constraint, parser)
         speech = partial(StreamingText, calls=bool(request.tools), trim=True, lead=prepared.continued_ids)
         add = partial(self._recorded.add_turn, request, parser)
-        return await self._answer(self._recorded.chats, prepared, request.overrides, speech, add, on_piece)
+        return await self._answer(self._recorded.chats, prepared, request.overrides, speech, check, add, on_piece)
 
     async def complete(
         self, prompt: str | Sequence[int], wanted: SamplingOverrides, on_piece: SendPiece | None = None
@@ -224,8 +227,9 @@ class GatewaySession:
         prompts = self._recorded.prompts
         prepared = await self._executor.run(partial(prompts.prepare, prompt), len(prompt), prompts.release)
         speech = partial(StreamingText, calls=False, trim=False)
+        check = partial(self._recorded.check_form, wanted.constraint, None)
         add = partial(self._recorded.add_continuation, wanted)
-        return await self._answer(prompts, prepared, wanted, speech, add, on_piece)
+        return await self._answer(prompts, prepared, wanted, speech, check, add, on_piece)
 
     async def _answer(
         self,
@@ -233,10 +237,11 @@ class GatewaySession:
         prepared: Prepared,
         wanted: SamplingOverrides,
         new_speech: Callable[..., StreamingText],
+        check: Callable[[Sampled, Sequence[str]], None],
         add: Callable[[Prepared, Sampled, Sequence[str], float], ChatResponse],
         on_piece: SendPiece | None,
     ) -> list[ChatResponse]:
-        """Sample as many turns as the call wants, and record all of them, or none."""
+        """Sample as many turns as the call wants, and record all of them, or none. `check` may refuse a turn."""
         try:
             with self._admit(wanted, len(prepared.prompt)) as samplings:
                 more, size = wanted.choices - 1, CHARACTERS_A_TOKEN * len(prepared.prompt)
@@ -246,11 +251,12 @@ class GatewaySession:
                 stops = samplings[0].stop or []
                 speeches = [new_speech(self._template.decode, self._template.stop_ids, stops) for _ in turns]
                 sampled = await self._sample(prepared.prompt, samplings, speeches, on_piece)
+                checks = [partial(check, one.sampled, stops) for one in sampled]
                 adds = [
                     partial(add, turn, one.sampled, stops, one.seconds)
                     for turn, one in zip(turns, sampled, strict=True)
                 ]
-                responses = await self._record(adds, sum(len(one.sampled.token_ids) for one in sampled))
+                responses = await self._record(checks, adds, sum(len(one.sampled.token_ids) for one in sampled))
         except BaseException:
             self._executor.run_soon(partial(history.release, prepared))
             raise
@@ -293,11 +299,15 @@ class GatewaySession:
             self._calls_in_progress -= count
             self.last_used = time.monotonic()
 
-    async def _record(self, adds: Sequence[Callable[[], ChatResponse]], tokens: int) -> list[ChatResponse]:
-        """Record turns. Raises GatewayError if the session has been closed."""
+    async def _record(
+        self, checks: Sequence[Callable[[], None]], adds: Sequence[Callable[[], ChatResponse]], tokens: int
+    ) -> list[ChatResponse]:
+        """Record turns after their checks. Raises GatewayError if the session has been closed, or by a check."""
 
         def add_while_open() -> list[ChatResponse]:
             self._check_open()
+            for check in checks:
+                check()
             return [add() for add in adds]
 
         return await self._executor.run(add_while_open, CHARACTERS_A_TOKEN * tokens, self._record_abandoned)
@@ -313,6 +323,8 @@ class GatewaySession:
             merged = merge_sampling(wanted, self.config.sampling, fixed=self.config.fixed)
             if wanted.top_logprobs is not None:
                 merged = TurnSampling(**merged.model_dump(), top_logprobs=wanted.top_logprobs)
+            if wanted.constraint is not None:
+                merged = wanted.constraint.applied_to(merged)
             self._merged = wanted, merged
         sampling = self._merged[1]
         number, self._calls_begun = self._calls_begun, self._calls_begun + 1
@@ -331,7 +343,11 @@ class GatewaySession:
         speeches: Sequence[StreamingText],
         on_piece: SendPiece | None,
     ) -> list[TimedSample]:
-        """Sample the turns at the same time, and send their text as it arrives. Raises GatewayError."""
+        """Sample the turns at the same time, and send their text as it arrives. Raises GatewayError.
+
+        The text of constrained turns is not sent, because such a turn begins again after the failure of an endpoint.
+        """
+        on_piece = None if is_constrained(samplings[0]) else on_piece
         try:
             streamed = speeches if on_piece is not None else [None] * len(speeches)
             async with self._sampling(prompt, samplings, streamed) as (tasks, pieces):
@@ -397,6 +413,25 @@ class GatewaySession:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._in_flight.difference_update(tasks)
+
+    def _constraint(self, request: ChatRequest, parser: ToolCallParser | None) -> Constraint | None:
+        """Return the constraint on the turn; None if there is none. Raises GatewayError."""
+        wanted, forced = request.overrides.constraint, request.forced
+        if (wanted is not None or forced is not None) and request.continued_text:
+            raise bad_request(
+                "the caller begins the turn, so its form cannot be constrained: end with a message of the user, or leave "
+                "out the format and the forced tool",
+                param="messages",
+            )
+        if parser is None or (wanted is None and forced is None):
+            return wanted
+        single = not request.overrides.parallel_tool_calls or (forced is not None and forced.named)
+        try:
+            calls = forced_calls(parser, forced.tools if forced is not None else request.tools, single=single)
+        except TaskError as error:
+            raise bad_request(str(error), param="tool_choice" if forced is not None else "tools") from error
+        # a forced call needs no format: the format is that of answers in text
+        return Constraint("tool_calls", calls) if forced or wanted is None else replace(wanted, calls=calls)
 
     def _parser(self, request: ChatRequest) -> ToolCallParser | None:
         """Make the parser of tool calls; None if the request offers no tools. Raises GatewayError."""

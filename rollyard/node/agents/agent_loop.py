@@ -18,6 +18,7 @@ from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
 from rollyard.node.agents import tool_schemas
 from rollyard.node.agents.tasks.base import Environment, Reply
 from rollyard.node.agents.tool_execution import Tools
+from rollyard.tokens.constraint import STRUCTURED, is_constrained
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
@@ -79,6 +80,7 @@ async def run_agent(
         parsed = ParsedTurn(text) if plain else parse_safely(run.parser, text)
         calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
         turn = Turn(
+            constraint=STRUCTURED if is_constrained(sampling) else None,
             segment=segment,
             prompt_length=len(prompt),
             response_length=len(sample.token_ids),

@@ -63,7 +63,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_17 = """
+_VERSION_18 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -131,7 +131,7 @@ CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 17: _VERSION_17}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 18: _VERSION_18}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 

@@ -7,8 +7,9 @@ A parser never runs a tool and never raises, whatever the text is. A malformed c
 from __future__ import annotations
 
 from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall, ToolCallParser
+from rollyard.tokens.tool_calls.call_forms import forced_calls
 from rollyard.tokens.tool_calls.guarded_parser import parse_safely
 from rollyard.tokens.tool_calls.hermes import parse
 from rollyard.tokens.tool_calls.parser_choice import parser_for
 
-__all__ = ["ParsedTurn", "ToolCall", "ToolCallParser", "parse", "parse_safely", "parser_for"]
+__all__ = ["ParsedTurn", "ToolCall", "ToolCallParser", "forced_calls", "parse", "parse_safely", "parser_for"]

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rollyard.tokens.constraint import Form
+
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -44,6 +46,13 @@ class ToolCallParser(Protocol):
         """Parse a turn. Never raises.
 
         `text`: decoded turn with its special tokens, but without the token that ended the turn.
+        """
+        ...
+
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        """Return the form of a turn that consists of calls of these tools, in the format of vLLM's structural tags.
+
+        `single`: one call; else one or more. A parser without this method cannot force calls.
         """
         ...
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.constraint import Form
 from rollyard.tokens.sampled_turn import THINK_ENDS
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_forms import either, in_order, tagged_calls, text_form
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
 from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
@@ -31,6 +33,14 @@ class DeepSeek:
         if turn.error is None and not turn.calls and ALL_BEGIN in answer:
             return ParsedTurn(content, (), f"between {ALL_BEGIN} and {ALL_END} stands no call")
         return ParsedTurn(content, turn.calls, turn.error)
+
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        def fenced(name: str) -> str:
+            return f"{BEGIN}function{SEPARATOR}{name}\n{FENCE}json\n"
+
+        v3 = tagged_calls(tools, fenced, f"\n{FENCE}{END}", separator="\n", single=single)
+        v3_1 = tagged_calls(tools, lambda name: f"{BEGIN}{name}{SEPARATOR}", END, single=single)
+        return in_order(text_form(ALL_BEGIN), either(v3, v3_1), text_form(ALL_END))
 
 
 def _read(body: str) -> ToolCall:

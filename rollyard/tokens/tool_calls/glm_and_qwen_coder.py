@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall, argument_types
+from rollyard.tokens.tool_calls.call_forms import tagged_calls
 from rollyard.tokens.tool_calls.call_json import load
 from rollyard.tokens.tool_calls.hermes import CLOSE, OPEN
 from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
@@ -54,6 +56,11 @@ class Glm(_Pairs):
         name, found, rest = body.partition("<arg_key>")
         return self._call(name.strip(), _pairs(found + rest, GLM_PAIR))
 
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        return tagged_calls(
+            tools, lambda name: f"{OPEN}{name}\n", CLOSE, separator="\n", single=single, style="glm_xml"
+        )
+
 
 class Qwen3Coder(_Pairs):
     form = (
@@ -66,6 +73,12 @@ class Qwen3Coder(_Pairs):
         if match is None:
             raise MalformedCall("<function=NAME>...</function> is missing")
         return self._call(match[1].strip(), _pairs(match[2], PARAMETER))
+
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        def begin(name: str) -> str:
+            return f"{OPEN}\n<function={name}>\n"
+
+        return tagged_calls(tools, begin, f"\n</function>\n{CLOSE}", separator="\n", single=single, style="qwen_xml")
 
 
 GLM_PAIR = re.compile(r"\s*<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)

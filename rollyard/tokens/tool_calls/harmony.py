@@ -9,8 +9,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.constraint import Form
 from rollyard.tokens.sampled_turn import MESSAGE
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_forms import tagged_calls
 from rollyard.tokens.tool_calls.call_json import arguments_of, load
 
 ENDS = re.compile(r"<\|(?:end|call|return)\|>")
@@ -44,6 +46,12 @@ class Harmony:
             if channel is None or channel[1] != "analysis":
                 content.append(body if marked else header)
         return ParsedTurn("".join(content).strip(), tuple(calls))
+
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        def begin(name: str) -> str:
+            return f"<|channel|>commentary to={PREFIX}{name} <|constrain|>json{MESSAGE}"
+
+        return tagged_calls(tools, begin, "", single=True)  # the token that ends a call ends the turn
 
 
 def _read(recipient: str, marked: bool, body: str) -> ToolCall:

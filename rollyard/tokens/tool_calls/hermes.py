@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_forms import json_name, tagged_calls
 from rollyard.tokens.tool_calls.call_json import call_of, load
 from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
@@ -23,6 +25,12 @@ class Hermes:
 
     def parse(self, text: str) -> ParsedTurn:
         return parse_tagged(text, OPEN, CLOSE, _read)
+
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        def begin(name: str) -> str:
+            return f'{OPEN}\n{{"name": {json_name(name)}, "arguments": '
+
+        return tagged_calls(tools, begin, f"}}\n{CLOSE}", separator="\n", single=single)
 
 
 def parse(text: str) -> ParsedTurn:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_forms import json_name, tagged_calls
 from rollyard.tokens.tool_calls.call_json import call_of, load_first
 
 PYTHON_TAG = "<|python_tag|>"
@@ -35,6 +37,12 @@ class Llama3:
         if tagged:
             return ParsedTurn(before.strip(), (), f"nothing stands behind {PYTHON_TAG}")
         return ParsedTurn(body)
+
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        def begin(name: str) -> str:
+            return f'{{"name": {json_name(name)}, "parameters": '
+
+        return tagged_calls(tools, begin, "}", separator="; ", single=single)
 
     @staticmethod
     def _objects(content: str, body: str) -> ParsedTurn:

@@ -9,7 +9,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls.call_forms import either, in_order, json_name, tagged_calls, text_form
 from rollyard.tokens.tool_calls.call_json import arguments_of, call_of, load_first
 
 MARK = "[TOOL_CALLS]"
@@ -33,6 +35,15 @@ class Mistral:
         except MalformedCall as error:
             return ParsedTurn(content.strip(), tuple(calls), str(error))
         return ParsedTurn(content.strip(), tuple(calls))
+
+    def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
+        def begin(name: str) -> str:
+            return f'{{"name": {json_name(name)}, "arguments": '
+
+        array = in_order(
+            text_form(f"{MARK}["), tagged_calls(tools, begin, "}", separator=", ", single=single), text_form("]")
+        )
+        return either(array, tagged_calls(tools, lambda name: f"{MARK}{name}[ARGS]", "", single=single))
 
     @staticmethod
     def _read(body: str, calls: list[ToolCall]) -> None:

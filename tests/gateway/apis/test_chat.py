@@ -191,9 +191,9 @@ async def test_a_session_by_path_by_header_and_by_key(scripted: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        ({"response_format": {"type": "json_object"}}, "describe the format in the prompt"),
+        ({"response_format": {"type": "json"}}, "text, json_object or json_schema"),
         ({"top_logprobs": 2}, "needs `logprobs` true"),
-        ({"tool_choice": "required"}, "not constrained"),
+        ({"tool_choice": "required"}, "not in `tools`"),
         ({"temperature": -1}, "temperature"),
         ({"extra_body": {"grammar": "x"}}, "grammar"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "text only"),

@@ -1,0 +1,177 @@
+"""Answers in a given form and forced tool calls, with the real clients: the embedded engine masks its tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.kinds.session import SessionTrajectory
+from rollyard.tokens.chat_template import ChatTemplate
+from tests.support import recompute
+from tests.support.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = LazyModule("anthropic")
+
+QUESTION: Any = [{"role": "user", "content": "What is 3 * 4?"}]
+LIMIT = 400
+
+
+class Mood(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Verdict(BaseModel, extra="forbid"):
+    mood: Mood
+    points: Literal[1, 2, 3]
+    sure: bool
+
+
+class Nested(BaseModel, extra="forbid"):
+    first: Verdict
+    second: Verdict | None
+
+
+def tool(name: str, model: type[BaseModel]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": model.model_json_schema()}}
+
+
+JUDGES: Any = [tool("judge", Verdict), tool("compare", Nested)]
+
+
+def claude(gateway: Any) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(base_url=gateway.url, api_key="session-s1", max_retries=0, timeout=600)
+
+
+def openai_client(gateway: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="session-s1", max_retries=0, timeout=600)
+
+
+def check_recorded(session: GatewaySession, template: ChatTemplate, model_dir: Path, *constraints: str) -> None:
+    """The trajectory names the constraints, and has the model's own logprobs, also where a mask chose the token."""
+    turns, segments = session.turns(), session.segments()
+    assert [turn.constraint for turn in turns] == list(constraints)
+    for turn in turns:
+        ids = segments[turn.segment].token_ids[turn.prompt_length : turn.prompt_length + turn.response_length]
+        assert template.decode(ids).removesuffix(template.ends[ids[-1]]) == turn.text
+    trajectory = SessionTrajectory(segments=segments, turns=turns, breaks=session.breaks())
+    assert max(recompute.differences([trajectory], model_dir)) < 2e-3
+
+
+async def test_every_api_answers_by_a_schema(tiny: Any, template: ChatTemplate, model_dir: Path) -> None:
+    async with openai_client(tiny) as ai, claude(tiny) as other:
+        said = await ai.chat.completions.parse(
+            model="m", messages=QUESTION, response_format=Nested, max_tokens=LIMIT, temperature=1.0
+        )
+        assert isinstance(said.choices[0].message.parsed, Nested)
+        assert said.choices[0].finish_reason == "stop"
+        answered = await ai.responses.parse(model="m", input="What?", text_format=Verdict, max_output_tokens=LIMIT)
+        assert isinstance(answered.output_parsed, Verdict)
+        parsed = await other.messages.parse(model="m", max_tokens=LIMIT, messages=QUESTION, output_format=Verdict)
+        assert isinstance(parsed.parsed_output, Verdict)
+        wanted = {"type": "json_schema", "json_schema": {"name": "v", "schema": Verdict.model_json_schema()}}
+        text = await ai.completions.create(
+            model="m", prompt="Verdict:", max_tokens=LIMIT, extra_body={"response_format": wanted}
+        )
+        Verdict.model_validate_json(text.choices[0].text)
+    check_recorded(tiny.sessions["s1"], template, model_dir, *["json_schema"] * 4)
+
+
+async def test_a_stream_has_the_form_too(tiny: Any) -> None:
+    async with openai_client(tiny) as ai:
+        async with ai.chat.completions.stream(
+            model="m", messages=QUESTION, response_format=Verdict, max_tokens=LIMIT
+        ) as stream:
+            final = await stream.get_final_completion()
+        assert isinstance(final.choices[0].message.parsed, Verdict)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({"structured_outputs": {"regex": r"[a-f]{3}-\d\d"}}, "regex"),
+        ({"guided_choice": ["yes, it is", "no"]}, "choice"),
+        ({"guided_grammar": 'root ::= "<" [0-9] [0-9] ">"'}, "grammar"),
+        ({"guided_json": json.dumps(Verdict.model_json_schema())}, "json_schema"),
+    ],
+)
+async def test_vllms_own_fields_work(tiny: Any, asked: dict[str, Any], name: str) -> None:
+    patterns = {
+        "regex": r"[a-f]{3}-\d\d",
+        "choice": "yes, it is|no",
+        "grammar": "<[0-9]{2}>",
+        "json_schema": r"(?s)\{.*\}",
+    }
+    async with openai_client(tiny) as ai:
+        said = await ai.chat.completions.create(model="m", messages=QUESTION, max_tokens=LIMIT, extra_body=asked)
+        assert re.fullmatch(patterns[name], str(said.choices[0].message.content)), said
+        assert [turn.constraint for turn in tiny.sessions["s1"].turns()] == [name]
+
+
+async def test_a_forced_call_follows_the_tools_schema(tiny: Any, template: ChatTemplate, model_dir: Path) -> None:
+    named: Any = {"type": "function", "function": {"name": "compare"}}
+    async with openai_client(tiny) as ai, claude(tiny) as other:
+        said = await ai.chat.completions.create(
+            model="m", messages=QUESTION, tools=JUDGES, tool_choice=named, max_tokens=LIMIT
+        )
+        (call,) = said.choices[0].message.tool_calls
+        assert (call.function.name, said.choices[0].finish_reason) == ("compare", "tool_calls")
+        Nested.model_validate_json(call.function.arguments)
+        result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+        again = await ai.chat.completions.create(
+            model="m", messages=[*QUESTION, said.choices[0].message, result], tools=JUDGES, tool_choice="required",
+            parallel_tool_calls=False, max_tokens=LIMIT,
+        )  # fmt: skip
+        assert len(again.choices[0].message.tool_calls) == 1
+        flat = [{"type": "function", **one["function"]} for one in JUDGES]
+        third: Any = await ai.responses.create(
+            model="m", input="x", tools=flat, tool_choice={"type": "function", "name": "judge"}, max_output_tokens=LIMIT
+        )
+        assert [(item.type, item.name) for item in third.output] == [("function_call", "judge")]
+        Verdict.model_validate_json(third.output[0].arguments)
+        tools: Any = [{"name": t["name"], "input_schema": t["parameters"]} for t in flat]
+        fourth = await other.messages.create(
+            model="m", max_tokens=LIMIT, messages=QUESTION, tools=tools,
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+        )  # fmt: skip
+        assert [block.type for block in fourth.content] == ["tool_use"]
+    session = tiny.sessions["s1"]
+    assert session.breaks() == {}
+    check_recorded(session, template, model_dir, *["tool_calls"] * 4)
+
+
+async def test_with_tools_and_a_schema_the_turn_is_a_call_or_the_answer(tiny: Any) -> None:
+    kinds = set()
+    async with openai_client(tiny) as ai:
+        for seed in range(12):
+            said = await ai.chat.completions.parse(
+                model="m", messages=QUESTION, tools=[], response_format=Verdict, max_tokens=LIMIT, seed=seed,
+                extra_body={"tools": JUDGES, "parallel_tool_calls": False}, temperature=30.0,
+            )  # fmt: skip
+            message = said.choices[0].message
+            kinds.add("call" if message.tool_calls else type(message.parsed).__name__)
+    assert kinds == {"call", "Verdict"}
+    assert {turn.constraint for turn in tiny.sessions["s1"].turns()} == {"json_schema_or_tool_calls"}
+
+
+async def test_a_form_that_does_not_fit_ends_at_the_limit(tiny: Any) -> None:
+    async with openai_client(tiny) as ai:
+        said = await ai.chat.completions.create(
+            model="m", messages=QUESTION, max_tokens=3, response_format={"type": "json_object"}
+        )
+        assert said.choices[0].finish_reason == "length"
+        cut = await ai.chat.completions.create(
+            model="m", messages=QUESTION, max_tokens=5, tools=JUDGES, tool_choice="required"
+        )
+        assert (cut.choices[0].finish_reason, cut.choices[0].message.tool_calls) == ("length", None)
