@@ -29,6 +29,7 @@ TURNS = [
     ("First.\n```python\n2\n```\n```", Action("python", "2"), "output\n2\n```\n"),
     ('<tool_call>{"name": "python", "arguments": {"code": "2"}}</tool_call>', Action("python", "2"), "2"),
     ("<bash>echo 2</bash>", Action("bash", "echo 2"), "\n<o>\n2\n</o>\n"),
+    ("```terminal\necho 2\n``` So.", Action("bash", "echo 2"), "\n2\n"),
     ("```sh\necho 2\n```", Action("bash", "echo 2"), "\n```output\n2\n```\n"),
 ]
 

@@ -8,7 +8,13 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-_FENCES = {"python": r"```\s*python\b(.*?)```", "bash": r"```\s*(?:bash|sh|shell|terminal)\b(.*?)```"}
+_BLOCKS = {
+    "python": (r"<python>(.*?)</python>", r"```\s*python3?\b(.*?)```"),
+    "bash": (r"<bash>(.*?)</bash>", r"```\s*(?:bash|sh|shell)\b(.*?)```", r"```\s*terminal\b(.*?)```"),
+}
+"""Forms of the blocks of each tool. The first form that the text has counts."""
+_FRAMED_FENCES = {"python": ("python",), "bash": ("bash", "sh")}
+"""Names of the fences after which the output is fenced too. After others it is so only at the end of the text."""
 _OUTPUT_TAGS = {"python": "output", "bash": "o"}
 
 
@@ -21,14 +27,14 @@ class Action:
 
 
 def action_of(text: str) -> Action | None:
-    """Return the code in the text: all blocks of the first tool that has one, in tags or fences, or the arguments of a
-    tool call. None without code."""
+    """Return the code in the text: all blocks of Python, or a tool call of it, or all blocks of bash. None without code."""
     for tool in ("python", "bash"):
-        blocks = re.findall(f"<{tool}>(.*?)</{tool}>", text, re.S) or re.findall(_FENCES[tool], text, re.S)
-        if blocks:
-            return Action(tool, "\n".join(block.strip() for block in blocks))
-    code = _called(text)
-    return Action("python", code) if code else None
+        for form in _BLOCKS[tool]:
+            if blocks := re.findall(form, text, re.S):
+                return Action(tool, "\n".join(block.strip() for block in blocks))
+        if tool == "python" and (code := _called(text)):
+            return Action(tool, code)
+    return None
 
 
 def observation_of(text: str, tool: Literal["python", "bash"], output: str) -> str:
@@ -42,6 +48,8 @@ def observation_of(text: str, tool: Literal["python", "bash"], output: str) -> s
         return f"\n{output}\n</{tag}>\n"
     if f"</{tool}>" in text:
         return f"\n<{tag}>\n{output}\n</{tag}>\n"
+    if not (text.rstrip("\n ").endswith("```") or any(f"```{name}" in text for name in _FRAMED_FENCES[tool])):
+        return f"\n{output}\n"
     closed = text.count("```") % 2 == 0
     return f"\n```output\n{output}\n```\n" if closed else f"output\n{output}\n```\n"
 
