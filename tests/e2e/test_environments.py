@@ -1,0 +1,124 @@
+"""Environments of released frameworks reply to the tiny policy: their rewards, and the tokens of their observations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from rollyard.client import AsyncClient
+from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.node.agents.system_prompts import MATH
+from tests.support import environment_turns
+from tests.support.compatibility import Compatibility, installed
+from tests.support.released import environment
+from tests.support.yard import ROOT, Yard
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long, pytest.mark.slow(90)]
+SUPPORT = ROOT / "tests" / "support"
+NO_TOKENS: Any = {
+    part: "it has texts alone; the trajectory has them" for part in ("tokens", "mask", "logprobs", "versions")
+}
+GROUPS = "all rollouts of a task begin with its seed"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    made = Yard(tmp_path_factory.mktemp("yard"))
+    made.env["PYTHONPATH"] = str(ROOT)
+    try:
+        made.start()
+        async with made.client() as client:
+            await made.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
+            await made.ready(client)
+            yield made, client
+    finally:
+        await made.clean_up()
+
+
+async def test_gem_plays_with_the_policy(yard: tuple[Yard, AsyncClient], compatibility: Compatibility) -> None:
+    folder = environment("gem-llm", "0.1.0", "python3.11")
+    python = str(folder / "bin" / "python")
+    tooled = {"python": python, "seed": 11, "system": MATH, "tools": ["ipython"]}
+    spoken = "tests.support.gem_games:SpokenGuess"
+    tasks: dict[str, dict[str, Any]] = {
+        "guess": {"framework": "gem", "env": "game:GuessTheNumber-v0-easy", "python": python, "seed": 7},
+        "spoken": {"framework": "class", "env": spoken, **tooled, "arguments": {"max_turns": 4}},
+        "sum": {"framework": "gem", "env": "rg:chain_sum", **tooled},
+    }
+    ended = await played(yard, tasks, n=4)
+    asked = [[t.task.fields["env"], t.task.fields["seed"], [text for text, _ in steps(t)]] for t in ended]
+    games = [python, str(SUPPORT / "gem_games.py")]
+    again = json.loads(
+        subprocess.run(games, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
+    )
+    for trajectory, (_, *replies) in zip(ended, again, strict=True):
+        compatibility.same("rewards", [reward for _, reward, _ in replies], [reward for _, reward in steps(trajectory)])
+        assert trajectory.reward == sum(reward for _, reward, _ in replies)
+        done = bool(replies) and replies[-1][2] and not cut(trajectory)
+        assert (trajectory.status is Status.COMPLETED) == done
+    first = {t.task.fields["env"]: reply[0] for t, reply in zip(ended, again, strict=True)}
+    for trajectory in ended:
+        fields = trajectory.task.fields
+        system = [{"role": "system", "content": MATH}] if "system" in fields else []
+        question = first[fields["env"]]
+        suffix = "Enter your next guess." if fields["env"].startswith("game:") else ""
+        opening = [*system, {"role": "user", "content": f"{question}{suffix}"}]
+        environment_turns.check(trajectory, opening, fields.get("tools", ()))
+    assert max(len(steps(t)) for t in ended) > 1, "a game of several turns"
+    assert any(t.reward for t in ended if t.task.fields["env"] == spoken)
+    version = installed("gem-llm", folder)
+    ran = "`game:GuessTheNumber`, a game of several turns and `rg:chain_sum`; then the same with the stored texts"
+    start = "a task of kind `env`"
+    missing = {**NO_TOKENS, "groups": GROUPS}
+    compatibility.row("GEM", version, start=start, page="environments.md", ran=ran, missing=missing)
+
+
+async def test_openenv_plays_with_the_policy(yard: tuple[Yard, AsyncClient], compatibility: Compatibility) -> None:
+    folder = environment("openenv", "0.10.0", "python3.11")
+    command = [folder / "bin" / "python", SUPPORT / "echo_server.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().strip()
+            task = {"framework": "openenv", "env": url, "observation_field": "response", "seed": 5}
+            ended = await played(yard, {"echo": task}, n=4)
+        finally:
+            server.terminate()
+    for trajectory in ended:
+        environment_turns.check(trajectory, [{"role": "user", "content": "What is 5 + 1?"}])
+        rewards = [len(text) / 64 for text, _ in steps(trajectory)]
+        compatibility.same("rewards", rewards, [reward for _, reward in steps(trajectory)])
+        assert [t.observation for t in trajectory.turns] == [f"What is {n} + 1?" for n in (1, 2, 3)][: len(rewards)]
+        assert (trajectory.status is Status.COMPLETED) == (len(rewards) == 3 and not cut(trajectory))
+    assert any(t.status is Status.COMPLETED for t in ended)
+    version = installed("openenv", folder)
+    ran = "its own server with an environment of three turns"
+    start = "a task of kind `env`"
+    missing = {**NO_TOKENS, "groups": GROUPS}
+    compatibility.row("OpenEnv", version, start=start, page="environments.md", ran=ran, missing=missing)
+
+
+async def played(yard: tuple[Yard, AsyncClient], tasks: dict[str, dict[str, Any]], n: int) -> list[Trajectory]:
+    sampling = {"max_tokens": 128, "temperature": 0.7, "seed": 3}
+    requests = [
+        {"id": name, "pool": "demo", "task": {"kind": "env", **task}, "n": n, "sampling": sampling}
+        for name, task in tasks.items()
+    ]
+    made, client = yard
+    ended = await made.gather(client, await client.submit([RolloutRequest.model_validate(r) for r in requests]))
+    assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}, [t.error for t in ended]
+    return ended
+
+
+def cut(trajectory: Trajectory) -> bool:
+    """Whether `max_tokens` cut the last turn off. Such a rollout is Truncated, even if its environment is done."""
+    return trajectory.turns[-1].finish_reason == "length"
+
+
+def steps(trajectory: Trajectory) -> list[tuple[str, float | None]]:
+    return [(turn.text, turn.reward) for turn in trajectory.turns if turn.observation is not None]
