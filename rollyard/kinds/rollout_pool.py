@@ -74,8 +74,8 @@ class SandboxTemplate(KindModel):
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
-    """Memory limit of one process in the sandbox. If the allocation sets memory, this amount of the
-    allocation's memory is counted for each sandbox."""
+    """Memory limit of the sandbox: of all its processes, and of the files that it writes, which are in memory. If the
+    allocation sets memory, this amount of the allocation's memory is counted for each sandbox."""
     disk: Size = "1G"
     """Size limit of each file that a sandbox writes, and of the sandbox's writable folders if the runtime can
     limit folders."""

@@ -38,12 +38,14 @@ class Tools:
                 done = await self._sandbox.bash(arguments["command"], self._timeout)
                 late = self._timeout if done.timed_out else None
                 return tool_schemas.bash_result(
-                    done.output, done.exit_code, timed_out_after=late, restarted=done.restarted
+                    done.output, done.exit_code, timed_out_after=late, restarted=done.restarted, notes=done.notes
                 )
             case "ipython":
                 cell = await self._sandbox.ipython(arguments["code"], self._timeout)
                 late = self._timeout if cell.timed_out else None
-                return tool_schemas.ipython_result(cell.output, timed_out_after=late, restarted=cell.restarted)
+                return tool_schemas.ipython_result(
+                    cell.output, timed_out_after=late, restarted=cell.restarted, notes=cell.notes
+                )
             case _:
                 edit = await self._sandbox.edit(**arguments)
                 return tool_schemas.shorten(edit.output)

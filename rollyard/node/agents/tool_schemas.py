@@ -5,6 +5,7 @@ Policies are trained on these exact strings, so a change of a string changes the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rollyard.tokens.tool_calls.hermes import FORM
@@ -57,9 +58,15 @@ def shorten(text: str, limit: int = MAX_RESULT_CHARS) -> str:
 
 
 def bash_result(
-    output: str, exit_code: int | None, *, timed_out_after: float | None = None, restarted: bool = False
+    output: str,
+    exit_code: int | None,
+    *,
+    timed_out_after: float | None = None,
+    restarted: bool = False,
+    notes: Sequence[str] = (),
 ) -> str:
-    """Return the text that the model reads after a bash call. `exit_code` is None if the command did not end by itself."""
+    """Return the text that the model reads after a bash call. `exit_code` is None if the command did not end by itself.
+    `notes`: sentences about the sandbox's limits."""
     lines = [shorten(output.rstrip("\n"))] if output.strip() else []
     if timed_out_after is not None:
         lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")
@@ -67,17 +74,22 @@ def bash_result(
         lines.append(f"[exit code {exit_code}]")
     if restarted:
         lines.append("[the shell ended and was started anew; its state is lost]")
+    lines += [f"[{note}]" for note in notes]
     return "\n".join(lines) or "(no output)"
 
 
-def ipython_result(output: str, *, timed_out_after: float | None = None, restarted: bool = False) -> str:
+def ipython_result(
+    output: str, *, timed_out_after: float | None = None, restarted: bool = False, notes: Sequence[str] = ()
+) -> str:
     """Return the text that the model reads after a cell. `output`: the printed text, then the value or the traceback. A
-    long `output` is shortened. Notes on a time-out and on a restart follow."""
+    long `output` is shortened. Notes on a time-out and on a restart, and `notes` about the sandbox's
+    limits, follow."""
     lines = [shorten(output.rstrip("\n"))] if output.strip() else []
     if timed_out_after is not None:
         lines.append(f"[timed out after {timed_out_after:g} s and was stopped]")
     if restarted:
         lines.append("[the Python process ended and was started anew; its state is lost]")
+    lines += [f"[{note}]" for note in notes]
     return "\n".join(lines) or "(no output)"
 
 

@@ -20,7 +20,9 @@ class Limits:
     Each limit and how it is enforced:
 
     - `processes`: processes and threads of the whole sandbox together; the kernel enforces the limit.
-    - `memory_bytes`: address space of each process; the job's cgroup limits the sum over processes.
+    - `memory_bytes`: memory of all processes and files of the sandbox together. The memory guard ends the largest
+      processes of a sandbox that has more. The address space of each process has the same limit, and the kernel
+      enforces this one.
     - `disk_bytes`: the length of each file. Apptainer also limits the sum of all data written in the sandbox. An
       Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. bubblewrap limits
       the data in /tmp, /var/tmp and /dev/shm, each folder by itself. In the same way it limits /workspace if the image
@@ -49,24 +51,28 @@ class SandboxSpec:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """The result of a bash command. `exit_code`: None if the command did not end. `restarted`: the shell's state is lost."""
+    """The result of a bash command. `exit_code`: None if the command did not end. `restarted`: the shell's state is lost.
+    `notes`: sentences about processes that were ended during the call, because the sandbox reached a limit."""
 
     output: str
     exit_code: int | None
     timed_out: bool
     restarted: bool
     seconds: float
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class CellResult:
-    """The result of a cell: all printed output, then its value or traceback. `restarted`: the state of Python is lost."""
+    """The result of a cell: all printed output, then its value or traceback. `restarted`: the state of Python is lost.
+    `notes`: as in CommandResult."""
 
     output: str
     error: bool
     timed_out: bool
     restarted: bool
     seconds: float
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

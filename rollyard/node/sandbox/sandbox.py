@@ -21,6 +21,7 @@ from typing import Any, Self
 from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
+from rollyard.node.memory_guard.client import MemoryGuard
 from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
@@ -42,13 +43,19 @@ class Sandbox:
     cause this, unless the sandbox's processes together use up the job's memory."""
 
     def __init__(
-        self, sandbox_id: str, launcher: _Launcher, connection: SandboxConnection, gate: socket.socket
+        self,
+        sandbox_id: str,
+        launcher: _Launcher,
+        connection: SandboxConnection,
+        gate: socket.socket,
+        guard: MemoryGuard,
     ) -> None:
         self.id = sandbox_id
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
         """Socket through which the sandbox agent passes sockets that listen inside the sandbox."""
+        self._guard = guard
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -70,7 +77,7 @@ class Sandbox:
             body = command.encode("utf-8", "replace")
             reply, output = await self._call({"op": "bash", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
         return CommandResult(
-            _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"]
+            _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes()
         )
 
     async def ipython(self, code: str, timeout: float) -> CellResult:
@@ -78,7 +85,9 @@ class Sandbox:
         async with self._ipython_turn:
             body = code.encode("utf-8", "replace")
             reply, output = await self._call({"op": "ipython", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
-        return CellResult(_text(output), reply["failed"], reply["timed_out"], reply["restarted"], reply["seconds"])
+        return CellResult(
+            _text(output), reply["failed"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes()
+        )
 
     async def edit(self, command: str, path: str, **arguments: Any) -> EditResult:
         """Call the editor: view, create, str_replace or insert. Wrong arguments give a result with a message, not an
@@ -115,6 +124,7 @@ class Sandbox:
 
     async def close(self) -> None:
         """End every process of the sandbox and discard everything it wrote. A second call has no effect."""
+        self._guard.forget(self.id)
         self._gate.close()
         self._connection.abort("the sandbox was closed")
         await self._launcher.end()
@@ -126,6 +136,9 @@ class Sandbox:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    def _notes(self) -> tuple[str, ...]:
+        return tuple(str(report) for report in self._guard.take_reports(self.id))
 
     async def _call(self, header: Header, body: bytes, limit: float) -> tuple[Header, bytes]:
         try:
@@ -147,6 +160,7 @@ class SandboxFactory:
         self._cache = cache or node_cache()
         self._images = Images(runtime, self._cache, images or Path.cwd())
         self._own_python: Path | None = None
+        self._guard = MemoryGuard()
         self._open: set[Sandbox] = set()
         self._started = 0
 
@@ -157,18 +171,20 @@ class SandboxFactory:
         root = await asyncio.to_thread(self._images.root, spec.image)
         argv = self._runtime.command(root, spec.limits, self._own_python, agent_argv(self._own_python))
         launcher, ours = await _Launcher.start(argv)
-        gate, connection = _send_gate(ours), SandboxConnection()
+        gate, connection, sandbox_id = _send_gate(ours), SandboxConnection(), secrets.token_hex(6)
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
             await self._wait_for_hello(connection, launcher)
+            self._guard.watch(sandbox_id, launcher.pid, spec.limits.memory_bytes)
             connection.send(self._settings(spec))
         except BaseException:
+            self._guard.forget(sandbox_id)
             connection.abort("the sandbox was closed before it was ready")
             ours.close()
             gate.close()
             await launcher.end()
             raise
-        sandbox = Sandbox(secrets.token_hex(6), launcher, connection, gate)
+        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard)
         self._open = {other for other in self._open if other.alive} | {sandbox}
         return sandbox
 
@@ -177,6 +193,7 @@ class SandboxFactory:
             for sandbox in self._open:
                 group.create_task(sandbox.close())
         self._open = set()
+        await asyncio.to_thread(self._guard.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -255,6 +272,10 @@ class _Launcher:
                     await cls(done, complaints).end()
                 raise
         return cls(process, complaints), ours
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def end(self) -> None:
         """Wait until the process ends, and kill it after END_SECONDS. The process ends by itself once its socket is

@@ -15,17 +15,23 @@ import pytest
 
 from rollyard.core.errors import SandboxLost
 from rollyard.node.sandbox.base import Runtime, SandboxSpec
-from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from tests.support.host_processes import HostProcess, descendants, host_processes
 from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+
+@pytest.fixture(scope="module", autouse=True)
+def _guard_runs(sandbox: Sandbox) -> None:
+    """The memory guard starts with a factory's first sandbox. These tests look at the processes that are new."""
+
+
 OWNER = """
 import asyncio, sys
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 async def main():
     sandboxes = SandboxFactory(find_runtime(sys.argv[1]))

@@ -28,6 +28,11 @@ async def test_limits_cannot_be_raised(sandbox: Sandbox) -> None:
     assert "cannot modify limit" in result.output
 
 
+async def test_the_kernel_ends_the_processes_of_a_task_first(sandbox: Sandbox) -> None:
+    assert (await sandbox.bash("cat /proc/self/oom_score_adj", 10)).output == "1000\n"
+    assert (await sandbox.ipython("int(open('/proc/self/oom_score_adj').read())", 60)).output == "1000\n"
+
+
 async def test_a_file_that_is_too_long(sandbox: Sandbox) -> None:
     result = await sandbox.bash(
         "head -c 200M /dev/zero > /workspace/long; stat -c %s /workspace/long; rm /workspace/long", 30

@@ -1,0 +1,153 @@
+"""The memory guard: a process that keeps the sandboxes of one node agent within their memory limits.
+
+Standard input is a socket of the node agent, with messages `watch` and `forget`. Before the guard ends processes it sends
+a message `over`. So the node agent has this message before it has the result of the call that the processes belonged
+to. The guard exits when the node agent is gone.
+
+The guard is a process of its own, because a measurement takes time that the node agent's event loop does not have, and
+because reading a process that faults pages in may block.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from rollyard.node.memory_guard import limit, messages, process_memory
+from rollyard.node.memory_guard.process_memory import ProcessMemory
+
+LOOK_SECONDS = 0.1
+"""Seconds between two looks at the machine's shared memory."""
+UNEXPLAINED = 64 << 20
+"""Growth of the machine's shared memory after which every sandbox is measured. A memory file that no process has mapped
+shows nowhere else without a look at each open file."""
+
+
+@dataclass(slots=True)
+class Watched:
+    agent: int
+    """Process id of the sandbox agent. All other processes of the sandbox are below it."""
+    handle: int
+    """pidfd of the sandbox agent. It tells whether the process id still belongs to the sandbox agent."""
+    limit: int
+    due: float = 0.0
+    used: int = 0
+    """Bytes at the last exact measurement."""
+    unseen: int = 0
+    """Bytes at the last exact measurement that the upper bound did not show."""
+    ending: frozenset[int] = frozenset()
+    """Processes that were ended and are still there: the kernel takes a while to free gigabytes."""
+
+    def is_gone(self) -> bool:
+        return bool(select.select([self.handle], [], [], 0)[0])
+
+
+class Guard:
+    def __init__(self, node_agent: socket.socket) -> None:
+        self._node_agent = node_agent
+        self._watched: dict[str, Watched] = {}
+        self._shared = process_memory.host_shared_bytes()
+        self._look_at = 0.0
+
+    def run(self) -> None:
+        """Watch until the node agent is gone."""
+        self._node_agent.setblocking(False)
+        with suppress(EOFError, ConnectionError):
+            while True:
+                select.select([self._node_agent], [], [], self._seconds_to_wait())
+                for message in messages.received(self._node_agent):
+                    self._take(message)
+                self._look_at_shared_memory()
+                for sandbox, watched in list(self._watched.items()):
+                    if watched.due <= time.monotonic():
+                        self._check(sandbox, watched)
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "forget" in message:
+            self._drop(message["forget"])
+        elif (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
+            with suppress(ProcessLookupError):
+                self._watched[message["watch"]] = Watched(agent, os.pidfd_open(agent), message["limit"])
+
+    def _drop(self, sandbox: str) -> None:
+        if (watched := self._watched.pop(sandbox, None)) is not None:
+            os.close(watched.handle)
+
+    def _seconds_to_wait(self) -> float | None:
+        if not self._watched:
+            return None
+        due = min(self._look_at, *(watched.due for watched in self._watched.values()))
+        return max(0.0, due - time.monotonic())
+
+    def _look_at_shared_memory(self) -> None:
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        shared = process_memory.host_shared_bytes()
+        if shared > self._shared + UNEXPLAINED:
+            for sandbox, watched in self._watched.items():
+                if not watched.is_gone():
+                    self._measure(sandbox, watched)
+            self._shared = shared
+        self._shared = min(self._shared, shared)
+
+    def _check(self, sandbox: str, watched: Watched) -> None:
+        """Measure exactly only where a cheap upper bound is near the limit."""
+        if watched.is_gone():
+            return self._drop(sandbox)
+        bound = _upper_bound(watched.agent) + watched.unseen
+        if bound > watched.limit * limit.TARGET:
+            self._measure(sandbox, watched)
+        else:
+            watched.due = time.monotonic() + limit.pause(bound, watched.limit)
+
+    def _measure(self, sandbox: str, watched: Watched) -> None:
+        memory = process_memory.measure(watched.agent, without=watched.ending)
+        ended = limit.to_end(memory, watched.limit, watched.used)
+        watched.used = memory.used
+        watched.unseen = max(0, memory.used - _upper_bound(watched.agent))
+        if ended:
+            named = [f"{process.name} (process {process.inside_pid})" for process in ended[:3]]
+            told = {"over": sandbox, "used": memory.used, "files": memory.files, "ended": len(ended), "named": named}
+            with suppress(BlockingIOError):  # the node agent has not read thousands of reports
+                messages.send(self._node_agent, told)
+            for process in ended:
+                if not watched.is_gone():
+                    _end(process)
+        alive = (
+            watched.ending.intersection(process_memory.descendants(watched.agent)) if watched.ending else frozenset()
+        )
+        watched.ending = alive | {process.pid for process in ended}
+        watched.due = time.monotonic() + limit.pause(memory.used, watched.limit)
+
+
+def _upper_bound(agent: int) -> int:
+    """Return the bytes of a sandbox without memory files that no process has mapped."""
+    pids = process_memory.descendants(agent)
+    return process_memory.resident_bytes(pids) + process_memory.tmpfs_bytes(agent)
+
+
+def _end(process: ProcessMemory) -> None:
+    """Kill the process, unless another process has its id by now."""
+    with suppress(ProcessLookupError):
+        handle = os.pidfd_open(process.pid)
+        try:
+            if process_memory.inside_pid(process.pid) == process.inside_pid:
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+if __name__ == "__main__":
+    # The terminal's Ctrl-C and the job's SIGTERM are for the node agent, which the guard outlives.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    Guard(socket.socket(fileno=sys.stdin.fileno())).run()

@@ -1,0 +1,111 @@
+"""The node agent's side of the memory guard."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from rollyard.node.memory_guard import messages
+
+log = logging.getLogger(__name__)
+
+END_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class OverLimit:
+    """Processes of a sandbox were ended, because the sandbox used more memory than its limit."""
+
+    limit: int
+    used: int
+    files: int
+    """Bytes of `used` that are files: everything that a sandbox writes is in memory."""
+    ended: int
+    """Number of ended processes."""
+    named: list[str]
+    """The largest of them."""
+
+    def __str__(self) -> str:
+        who = ", ".join(self.named) + (", and others" if self.ended > len(self.named) else "")
+        files = f" ({_size(self.files)} of it in files)" if self.files > self.limit // 8 else ""
+        return (
+            f"the sandbox used {_size(self.used)} of memory{files}, and its limit is {_size(self.limit)}; ended: {who}"
+        )
+
+
+class MemoryGuard:
+    """The guard's process, and what it has reported. The process starts with the first sandbox. If it is gone, the next
+    call starts another."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._watched: dict[str, tuple[int, int]] = {}
+        """Sandbox -> process id of its launcher, and its limit in bytes."""
+        self._reports: dict[str, list[OverLimit]] = {}
+
+    def watch(self, sandbox: str, launcher: int, limit: int) -> None:
+        self._watched[sandbox] = launcher, limit
+        self._send({"watch": sandbox, "launcher": launcher, "limit": limit})
+
+    def forget(self, sandbox: str) -> None:
+        if self._watched.pop(sandbox, None) is not None:
+            self._reports.pop(sandbox, None)
+            self._send({"forget": sandbox})
+
+    def take_reports(self, sandbox: str) -> list[OverLimit]:
+        """Return what was reported of a sandbox since the last call."""
+        if self._socket is not None:
+            try:
+                for message in messages.received(self._socket):
+                    self._add(**message)
+            except EOFError:
+                self._start()
+        return self._reports.pop(sandbox, [])
+
+    def close(self) -> None:
+        if self._process is not None and self._socket is not None:
+            self._socket.close()
+            try:
+                self._process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = self._socket = None
+
+    def _add(self, over: str, used: int, files: int, ended: int, named: list[str]) -> None:
+        if (watched := self._watched.get(over)) is not None:
+            report = OverLimit(watched[1], used, files, ended, named)
+            log.info("sandbox %s: %s", over, report)
+            self._reports.setdefault(over, []).append(report)
+
+    def _send(self, message: dict[str, object]) -> None:
+        try:
+            if self._socket is None:
+                self._start()
+            else:
+                messages.send(self._socket, message)
+        except (ConnectionError, BlockingIOError):  # the guard is gone, or hangs
+            self._start()
+
+    def _start(self) -> None:
+        """Start the process, and give it all sandboxes."""
+        if self._process is not None:
+            self._process.kill()
+            log.warning("the memory guard ended with status %s; another starts", self._process.wait())
+        if self._socket is not None:
+            self._socket.close()
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        with its:
+            argv = [sys.executable, "-m", "rollyard.node.memory_guard"]
+            self._process = subprocess.Popen(argv, stdin=its.fileno(), stdout=subprocess.DEVNULL)
+        for sandbox, (launcher, limit) in self._watched.items():
+            messages.send(self._socket, {"watch": sandbox, "launcher": launcher, "limit": limit})
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"

@@ -1,0 +1,37 @@
+"""Decides when to measure a sandbox, and which of its processes to end. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollyard.node.memory_guard.process_memory import ProcessMemory, SandboxMemory
+
+GROWTH = 4 << 30
+"""Bytes a second that a sandbox can fill. One core fills 1 to 2.5 GB a second."""
+SHORTEST, LONGEST = 0.05, 1.0
+"""Seconds between two measurements of one sandbox."""
+TARGET = 7 / 8
+"""Share of the limit below which a sandbox is brought."""
+
+
+def pause(used: int, limit: int) -> float:
+    """Return the seconds until the next measurement: about the time in which the sandbox could reach its limit."""
+    return min(LONGEST, max(SHORTEST, (limit - used) / GROWTH))
+
+
+def to_end(memory: SandboxMemory, limit: int, before: int) -> Sequence[ProcessMemory]:
+    """Return the processes to end: the largest ones, until the rest is below the target.
+
+    `before`: bytes at the measurement before. If files alone are beyond the limit, and nothing grew, then no process is
+    ended, so that the task can delete files.
+    """
+    if memory.used <= limit or (memory.files > limit * TARGET and memory.used <= before):
+        return []
+    left, chosen = memory.used, []
+    for process in sorted(memory.processes, key=lambda process: -process.bytes):
+        if left <= limit * TARGET:
+            break
+        if process.inside_pid != 1:  # the sandbox agent
+            chosen.append(process)
+            left -= process.bytes
+    return chosen

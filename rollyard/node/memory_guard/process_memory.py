@@ -1,0 +1,190 @@
+"""Memory of a sandbox's processes and files, read from /proc (proc(5)).
+
+Memory of several kinds is counted once:
+
+- private memory: `Pss_Anon` of each process. A page that processes share counts in equal parts.
+- files in memory: the used blocks of the sandbox's tmpfs mounts.
+- memory files (memfd_create, System V segments, shared anonymous memory): the blocks of each file that a process has
+  open, and `Pss` of mappings of other such files.
+
+A process that ends meanwhile counts with what could be read of it.
+
+Pages of the image's files are left out, because the kernel can drop them. Kernel memory, such as buffers of pipes and
+sockets, is left out too; the limits of processes and open files bound it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+MAX_MAPS_BYTES = 1 << 20
+"""Greatest length of a table of mappings that is read. A process with a longer table counts with all its shared memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    pid: int
+    inside_pid: int
+    """Id inside the sandbox; the sandbox agent has 1."""
+    name: str
+    bytes: int
+    """Bytes that this process holds. A memory file counts for each process that has it open."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxMemory:
+    used: int
+    """Bytes of all processes and files together."""
+    files: int
+    """Bytes of the files in tmpfs mounts."""
+    processes: Sequence[ProcessMemory]
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the process and all processes below it. An orphan is included, because process 1 of the sandbox adopts it."""
+    found = [pid]
+    for parent in found:
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with suppress(OSError):
+                    found += map(int, _read(f"/proc/{parent}/task/{thread}/children").split())
+    return found
+
+
+def sandbox_agent(launcher: int) -> int | None:
+    """Return the process that is process 1 of the sandbox; None if there is none below the launcher."""
+    return next((pid for pid in descendants(launcher) if inside_pid(pid) == 1), None)
+
+
+def inside_pid(pid: int) -> int | None:
+    """Return the id that a process has in its own PID namespace; None if the process is gone."""
+    return status[0] if (status := _status(pid)) is not None else None
+
+
+def resident_bytes(pids: Sequence[int]) -> int:
+    """Return the resident memory of processes. Shared pages count once for each process, so this is an upper bound of
+    their private memory."""
+    return sum(_statm(pid)[0] for pid in pids)
+
+
+def tmpfs_bytes(pid: int) -> int:
+    """Return the bytes in the tmpfs mounts that a process sees. An overlay counts if its upper layer is a tmpfs."""
+    used: dict[tuple[int, ...], int] = {}
+    with suppress(OSError):
+        for line in _read(f"/proc/{pid}/mountinfo").decode(errors="replace").splitlines():
+            before, _, after = line.partition(" - ")
+            kind, place = after.split(" ", 1)[0], before.split(" ")[4]
+            if kind == "tmpfs" or (kind == "overlay" and "upperdir=" in after):
+                with suppress(OSError):
+                    space = os.statvfs(f"/proc/{pid}/root{place}")
+                    # Two mounts of one tmpfs, or an overlay and its upper layer, have the same numbers.
+                    key = (space.f_blocks, space.f_bfree, space.f_files, space.f_ffree)
+                    used[key] = (space.f_blocks - space.f_bfree) * space.f_frsize
+    return sum(used.values())
+
+
+def measure(agent: int, without: Set[int] = frozenset()) -> SandboxMemory:
+    """Measure the sandbox of a sandbox agent. `without`: processes to leave out."""
+    pids = [pid for pid in descendants(agent) if pid not in without]
+    opened = {pid: dict(_memory_files(pid)) for pid in pids}
+    memory_files = {inode: size for files in opened.values() for inode, size in files.items()}
+    files, used, found = tmpfs_bytes(agent), sum(memory_files.values()), []
+    for pid in pids:
+        if (status := _status(pid)) is not None:
+            private = _private(pid, memory_files)
+            used += private
+            found.append(ProcessMemory(pid, *status, private + sum(opened[pid].values())))
+    return SandboxMemory(files + used, files, found)
+
+
+def host_shared_bytes() -> int:
+    """Return the memory of all tmpfs and memory files of this machine."""
+    line = next(line for line in _read("/proc/meminfo").splitlines() if line.startswith(b"Shmem:"))
+    return int(line.split()[1]) << 10
+
+
+def _status(pid: int) -> tuple[int, str] | None:
+    """Return the id inside the innermost PID namespace, and the name."""
+    try:
+        lines = dict(line.split(b":\t", 1) for line in _read(f"/proc/{pid}/status").splitlines() if b":\t" in line)
+    except OSError:
+        return None
+    return int(lines[b"NSpid"].split()[-1]), lines[b"Name"].decode(errors="replace")
+
+
+def _private(pid: int, memory_files: Mapping[int, int]) -> int:
+    try:
+        parts = {line.split(b":")[0]: line for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:]}
+        anonymous, shared = (int(parts[name].split()[1]) << 10 for name in (b"Pss_Anon", b"Pss_Shmem"))
+    except (OSError, KeyError):  # it has ended, it hides its memory, or the kernel is older than 5.9
+        resident, of_files = _statm(pid)
+        return resident - of_files
+    return anonymous + (_unlisted(pid, memory_files, shared) if shared else 0)
+
+
+def _unlisted(pid: int, memory_files: Mapping[int, int], shared: int) -> int:
+    """Return the mapped bytes of memory files that no process has open. `shared`: all mapped bytes of such files and of
+    tmpfs."""
+    try:
+        text = _read(f"/proc/{pid}/smaps", MAX_MAPS_BYTES)
+    except OSError:
+        return 0
+    if len(text) == MAX_MAPS_BYTES:
+        return shared
+    found, counts = 0, False
+    for line in text.splitlines():
+        words = line.split()
+        if not words[0].endswith(b":"):  # the head of a mapping: addresses, rights, offset, device, inode, path
+            major, minor = (int(part, 16) for part in words[3].split(b":"))
+            counts = os.makedev(major, minor) == _MEMORY_DEVICE and int(words[4]) not in memory_files
+        elif counts and words[0] == b"Pss:":
+            found += int(words[1]) << 10
+    return found
+
+
+def _memory_files(pid: int) -> Iterator[tuple[int, int]]:
+    """Yield inode and bytes of the memory files that a process has open."""
+    with suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                info = entry.stat()
+                if info.st_dev == _MEMORY_DEVICE:
+                    yield info.st_ino, info.st_blocks * 512
+
+
+def _statm(pid: int) -> tuple[int, int]:
+    """Return the resident bytes, and those of them that belong to files or shared memory."""
+    try:
+        _, resident, shared, *_ = map(int, _read(f"/proc/{pid}/statm").split())
+    except (OSError, ValueError):
+        return 0, 0
+    return resident * PAGE, shared * PAGE
+
+
+def _memory_device() -> int:
+    """Return the device number of the kernel's own tmpfs, in which all memory files are."""
+    file = os.memfd_create("probe")
+    try:
+        return os.fstat(file).st_dev
+    finally:
+        os.close(file)
+
+
+def _read(path: str, limit: int = -1) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall() if limit < 0 else _read_to(file.fileno(), limit)
+
+
+def _read_to(file: int, limit: int) -> bytes:
+    """Read to the end or to the limit. The kernel gives such files in pieces of a few pages."""
+    found = bytearray()
+    while len(found) < limit and (piece := os.read(file, limit - len(found))):
+        found += piece
+    return bytes(found)
+
+
+_MEMORY_DEVICE = _memory_device()
