@@ -35,6 +35,7 @@ RollyardError
 │   └── EndpointRefused      4xx: the request itself is wrong; no retry
 │       └── AnswerRefused    the endpoint's answer cannot be used for training, so Rollyard refuses it
 ├── NoEndpoint               no endpoint was ready in time: the rollout is handed back, and the attempt does not count
+├── NoReward                 a rollout ended without a reward; its trainer counts the session as failed (trainers/verl)
 ├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
 ├── EngineFailed             a model server cannot be kept alive (engine/process/child_process.py)
 ├── GatewayError             an error in the format of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)
@@ -232,6 +233,10 @@ class AnswerRefused(EndpointRefused):
 
 
 class NoEndpoint(RollyardError):
+    pass
+
+
+class NoReward(RollyardError):
     pass
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from rollyard.bridges.agent_lightning.agl_api import AglApi
 from rollyard.bridges.agent_lightning.rollout_events import events_of, request_of
-from rollyard.bridges.rollout_results import result_of
 from rollyard.client import AsyncClient
+from rollyard.client.rollout_results import result_of
 from rollyard.core.errors import ApiError, Conflict, NotFound
 from rollyard.kinds.rollout import Status, Trajectory
 

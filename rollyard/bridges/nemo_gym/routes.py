@@ -12,8 +12,8 @@ from aiohttp import web
 from rollyard.bridges.listener import answer, json_object
 from rollyard.bridges.nemo_gym.handed_out import HandedOut
 from rollyard.bridges.nemo_gym.rows import Row, aggregate, failure_of, failure_of_error, request_of, response_of
-from rollyard.bridges.rollout_results import result_of
 from rollyard.client import AsyncClient
+from rollyard.client.rollout_results import result_of
 from rollyard.core.errors import ApiError
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from aiohttp import web
 
 from rollyard.bridges.listener import answer, json_object
 from rollyard.bridges.prorl_agent.instances import request_of, result_of_trajectory, rollout_of
-from rollyard.bridges.rollout_results import result_of
 from rollyard.client import AsyncClient
+from rollyard.client.rollout_results import result_of
 from rollyard.core.errors import ApiError, BadRequest, Conflict, Invalid, NotFound, Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.engine_spec import ExternalEndpoint
