@@ -25,7 +25,7 @@ PARTS: tuple[Part, ...] = get_args(Part)
 NOT_RUN = {
     "VeRL-Tool": "it is on GitHub alone; its test clients were run by hand with its [tool server's bridge](verl-tool.md)",
     "rLLM": "it is on GitHub alone; [its flow and evaluator](rllm.md) were run by hand",
-    "slime": "it is on GitHub alone and needs a GPU",
+    "slime": "it is on GitHub alone and needs a GPU; [a step and an evaluation](slime.md) were run by hand with its modules",
     "prime-rl": "it is on GitHub alone and needs a GPU; it writes checkpoints, which a pool [follows](weights.md)",
     "NeMo RL": "it is on GitHub alone and needs a GPU; it collects rows through [NeMo Gym](nemo-gym.md)",
 }
