@@ -67,8 +67,13 @@ class EnvTask(WireModel):
     arguments: dict[str, JsonValue] = {}
     """Keyword arguments of the class or of `gem.make`. openenv: further fields of the reset."""
     python: str | None = Field(default=None, pattern=r"^/")
-    """Absolute path of the Python interpreter in which the environment is installed. Default: the node agent's Python.
-    Not for openenv."""
+    """Absolute path of the Python interpreter in which the environment is installed. Default: the node agent's Python, or
+    python3 of the sandbox. Not for openenv."""
+    where: Literal["node", "sandbox"] = "node"
+    """node: the environment runs beside the node agent. sandbox: it runs in the rollout's sandbox, and the agent has no
+    tools."""
+    files: dict[str, str] = {}
+    """Path in the sandbox -> text of files that are there when the environment and the agent start."""
     system: str | None = None
     """System prompt. Default: none."""
     tools: list[Literal["bash", "ipython", "editor"]] = []
@@ -94,6 +99,11 @@ class EnvTask(WireModel):
             )
         if self.framework == "openenv" and self.python is not None:
             raise ValueError("`python` is for `framework: class` and `gem`; leave it out")
+        if self.where == "sandbox" and (self.tools or self.framework == "openenv"):
+            raise ValueError(
+                "`where: sandbox` is for `framework: class` and `gem` without `tools`; with tools in the same sandbox "
+                "the agent could change its environment"
+            )
         return self
 
 

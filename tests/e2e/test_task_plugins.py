@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +99,12 @@ async def test_a_class_with_reset_and_step_replies_to_the_policy(plugged: Yard) 
     async with plugged.client() as client:
         ids = await _submit(client, "sums", {**task, "system": MATH, "tools": ["ipython"]}, n=4)
         ended = await plugged.gather(client, ids)
+        boxed = {
+            **task,
+            "where": "sandbox",
+            "files": {"/workspace/small_games.py": Path(small_games.__file__).read_text()},
+        }
+        (in_sandbox,) = await plugged.gather(client, await _submit(client, "boxed", boxed))
         ids = [*await _submit(client, "plain", task), *await _submit(client, "broken-game", {**task, "env": "nope:X"})]
         plain, broken = await plugged.gather(client, ids)
         _, columns = await client.rollout_columns(ended[0].id)
@@ -110,8 +117,10 @@ async def test_a_class_with_reset_and_step_replies_to_the_policy(plugged: Yard) 
         if trajectory.status is Status.COMPLETED:
             assert (len(steps), trajectory.metrics["steps"]) == (3, 3.0)
     assert any(trajectory.reward for trajectory in ended), "the policy adds two numbers with its tool"
-    environment_turns.check(plain, [{"role": "user", "content": question}])
-    assert [turn.tool_results for turn in plain.turns] == [[]] * 3, "without a tool nothing in a turn is a call"
+    for trajectory in (plain, in_sandbox):
+        environment_turns.check(trajectory, [{"role": "user", "content": question}])
+        assert [reward for _, reward in _steps(trajectory)] == _rewards([turn.text for turn in trajectory.turns])
+        assert not any(turn.tool_results for turn in trajectory.turns), "without a tool nothing in a turn is a call"
     assert columns is not None
     assert [None if r != r else r for r in columns.turn_rewards.tolist()] == [t.reward for t in ended[0].turns]
     assert (broken.status, broken.reward, broken.attempt) == (Status.FAILED, None, 1)

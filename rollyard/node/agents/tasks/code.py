@@ -20,6 +20,7 @@ from rollyard.node.agents import system_prompts
 from rollyard.node.agents.scoring import case_driver
 from rollyard.node.agents.scoring.checker_pool import CheckerKilled, CheckerPool
 from rollyard.node.agents.tasks.base import Artifact, Message, Score
+from rollyard.node.agents.tasks.task_files import write_files
 from rollyard.node.sandbox.sandbox import Sandbox
 from rollyard.wire.node import MAX_ARTIFACT_BYTES
 
@@ -56,11 +57,7 @@ class CodeHandler:
         ]
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
-        for path, text in read_code(task).files.items():
-            try:
-                await sandbox.write_file(path, text.encode())
-            except OSError as error:
-                raise TaskError(f"the task's file {path} cannot be written: {error}") from error
+        await write_files(sandbox, read_code(task).files)
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         """Return the solution; an empty artifact if the file is missing, too large, or not text. Such a file is a

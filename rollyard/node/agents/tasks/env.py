@@ -9,6 +9,8 @@ from rollyard.kinds.task_fields import read_env
 from rollyard.node.agents.tasks.base import Artifact, Environment, Message, Score, sum_of_rewards
 from rollyard.node.agents.tasks.environments.child_environment import ChildEnvironment
 from rollyard.node.agents.tasks.environments.openenv import OpenEnvironment
+from rollyard.node.agents.tasks.environments.sandbox_environment import SandboxEnvironment
+from rollyard.node.agents.tasks.task_files import write_files
 from rollyard.node.sandbox.sandbox import Sandbox
 
 
@@ -26,11 +28,15 @@ class EnvHandler:
         return [] if system is None else [{"role": "system", "content": system}]
 
     async def init(self, task: Task, sandbox: Sandbox) -> None:
-        pass
+        await write_files(sandbox, read_env(task).files)
 
     async def environment(self, task: Task, sandbox: Sandbox) -> Environment:
         found = read_env(task)
-        return await (OpenEnvironment if found.framework == "openenv" else ChildEnvironment).start(found)
+        if found.framework == "openenv":
+            return await OpenEnvironment.start(found)
+        return await (
+            SandboxEnvironment.start(found, sandbox) if found.where == "sandbox" else ChildEnvironment.start(found)
+        )
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         return {}

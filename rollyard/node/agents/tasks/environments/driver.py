@@ -6,6 +6,9 @@ Rollyard. One environment has one process, because GEM and others seed the rando
 Each line on standard input is a JSON object. The first is `{"framework", "env", "arguments", "seed"}`. Each further line is
 `{"action": TEXT}`. Each line gets one line as answer: `{"text", "reward", "done", "role"}`, or `{"error"}` if the
 environment raised an exception. The process ends when its standard input ends.
+
+With a port as argument, the lines go over a connection to this port of 127.0.0.1, and modules of the working directory can
+be imported.
 """
 
 from __future__ import annotations
@@ -15,22 +18,29 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import traceback
-from typing import Any
+from typing import Any, TextIO
 
 MAX_TEXT_CHARS = 1 << 20
 PR_SET_PDEATHSIG = 1
 
 
-def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def main(*ports: str) -> None:
     if sys.path[0] == os.path.dirname(os.path.abspath(__file__)):
         del sys.path[0]  # a module beside this file must not hide one of the environment's
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output printed by an environment must not be read as an answer
+    if ports:
+        sys.path.insert(0, os.getcwd())
+        connection = socket.create_connection(("127.0.0.1", int(ports[0])))
+        questions: TextIO = connection.makefile("r")
+        answers: TextIO = connection.makefile("w")
+    else:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        questions, answers = sys.stdin, os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)  # output printed by an environment must not be read as an answer
     environment: Any = None
-    for line in sys.stdin:
+    for line in questions:
         asked = json.loads(line)
         try:
             if environment is None:
@@ -91,4 +101,4 @@ def describe(error: BaseException) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -17,7 +17,7 @@ from rollyard.core.errors import HandlerFailed, NodeFault, connection_failure_te
 from rollyard.kinds.rollout import Turn
 from rollyard.kinds.task_fields import EnvTask
 from rollyard.node.agents.tasks.base import Environment, Reply
-from rollyard.node.agents.tasks.environments.child_environment import answer_within
+from rollyard.node.agents.tasks.environments.driver_environment import answer_within
 
 START_SECONDS = 60.0
 MAX_MESSAGE_BYTES = 16 << 20

@@ -120,6 +120,7 @@ async def test_an_environment_ends_with_its_rollout() -> None:
         ({"framework": "class", "env": "Sums"}, "`env` is `module:Class`"),
         ({"framework": "openenv", "env": "node7:8000"}, "is the URL of a running server"),
         ({"framework": "openenv", "env": "http://node7", "python": "/usr/bin/python3"}, "leave it out"),
+        ({"framework": "class", "env": "a:B", "where": "sandbox", "tools": ["bash"]}, "could change its environment"),
         ({"framework": "textarena", "env": "x"}, "Input should be 'class', 'gem' or 'openenv'"),
     ],
 )
