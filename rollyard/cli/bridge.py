@@ -139,7 +139,7 @@ async def agent_lightning(client: AsyncClient, namespace: str, pool: str, url: s
 )
 @click.option("--sandboxes", type=click.IntRange(min=1), default=256, show_default=True, help="open at the same time")
 @click.option("--cpus", type=click.FloatRange(min=0.01), default=1.0, show_default=True, help="of one sandbox")
-@click.option("--memory", default="2G", show_default=True, help="of one process in a sandbox")
+@click.option("--memory", default="2G", show_default=True, help="of one sandbox")
 @click.option("--disk", default="1G", show_default=True, help="of one file that a sandbox writes")
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1), default=10.0, show_default=True, help="time limit of one action"

@@ -78,8 +78,9 @@ class VerlToolBridge:
                 done = await run(action.code, self._seconds)
         except SandboxError as error:
             return {"obs": "", "error": str(error)}, True, False
-        late = f"\nExecution time out after {self._seconds:g} seconds" if done.timed_out else ""
-        return observation_of(text, action.tool, done.output + late), False, True
+        late = [f"Execution time out after {self._seconds:g} seconds"] if done.timed_out else []
+        output = "\n".join([done.output.rstrip("\n"), *done.notes, *late])
+        return observation_of(text, action.tool, output), False, True
 
 
 def _actions(body: dict[str, Any]) -> Actions:

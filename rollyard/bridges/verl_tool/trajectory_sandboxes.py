@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,8 @@ class Output(Protocol):
     def output(self) -> str: ...
     @property
     def timed_out(self) -> bool: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
 
 
 class ToolSandbox(Protocol):
