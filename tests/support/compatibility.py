@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 START, END = "<!-- made by tests/support/compatibility.py -->\n", "<!-- end of the made part -->\n"
 Part = Literal["tokens", "mask", "logprobs", "versions", "rewards", "groups"]
 PARTS: tuple[Part, ...] = get_args(Part)
-NOT_RUN = {
+NO_TEST = {
     "VeRL-Tool": "it is on GitHub alone; its test clients were run by hand with its [tool server's bridge](verl-tool.md)",
     "rLLM": "it is on GitHub alone; [its flow and evaluator](rllm.md) were run by hand",
     "slime": "it is on GitHub alone and needs a GPU; [a step and an evaluation](slime.md) were run by hand with its modules",
@@ -108,7 +108,7 @@ def made_part() -> str:
     for _, row in found:
         cells = ["yes" if part in row.equal else "no" for part in PARTS]
         lines.append(f"| [{row.project}]({row.page}) | {row.version} | {' | '.join(cells)} | {row.start} |")
-    lines += [f"| {name} | not run |{' |' * len(PARTS)} |" for name in NOT_RUN]
+    lines += [f"| {name} | no test |{' |' * len(PARTS)} |" for name in NO_TEST]
     lines += ["", "| project | what was run | what does not come over | test |", "|---|---|---|---|"]
     for node, row in found:
         reasons = dict.fromkeys(row.missing.values())
@@ -116,7 +116,7 @@ def made_part() -> str:
         missing = ". ".join(f"{named}: {why}" for why, named in parts.items())
         test = f"[`{node.partition('::')[2]}`](../{node.partition('::')[0]})"
         lines.append(f"| {row.project} {row.version} | {row.ran} | {missing} | {test} |")
-    lines += [f"| {name} | no test: {why} | | |" for name, why in NOT_RUN.items()]
+    lines += [f"| {name} | {why} | | |" for name, why in NO_TEST.items()]
     return "".join(f"{line}\n" for line in lines)
 
 
