@@ -14,7 +14,7 @@ from rollyard.gateway.requests.chat_request import ChatResponse, Piece, TokenLog
 from rollyard.gateway.requests.sampling_overrides import read_choices, read_overrides, read_top_logprobs
 from rollyard.gateway.session.session import GatewaySession, SendPiece
 
-OWN_FIELDS = ("model", "prompt", "stream", "stream_options", "n", "logprobs")
+OWN_FIELDS = ("model", "prompt", "stream", "stream_options", "n", "best_of", "logprobs")
 
 
 class CompletionExchange:
@@ -25,6 +25,8 @@ class CompletionExchange:
         self._prompt = _prompt(body.get("prompt"))
         top = None if body.get("logprobs") in (None, False) else read_top_logprobs(body, "logprobs")
         self._overrides = replace(read_overrides(body, OWN_FIELDS), choices=read_choices(body), top_logprobs=top)
+        if body.get("best_of") not in (None, self._overrides.choices):
+            raise bad_request("`best_of` must equal `n`, because every sampled answer is returned", param="best_of")
         self._id, self._created = new_id("cmpl-"), unix_now()
         self._sent: dict[int, int] = {}
         """Index of an answer -> number of logprobs sent."""

@@ -83,7 +83,7 @@ async def test_streams_name_the_answer_of_each_piece(scripted: Any, template: Ch
         assert chunks[-1].usage.completion_tokens == sum(len(ids(template, text)) for text in SAYS)
         ends = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason == "stop"]
         assert (sorted(chats), ends) == (sorted(SAYS), [0, 1, 2])
-        stream = await ai.completions.create(prompt="one", **asked)
+        stream = await ai.completions.create(prompt="one", best_of=3, **asked)
         async for chunk in stream:
             for choice in chunk.choices:
                 prompts[choice.index] += choice.text
@@ -132,6 +132,8 @@ async def test_a_wrong_number_of_answers_is_refused(scripted: Any, n: Any) -> No
             await ai.chat.completions.create(model="m", messages=QUESTION, n=n)
         with pytest.raises(openai.BadRequestError, match="`n` must be a whole number from 1 to 128"):
             await ai.completions.create(model="m", prompt="x", n=n)
+        with pytest.raises(openai.BadRequestError, match="`best_of` must equal `n`"):
+            await ai.completions.create(model="m", prompt="x", n=2, best_of=3)
         assert upstream.prompts == []
 
 

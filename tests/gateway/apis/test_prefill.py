@@ -110,6 +110,19 @@ async def test_openais_fields_for_a_begun_turn_must_agree(scripted: Any, last: A
         assert upstream.prompts == []
 
 
+async def test_several_answers_go_on_from_the_same_beginning(scripted: Any) -> None:
+    async with scripted([" is 12.", " is twelve."]) as (gateway, upstream), openai_client(gateway) as ai:
+        asked: Any = {"model": "m", "messages": [*QUESTION, LEAD], "n": 2, "logprobs": True}
+        said = await ai.chat.completions.create(**asked, extra_body={"continue_final_message": True})
+        assert upstream.prompts[0] == upstream.prompts[1]
+        session = gateway.sessions["s1"]
+        for choice, segment in zip(said.choices, session.segments(), strict=True):
+            assert segment.prompt_length == len(upstream.prompts[0])
+            shown = b"".join(bytes(one.bytes) for one in choice.logprobs.content)  # type: ignore[union-attr, arg-type]
+            assert shown.decode() == choice.message.content
+        assert session.breaks() == {}
+
+
 async def test_a_call_may_begin_in_the_callers_text(scripted: Any) -> None:
     tools: list[Any] = [{"name": "bash", "input_schema": TOOLS[0]["function"]["parameters"]}]  # type: ignore[index]
     lead = {"role": "assistant", "content": '<tool_call>\n{"name": "bash",'}
