@@ -46,6 +46,8 @@ class Yard:
         self.driven_by = "slurm" if cluster else "local"
         """Value of `serve --cluster`."""
         self.server: subprocess.Popen[str] | None = None
+        self.listen = "127.0.0.1:0"
+        """Value of `serve --listen`. By default each start takes a free port."""
         self.env: dict[str, str] = {}
         """Further environment variables of the server."""
 
@@ -67,6 +69,7 @@ class Yard:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
         command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", self.driven_by]
+        command += ["--listen", self.listen]
         with (self.folder / "server.log").open("a") as log:
             self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
         assert self.server.stdout is not None
@@ -164,8 +167,8 @@ class Yard:
             text["metadata"]["namespace"] = "default"
             await client.apply(parse_object(text))
 
-    async def ready(self, client: AsyncClient) -> None:
-        await self.until(lambda: self._all_ready(client))
+    async def ready(self, client: AsyncClient, seconds: float = 120.0) -> None:
+        await self.until(lambda: self._all_ready(client), seconds)
 
     async def _all_ready(self, client: AsyncClient) -> bool:
         for kind in ("InferencePool", "RolloutPool"):
