@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import AsyncIterator
 from typing import Any
@@ -29,7 +30,7 @@ GROUPS = "all rollouts of a task begin with its seed"
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
     made = Yard(tmp_path_factory.mktemp("yard"))
-    made.env["PYTHONPATH"] = str(ROOT)
+    made.env["PYTHONPATH"] = f"{ROOT}:{made.folder}"
     try:
         made.start()
         async with made.client() as client:
@@ -101,6 +102,35 @@ async def test_openenv_plays_with_the_policy(yard: tuple[Yard, AsyncClient], com
     start = "a task of kind `env`"
     missing = {**NO_TOKENS, "groups": GROUPS}
     compatibility.row("OpenEnv", version, start=start, page="environments.md", ran=ran, missing=missing)
+
+
+async def test_textarena_plays_with_the_policy(yard: tuple[Yard, AsyncClient], compatibility: Compatibility) -> None:
+    folder = environment("textarena", "0.7.4", "python3.11")
+    python = str(folder / "bin" / "python")
+    documented = re.search(
+        r"```python\n(import textarena\n.*?)```", (ROOT / "docs" / "environments.md").read_text(), re.S
+    )
+    assert documented is not None
+    (yard[0].folder / "arena.py").write_text(documented[1])
+    game = {"framework": "class", "env": "arena:Arena", "arguments": {"game": "GuessTheNumber-v0"}, "python": python}
+    ended = await played(yard, {"arena": {**game, "seed": 3}}, n=4)
+    asked = [["GuessTheNumber-v0", 3, [text for text, _ in steps(t)]] for t in ended]
+    games = [python, str(SUPPORT / "arena_games.py")]
+    again = json.loads(
+        subprocess.run(games, input=json.dumps(asked), capture_output=True, text=True, check=True).stdout
+    )
+    for trajectory, (first, reward) in zip(ended, again, strict=True):
+        environment_turns.check(trajectory, [{"role": "user", "content": first}])
+        if reward is not None:
+            compatibility.same("rewards", reward, trajectory.reward)
+            assert len(trajectory.turns) > 1, "the first invalid guess does not end the game"
+    version = installed("textarena", folder)
+    ran, start = (
+        "`GuessTheNumber-v0` in the class of the page, then the same with the stored texts",
+        "the class of the page",
+    )
+    missing = {**NO_TOKENS, "groups": GROUPS}
+    compatibility.row("TextArena", version, start=start, page="environments.md", ran=ran, missing=missing)
 
 
 async def played(yard: tuple[Yard, AsyncClient], tasks: dict[str, dict[str, Any]], n: int) -> list[Trajectory]:

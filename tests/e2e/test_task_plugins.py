@@ -129,6 +129,22 @@ async def test_a_class_with_reset_and_step_replies_to_the_policy(plugged: Yard) 
     assert "the environment nope:X raised ModuleNotFoundError: No module named 'nope'" in broken.error.message
 
 
+async def test_a_new_attempt_begins_with_a_new_environment(plugged: Yard) -> None:
+    file = plugged.folder / "first-try"
+    file.touch()
+    game = {"env": "small_games:SecondTry", "arguments": {"file": str(file)}, "seed": 3}
+    task = {"kind": "env", "framework": "class", **game, "system": MATH, "tools": ["ipython"]}
+    async with plugged.client() as client:
+        ids = await _submit(client, "second-try", task, sampling={"max_tokens": 64, "temperature": 0})
+        (ended,) = await plugged.gather(client, ids)
+    assert (ended.status, ended.attempt, file.exists()) == (Status.COMPLETED, 2, False)
+    question, _ = small_games.Sums().reset(3)
+    environment_turns.check(
+        ended, [{"role": "system", "content": MATH}, {"role": "user", "content": question}], ["ipython"]
+    )
+    assert [reward for _, reward in _steps(ended)] == _rewards([text for text, _ in _steps(ended)])
+
+
 async def test_a_command_cannot_have_an_environment(plugged: Yard) -> None:
     task = {"kind": "env", "framework": "class", "env": "small_games:Sums"}
     async with plugged.client() as client:

@@ -30,6 +30,20 @@ class Sums:
         return f"What is {a} + {b}?"
 
 
+class SecondTry(Sums):
+    """Ends its process in the second step while the file is there, and removes the file."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self.file = file
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        if self.left == 2 and os.path.exists(self.file):
+            os.unlink(self.file)
+            os._exit(3)
+        return super().step(action)
+
+
 class Older:
     """Has the older Gym's four values, observations that are no text, and GEM's texts around observations."""
 
