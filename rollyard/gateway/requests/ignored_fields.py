@@ -147,9 +147,9 @@ ACCEPTED: Mapping[str, FieldRule] = {
     "container": refused_field("offer a tool of your own"),
     "max_tool_calls": NO_TOOLS,
     # state and services of a provider
-    "store": neutral_field(False, advice="nothing is stored for retrieval; the session's trajectory has every turn"),
+    "store": neutral_field(False, advice="leave it out: the session's trajectory has every turn"),
     "previous_response_id": refused_field(WHOLE),
-    "conversation": refused_field(WHOLE),
+    "conversation": refused_field(f"{WHOLE}, or name the earlier response in `previous_response_id`"),
     "thread": refused_field(WHOLE),
     "background": neutral_field(False, advice="wait for the answer, or stream it"),
     "background_options": refused_field("wait for the answer, or stream it"),
