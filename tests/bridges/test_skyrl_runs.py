@@ -16,7 +16,7 @@ from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import Trajectory
 from tests.support.compatibility import Compatibility, installed
 from tests.support.released import environment
-from tests.support.yard import ROOT, Yard
+from tests.support.yard import MODEL, ROOT, Yard
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.long]
 
@@ -53,8 +53,16 @@ class SkyRL:
     async def begin(self, rows: list[dict[str, Any]], *words: str) -> asyncio.subprocess.Process:
         """Start a process that generates a batch of these rows."""
         file = self._folder / "rows.jsonl"
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-        command = ["--kubeconfig", str(self._yard.data / "admin.kubeconfig"), "--rows", str(file)]
+        prompt = [{"role": "user", "content": "What is it?"}]
+        file.write_text("".join(f"{json.dumps({'prompt': prompt, 'rollyard': json.dumps(row)})}\n" for row in rows))
+        command = [
+            "--kubeconfig",
+            str(self._yard.data / "admin.kubeconfig"),
+            "--rows",
+            str(file),
+            "--model",
+            str(MODEL),
+        ]
         command += [
             "--result",
             str(self._folder / "result.json"),
@@ -143,7 +151,7 @@ async def test_a_killed_trainer_gets_its_rollouts_again_token_for_token_and_a_fa
     compatibility.row(
         "SkyRL", installed("skyrl", skyrl.environment),
         start="`RollyardGenerator`", page="skyrl.md",
-        ran="its batches, checks, merged steps and advantages, around one generation; a killed trainer, a rollout that "
+        ran="its dataset, batch, checks, rewards and advantages, around one generation; a killed trainer, a rollout that "
         "fails. Its training, which needs a GPU, was not run",
         missing={"versions": "its output has no field for them; two metrics have the oldest and the newest step"},
     )  # fmt: skip
@@ -170,6 +178,7 @@ async def test_each_segment_is_a_step_and_a_flat_output_counts_what_it_leaves_ou
 
 async def test_an_evaluation_has_rollouts_of_its_own(served: tuple[Yard, AsyncClient], skyrl: SkyRL) -> None:
     _, client = served
-    await skyrl.run([{"task": task(4)}], "--phase", "eval")
-    found = await client.wait_many([f"{skyrl.name}-eval-1-0.{k}" for k in range(SAMPLES)])
+    metrics = await skyrl.run([{"task": task(4)}, {"task": task(5)}], "--phase", "eval")
+    found = await client.wait_many([f"{skyrl.name}-eval-1-{row}.{k}" for row in (0, 1) for k in range(SAMPLES)])
     assert {t.mode for t in found} == {"eval"}
+    assert metrics["eval/all/avg_score"] == pytest.approx(np.mean([t.reward for t in found]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +12,11 @@ from typing import Any
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.core.errors import Invalid, NoProgress
+from rollyard.core.errors import Invalid, NoProgress, NotFound
 from rollyard.trainers.slime import generate_rollout
 from tests.support import slime_stand_in
 from tests.support.slime_stand_in import DataSource, arguments
-from tests.support.yard import Yard
+from tests.support.yard import MODEL, Yard
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
 
@@ -64,6 +65,28 @@ async def test_a_step_has_the_stored_tokens_and_the_same_rollouts_when_it_runs_a
     again = await run(yard, 5, DataSource(rows, N), **more)
     assert again.samples == output.samples
     assert {view.id async for view in client.rollouts(pool="demo")} == before
+
+
+async def test_a_step_waits_for_the_checkpoint_of_the_step_before(
+    served: tuple[Yard, AsyncClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    yard, client = served
+    slime_stand_in.install(monkeypatch)
+    more = {"rollout_batch_size": 1, "rollyard_run": "follows", "rollyard_weights": {"every": 1, "prefix": "slime"}}
+    step = asyncio.create_task(run(yard, 1, DataSource([metadata(7)], N), **more))
+
+    async def waits() -> bool:
+        try:
+            view, _ = await client.rollout("follows-train-1-0.0")
+        except NotFound:
+            return False
+        return "slime0" in (view.waiting or "")
+
+    await yard.until(waits)
+    shutil.copytree(MODEL, tmp_path / "rollout_0")
+    await yard.rollyard("weights", "follow", str(tmp_path), "--pool", "policy", "--once", "--prefix", "slime")
+    output = await step
+    assert [sample.weight_versions for (sample,) in output.samples[0]] == [["slime0"]] * N
 
 
 async def test_an_evaluation_has_the_scored_rollouts_of_each_dataset(

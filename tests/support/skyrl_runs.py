@@ -22,9 +22,12 @@ if sys.version_info < (3, 12):  # SkyRL asks for 3.12, because pydantic takes no
 
 from skyrl.backends.skyrl_train.inference_servers.engine_utils import get_sampling_params_for_backend
 from skyrl.train.config import SkyRLTrainConfig
-from skyrl.train.generators.utils import concatenate_generator_outputs, prepare_generator_input
+from skyrl.train.dataset import PromptDataset
+from skyrl.train.evaluate import evaluate
+from skyrl.train.generators.utils import prepare_generator_input
 from skyrl.train.trainer import RayPPOTrainer
-from skyrl.train.utils.trainer_utils import validate_generator_output
+from skyrl.train.utils.trainer_utils import build_dataloader, validate_generator_output
+from transformers import AutoTokenizer
 
 from rollyard.trainers.skyrl.generator import RollyardGenerator
 
@@ -32,7 +35,8 @@ from rollyard.trainers.skyrl.generator import RollyardGenerator
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kubeconfig", type=Path)
-    parser.add_argument("--rows", type=Path, help="JSON lines of values for the column `rollyard`")
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--rows", type=Path, help="a dataset of SkyRL")
     parser.add_argument("--result", type=Path)
     parser.add_argument("--samples", type=int)
     parser.add_argument("--run")
@@ -41,29 +45,25 @@ def main() -> None:
     given = parser.parse_args()
 
     cfg = SkyRLTrainConfig()
-    cfg.generator.n_samples_per_prompt = given.samples
+    cfg.generator.n_samples_per_prompt = cfg.generator.eval_n_samples_per_prompt = given.samples
     cfg.generator.step_wise_trajectories = cfg.generator.merge_stepwise_output = given.step_wise
-    rows = given.rows.read_text().splitlines()
-    prompts = [
-        {
-            "prompt": [{"role": "user", "content": "-"}],
-            "env_class": None,
-            "env_extras": {"rollyard": row},
-            "uid": str(i),
-        }
-        for i, row in enumerate(rows)
-    ]
-    params = get_sampling_params_for_backend("vllm", cfg.generator.sampling_params)
-    batch, uids = prepare_generator_input(prompts, given.samples, params, "rollyard", given.phase, 1)
+    cfg.trainer.print_example_interval = 0
+    tokenizer = AutoTokenizer.from_pretrained(given.model)
+    dataset = PromptDataset([str(given.rows)], tokenizer, max_prompt_length=512, num_workers=1)
     generator = RollyardGenerator("demo", run=given.run, step_wise=given.step_wise, kubeconfig=given.kubeconfig)
+    if given.phase == "eval":
+        cfg.trainer.eval_batch_size = len(dataset)
+        loader = build_dataloader(cfg, dataset, is_train=False)
+        found = asyncio.run(evaluate(loader, generator, cfg, global_step=1, tokenizer=tokenizer))
+        given.result.write_text(json.dumps(found))
+        return
+    prompts = dataset.collate_fn([dataset[i] for i in range(len(dataset))])
+    params = get_sampling_params_for_backend("vllm", cfg.generator.sampling_params)
+    batch, uids = prepare_generator_input(prompts, given.samples, params, "rollyard", "train", 1)
     output = asyncio.run(generator.generate(batch))
     validate_generator_output(len(batch["prompts"]), output, step_wise=given.step_wise)
     result = {**output, "trajectory_ids": [named.to_string() for named in output["trajectory_ids"]]}
-    if given.phase == "eval":
-        concatenate_generator_outputs([output], step_wise=given.step_wise)
-    else:
-        result |= _trained_on(cfg, output, uids)
-    given.result.write_text(json.dumps(result))
+    given.result.write_text(json.dumps(result | _trained_on(cfg, output, uids)))
 
 
 def _trained_on(cfg: Any, output: Any, uids: list[str]) -> dict[str, Any]:
