@@ -18,6 +18,8 @@ from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.sampled_turn import THINK_ENDS
 
 STRUCTURED = "structured_outputs"
+MAX_WHITESPACE = 8
+"""Greatest number of white space characters between two parts of JSON."""
 Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar", "tool_calls"]
 Form = Mapping[str, Any]
 """Part of a structural tag in vLLM's format (`{"type": "const_string", "value": ...}`)."""
@@ -51,14 +53,19 @@ class Constraint:
     def _form(self) -> Form:
         match self.kind:
             case "json_schema":
-                return {"type": "json_schema", "json_schema": self.value}
+                return json_form(self.value)
             case "json_object":
-                return {"type": "json_schema", "json_schema": {"type": "object"}}
+                return json_form({"type": "object"})
             case "regex":
                 return {"type": "regex", "pattern": self.value}
             case "choice":
                 return {"type": "or", "elements": [{"type": "const_string", "value": one} for one in self.value]}
         return {"type": self.kind, "grammar": self.value}
+
+
+def json_form(schema: Mapping[str, Any]) -> Form:
+    """Return the form of JSON in a structural tag. Small models would fill it with white space without a limit."""
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": MAX_WHITESPACE}
 
 
 def has_form(constraint: Constraint, text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ import pytest
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.constraint import Constraint
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.failover import FailoverPolicy
 from rollyard.tokens.sampled_tokens import Sampled
@@ -138,3 +140,37 @@ async def test_a_stop_text_ends_a_turn_of_the_embedded_engine(start_engine: Any,
         asked = evolve(sampling, stop=[stop])
         ended = await client.complete(one, prompt, asked, 40, template.stop_ids)
     assert (ended.token_ids, ended.finish_reason) == (free[:10], "stop")
+
+
+async def test_a_constrained_turn_begins_again_at_the_other_engine(start_engine: Any, model_dir: Path) -> None:
+    """An engine applies a grammar from the end of the prompt on, so it could not go on in the middle of a form."""
+    first, second = start_engine(), start_engine()
+    template = ChatTemplate.load(model_dir)
+    prompt = Conversation(template, [{"role": "user", "content": "What is 12 * 34?"}]).prompt_ids()
+    sampling = Constraint("regex", "([a-z]{2}-){300}end").applied_to(Sampling(seed=1, temperature=1.6))
+    streamed: list[int] = []
+
+    def kill_first(chunk: Sampled) -> None:
+        streamed.extend(chunk.token_ids)
+        if first.process.poll() is None and len(streamed) > 10:
+            first.process.send_signal(signal.SIGKILL)
+
+    async with (
+        aiohttp.ClientSession() as http,
+        endpoint("first", first.socket, most=8_000) as one,
+        endpoint("second", second.socket) as two,
+    ):
+
+        async def checkout(current: Endpoint, failed: str, again: bool) -> Endpoint:
+            return two if failed == "first" else current
+
+        client = TokenClient(http)
+        policy = FailoverPolicy(client, one, template.stop_ids, checkout, wait_seconds=9)
+        sampled = await policy.sample(prompt, sampling, MAX_TOKENS, on_progress=kill_first)
+        undisturbed = await client.complete(two, prompt, sampling, MAX_TOKENS, template.stop_ids)
+    assert sampled.token_ids == undisturbed.token_ids
+    assert re.fullmatch("([a-z]{2}-){300}end", template.decode(sampled.token_ids[:-1]))
+    assert set(sampled.weights_versions) == {"weights of second"}
+    assert len(streamed) > len(sampled.token_ids)
+    exact = exact_logprobs(model_dir, prompt, sampled.token_ids)
+    assert sampled.logprobs == pytest.approx(exact, abs=2e-3)

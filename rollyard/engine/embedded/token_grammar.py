@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 from tokenizers import Tokenizer
 
 from rollyard.core.errors import BadRequest
@@ -167,8 +168,8 @@ def _json(schema: Any) -> str:
 
 def _parsed(text: str, name: str) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return from_json(text)  # refuses deep nesting
+    except ValueError as error:
         raise BadRequest(f"`structured_outputs.{name}` is not valid JSON: {error}") from None
 
 

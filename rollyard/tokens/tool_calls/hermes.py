@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall
-from rollyard.tokens.tool_calls.call_forms import json_name, tagged_calls
+from rollyard.tokens.tool_calls.call_forms import tagged_calls
 from rollyard.tokens.tool_calls.call_json import call_of, load
 from rollyard.tokens.tool_calls.tagged_calls import parse_tagged
 
@@ -28,7 +28,7 @@ class Hermes:
 
     def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
         def begin(name: str) -> str:
-            return f'{OPEN}\n{{"name": {json_name(name)}, "arguments": '
+            return f'{OPEN}\n{{"name": "{name}", "arguments": '
 
         return tagged_calls(tools, begin, f"}}\n{CLOSE}", separator="\n", single=single)
 

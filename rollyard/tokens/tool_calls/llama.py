@@ -7,7 +7,7 @@ from typing import Any
 
 from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
-from rollyard.tokens.tool_calls.call_forms import json_name, tagged_calls
+from rollyard.tokens.tool_calls.call_forms import tagged_calls
 from rollyard.tokens.tool_calls.call_json import call_of, load_first
 
 PYTHON_TAG = "<|python_tag|>"
@@ -40,7 +40,7 @@ class Llama3:
 
     def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
         def begin(name: str) -> str:
-            return f'{{"name": {json_name(name)}, "parameters": '
+            return f'{{"name": "{name}", "parameters": '
 
         return tagged_calls(tools, begin, "}", separator="; ", single=single)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollyard.tokens.constraint import Form
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
-from rollyard.tokens.tool_calls.call_forms import either, in_order, json_name, tagged_calls, text_form
+from rollyard.tokens.tool_calls.call_forms import either, in_order, tagged_calls, text_form
 from rollyard.tokens.tool_calls.call_json import arguments_of, call_of, load_first
 
 MARK = "[TOOL_CALLS]"
@@ -38,7 +38,7 @@ class Mistral:
 
     def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
         def begin(name: str) -> str:
-            return f'{{"name": {json_name(name)}, "arguments": '
+            return f'{{"name": "{name}", "arguments": '
 
         array = in_order(
             text_form(f"{MARK}["), tagged_calls(tools, begin, "}", separator=", ", single=single), text_form("]")

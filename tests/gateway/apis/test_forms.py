@@ -13,8 +13,11 @@ import pytest
 from pydantic import BaseModel
 
 from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.session import SessionTrajectory
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.tool_calls import ParsedTurn, parser_choice
 from tests.support import recompute
 from tests.support.lazy_module import LazyModule
 
@@ -175,3 +178,92 @@ async def test_a_form_that_does_not_fit_ends_at_the_limit(tiny: Any) -> None:
             model="m", messages=QUESTION, max_tokens=5, tools=JUDGES, tool_choice="required"
         )
         assert (cut.choices[0].finish_reason, cut.choices[0].message.tool_calls) == ("length", None)
+
+
+def schema(**inner: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": inner}}}
+
+
+AT = "response_format.json_schema.schema"
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(60):
+    DEEP = {"properties": {"a": DEEP}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "where", "words"),
+    [
+        (schema(properties={"age": {"type": "int"}}), f"{AT}.properties.age.type", "must be one of object, array"),
+        (schema(properties={"a": {"anyOf": []}}), f"{AT}.properties.a.anyOf", "at least one schema"),
+        (schema(items={"$ref": "#/$defs/no"}), f"{AT}.items.$ref", "which the schema does not have"),
+        (schema(**{"$ref": "https://elsewhere/s.json"}), f"{AT}.$ref", "in the same schema"),
+        (schema(prefixItems=[{}, 7]), f"{AT}.prefixItems[1]", "must be a schema"),
+        (schema(properties={"a": {"pattern": "(a"}}), f"{AT}.properties.a.pattern", "not a regular expression"),
+        (schema(required="a"), f"{AT}.required", "list of names"),
+        (schema(minItems=-1), f"{AT}.minItems", "at least 0"),
+        (schema(enum=[]), f"{AT}.enum", "at least one value"),
+        (schema(**DEEP), "…", "32 levels"),
+        (schema(description="x" * 70_000), AT, "at most 65536"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "must have a `schema`"),
+        ({"guided_regex": "(" * 3000}, "guided_regex", "at most 2000"),
+        ({"guided_choice": []}, "guided_choice", "1 to 1000"),
+        ({"guided_json": "{"}, "guided_json", "not valid JSON"),
+        ({"guided_grammar": ""}, "guided_grammar", "must be a grammar"),
+        ({"structured_outputs": {"structural_tag": "{}"}}, "structured_outputs", "cannot apply"),
+        ({"guided_regex": "a", **schema(type="string")}, "guided_regex", "two forms of the same answer"),
+        ({"tool_choice": {"type": "function", "function": {"name": "no"}}}, "tool_choice", "not in `tools`"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "not supported"),
+        ({"guided_regex": "a", "continue_final_message": True}, "messages", "the caller begins the turn"),
+    ],
+)
+async def test_a_wrong_form_is_refused_with_its_place(
+    scripted: Any, asked: dict[str, Any], where: str, words: str
+) -> None:
+    async with scripted(["No."]) as (gateway, upstream), openai_client(gateway) as ai:
+        begun = [*QUESTION, {"role": "assistant", "content": "It"}] if "continue_final_message" in asked else QUESTION
+        with pytest.raises(openai.BadRequestError, match=words) as refused:
+            await ai.chat.completions.create(model="m", messages=begun, tools=JUDGES, extra_body=asked)
+        assert where in str(refused.value.param)
+        assert upstream.prompts == []
+
+
+async def test_an_engine_that_ignores_the_form_is_found_out(scripted: Any) -> None:
+    async with scripted(["It is 12."]) as (gateway, upstream), openai_client(gateway) as ai:
+        for asked in (schema(type="object"), {"guided_choice": ["yes"]}, {"tools": JUDGES, "tool_choice": "required"}):
+            with pytest.raises(openai.BadRequestError, match="ignored the form") as refused:
+                await ai.chat.completions.create(model="m", messages=QUESTION, extra_body=asked)
+            assert refused.value.code == "constraint_ignored"
+        assert (len(upstream.prompts), gateway.sessions["s1"].turns()) == (3, [])
+
+
+async def test_what_the_engine_cannot_apply_is_a_400_with_its_words(tiny: Any) -> None:
+    async with openai_client(tiny) as ai:
+        with pytest.raises(openai.BadRequestError, match="Unknown format: colour"):
+            await ai.chat.completions.create(
+                model="m", messages=QUESTION, extra_body=schema(type="string", format="colour")
+            )
+        with pytest.raises(openai.BadRequestError, match="cannot be followed: lexer error"):  # found out on the way
+            await ai.chat.completions.create(
+                model="m", messages=QUESTION, extra_body={"guided_regex": "(a?){500}a{500}"}
+            )
+
+
+async def test_a_parser_without_a_form_cannot_force_calls(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shouting:
+        form, error_role = "SHOUT.", "tool"
+
+        def __init__(self, tools: Any) -> None: ...
+
+        def parse(self, text: str) -> ParsedTurn:
+            return ParsedTurn(text)
+
+    monkeypatch.setitem(parser_choice.BUILT_IN, "shouting", (Shouting, ()))
+    config = SessionConfig("policy", Sampling(), tool_parser="shouting")
+    async with scripted(["Hi."], config) as (gateway, _), openai_client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError, match="Shouting cannot force calls: it has no method `calls_form`"):
+            await ai.chat.completions.create(model="m", messages=QUESTION, tools=JUDGES, tool_choice="required")
+        odd: Any = [tool("say it", Verdict)]
+        config = SessionConfig("policy", Sampling())
+    async with scripted(["Hi."], config) as (gateway, _), openai_client(gateway) as ai:
+        with pytest.raises(openai.BadRequestError, match="'say it' cannot be forced: its name may have letters"):
+            await ai.chat.completions.create(model="m", messages=QUESTION, tools=odd, tool_choice="required")
