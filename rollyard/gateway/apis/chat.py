@@ -53,7 +53,8 @@ class ChatExchange:
         """Index of each answer whose stream has begun -> number of logprobs sent."""
 
     async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
-        return await session.chat(self._request, on_piece)
+        async with session.room_for_logprobs(self._request.overrides):
+            return await session.chat(self._request, on_piece)
 
     def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
         choices = [self._choice(i, response) for i, response in enumerate(responses)]

@@ -33,7 +33,8 @@ class CompletionExchange:
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     async def run(self, session: GatewaySession, on_piece: SendPiece | None) -> Sequence[ChatResponse]:
-        return await session.complete(self._prompt, self._overrides, on_piece)
+        async with session.room_for_logprobs(self._overrides):
+            return await session.complete(self._prompt, self._overrides, on_piece)
 
     def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
         choices = [self._choice(i, one.content, one.logprobs, one.finish) for i, one in enumerate(responses)]

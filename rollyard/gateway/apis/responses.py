@@ -56,7 +56,8 @@ class ResponsesExchange:
         if self._previous is not None:
             earlier, own = session.responses.messages(self._previous), request.own_messages
             request = replace(request, messages=[*request.messages[:own], *earlier, *request.messages[own:]])
-        responses = await session.chat(request, on_piece)
+        async with session.room_for_logprobs(request.overrides):
+            responses = await session.chat(request, on_piece)
         if self._store:
             session.responses.keep_body(self._id, self.response_body(responses))
         return responses

@@ -61,6 +61,9 @@ LEAST_HELD, LARGEST_HELD = 64 << 20, 4
 """The requests of one session may use `LEAST_HELD` bytes of memory, or `LARGEST_HELD` times the largest allowed request
 if that is more."""
 CHARACTERS_A_TOKEN = 4
+MAX_LOGPROBS = 1 << 19
+"""Greatest number of logprobs in the answers of a session's calls at the same time. One takes about 500 bytes until its
+answer is sent."""
 
 
 class SessionSampler(Protocol):
@@ -113,6 +116,7 @@ class GatewaySession:
         self.last_used = time.monotonic()
         self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * config.max_body), shared_budget)
         """Memory for the session's calls. Each call holds its bytes until it ends."""
+        self._logprob_room = ByteBudget(MAX_LOGPROBS)
         self._template = template
         self._policy = policy
         self._recorded = RecordedTurns(template)
@@ -209,6 +213,23 @@ class GatewaySession:
         message = f"a request may have at most {self.config.max_body} bytes; more do not fit into the context"
         self.exceeded, self.truncated = ContextExceeded(message), True
         return too_long(message)
+
+    @contextlib.asynccontextmanager
+    async def room_for_logprobs(self, wanted: SamplingOverrides) -> AsyncIterator[None]:
+        """Wait until there is memory for the logprobs that a call wants. Raises GatewayError if the call wants too many."""
+        if wanted.top_logprobs is None:
+            yield
+            return
+        own = self.config.sampling.max_tokens
+        limit, each = min(own, wanted.fields.get("max_tokens", own)), wanted.choices * (wanted.top_logprobs + 1)
+        if limit * each > MAX_LOGPROBS:
+            raise bad_request(
+                f"the answers may have {limit * each} logprobs, and the limit is {MAX_LOGPROBS}: with `n` and "
+                f"`top_logprobs` as they are, set the limit of tokens to at most {MAX_LOGPROBS // each}",
+                param="top_logprobs",
+            )
+        async with self._logprob_room.reserve(limit * each):
+            yield
 
     async def chat(self, request: ChatRequest, on_piece: SendPiece | None = None) -> list[ChatResponse]:
         """Sample one or more turns of a conversation after the same messages. Raises GatewayError."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
 
+from rollyard.gateway.session import session
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_bytes import TokenBytes
 from simulation import upstream as simulated
@@ -156,6 +158,29 @@ async def test_a_wrong_wish_for_logprobs_is_refused(scripted: Any, path: str, fi
         with pytest.raises(openai.BadRequestError, match=words):
             await call()
         assert upstream.prompts == []
+
+
+async def test_more_logprobs_than_fit_into_memory_are_refused(scripted: Any) -> None:
+    async with scripted([SAID]) as (gateway, upstream), client(gateway) as ai:
+        asked: Any = {"model": "m", "messages": QUESTION, "logprobs": True, "top_logprobs": 20, "n": 128}
+        with pytest.raises(openai.BadRequestError, match="set the limit of tokens to at most 195"):
+            await ai.chat.completions.create(**asked, max_tokens=1000)
+        with pytest.raises(openai.BadRequestError, match="at most 195"):
+            await ai.completions.create(model="m", prompt="x", logprobs=20, n=128)
+        assert upstream.prompts == []
+
+
+async def test_calls_wait_for_room_for_their_logprobs(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_LOGPROBS", 100)
+    async with scripted([SAID], pace=0.001) as (gateway, upstream), client(gateway) as ai:
+        asked: Any = {"model": "m", "messages": QUESTION, "logprobs": True, "max_tokens": 60}
+        calls = [asyncio.create_task(ai.chat.completions.create(**asked)) for _ in range(4)]
+        most = 0
+        while not all(call.done() for call in calls):
+            most = max(most, upstream.running)
+            await asyncio.sleep(0)
+        assert {call.result().choices[0].message.content for call in calls} == {SAID}
+        assert most == 1
 
 
 async def test_an_engine_without_the_likeliest_tokens_is_named(scripted: Any) -> None:
