@@ -142,6 +142,9 @@ def test_a_model_with_an_adapter_is_pushed_merged_under_its_own_names_and_traine
 
 
 def test_importing_rollyard_and_its_client_imports_no_trainer() -> None:
-    program = "import sys, rollyard.trainers, rollyard.client.sync_client; print({*sys.modules} & {'trl', 'datasets'})"
+    program = (
+        "import sys, rollyard.trainers.verl.session_samples, rollyard.client.sync_client; "
+        "print({*sys.modules} & {'trl', 'datasets', 'verl', 'ray', 'skyrl', 'slime', 'torch'})"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.strip() == "set()"

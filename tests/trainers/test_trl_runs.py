@@ -9,7 +9,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +18,13 @@ import pytest
 
 from rollyard.client.advantages import grpo
 from rollyard.kinds.rollout import Status
-from tests.support import flaky_math
 from tests.support.compatibility import Compatibility, installed
 from tests.support.live_weights import current_version, versions
-from tests.support.yard import MODEL, ROOT, Yard, end
+from tests.support.yard import MODEL, ROOT, Yard
 
 pytestmark = pytest.mark.slow(110)
 RUN_SECONDS = 1200.0
 COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask", "logprobs")
-
-
-@pytest.fixture
-async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
-    made = Yard(tmp_path_factory.mktemp("yard"))
-    flaky_math.install(made.folder / "plugin")
-    found = [str(made.folder / "plugin"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    made.env["PYTHONPATH"] = ":".join(found)
-    made.start()
-    yield made
-    await end(made)
 
 
 def write_tasks(folder: Path, count: int, failing: Collection[int]) -> Path:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollyard.core.errors import Invalid, NoReward
 from rollyard.kinds.rollout import Budgets, RolloutError, Segment, Status, Task, Timings, Trajectory, Turn
-from rollyard.trainers.verl.session_samples import LoopSettings, oldest_version, request_of, samples_of, step_of
+from rollyard.trainers.checkpoint_versions import CheckpointVersions
+from rollyard.trainers.verl.session_samples import LoopSettings, request_of, samples_of
+from rollyard.trainers.verl.shared_client import shared_client
 
 TASK = {"kind": "math", "problem": "What is 1 + 1?", "answer": "2"}
-SETTINGS = LoopSettings(pool="demo", prompt_length=4, response_length=8, save_freq=1)
+SETTINGS = LoopSettings(pool="demo", prompt_length=4, response_length=8, versions=CheckpointVersions())
 ROW = {"uid": "a-b", "session_id": 2, "global_steps": 5, "rollyard": json.dumps({"task": TASK})}
 SAMPLING = {"temperature": 0.7, "top_p": 1, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 
@@ -74,31 +77,22 @@ def test_a_row_that_cannot_be_run_is_refused(row: dict[str, Any], words: str) ->
 
 
 @pytest.mark.parametrize(
-    ("step", "freq", "mode", "version"),
-    [
-        (1, 1, "train", None),  # the pool's own model
-        (2, 1, "train", "step1"),
-        (2, 1, "eval", "step2"),  # verl validates after the update
-        (10, 5, "train", "step5"),
-        (11, 5, "train", "step10"),
-        (3, -1, "train", None),  # verl writes no checkpoints
-    ],
+    ("step", "every", "mode", "version"),
+    [(1, 1, "train", None), (2, 1, "train", "step1"), (2, 1, "eval", "step2"), (10, 5, "train", "step5")],
 )
 def test_rollouts_wait_for_the_newest_checkpoint_of_the_trainer(
-    step: int, freq: int, mode: Any, version: str | None
+    step: int, every: int, mode: Any, version: str | None
 ) -> None:
-    settings = dataclasses.replace(SETTINGS, save_freq=freq, mode=mode)
-    assert oldest_version(step, settings) == version
-    assert oldest_version(step, dataclasses.replace(settings, wait_for_weights=False)) is None
-
-
-def test_a_version_of_another_form_is_step_0() -> None:
-    assert [step_of(v, "run-step") for v in ("run-step12", "step12", "run-step12b", "3f2a")] == [12, 0, 0, 0]
+    settings = dataclasses.replace(SETTINGS, versions=CheckpointVersions(every=every), mode=mode)
+    row = {**ROW, "global_steps": step}
+    assert request_of(row, SAMPLING, settings).min_weights_version == version
+    settings = dataclasses.replace(settings, wait_for_weights=False)
+    assert request_of(row, SAMPLING, settings).min_weights_version is None
 
 
 def test_each_segment_with_sampled_tokens_is_a_sample() -> None:
     made = samples_of(
-        trajectory(segment("0011011", prompt=2), segment("000", prompt=3), segment("01", prompt=1, version="step6")),
+        trajectory(segment("0011011", prompt=2), segment("000", prompt=3), segment("01", prompt=1, version="3f2a")),
         SETTINGS, logprobs=True,
     )  # fmt: skip
     first, second = made
@@ -110,7 +104,7 @@ def test_each_segment_with_sampled_tokens_is_a_sample() -> None:
     assert first["num_turns"] == 4, "the prompt, two turns, and one result of tools"
     assert first["metrics"] == {"generate_sequences": 1.5, "tool_calls": 0.5, "compute_score": 0.125}
     steps = [(s["extra_fields"]["min_global_steps"], s["extra_fields"]["max_global_steps"]) for s in made]
-    assert steps == [(4, 4), (6, 6)]
+    assert steps == [(4, 4), (0, 0)], "a version that is not a checkpoint is that of the pool's own model"
     assert first["extra_fields"]["reward_extra_info"] == {"correct": 1.0}
     (without,) = samples_of(trajectory(segment("01", prompt=1)), SETTINGS, logprobs=False)
     assert without["response_logprobs"] is None
@@ -133,3 +127,17 @@ def test_a_fault_is_an_error_and_no_reward(status: Status) -> None:
         samples_of(trajectory(segment("01", prompt=1), status=status), SETTINGS, logprobs=True)
     with pytest.raises(NoReward, match="no sampled token"):
         samples_of(trajectory(segment("0" * 20 + "1", prompt=20)), SETTINGS, logprobs=True)
+
+
+async def test_the_sessions_of_a_process_share_a_client_until_the_last_one_ends(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    named = {"name": "a", "cluster": {"server": "http://127.0.0.1:1"}, "user": {"token": "t"}}
+    context = {"name": "a", "context": {"cluster": "a", "user": "a"}}
+    file.write_text(json.dumps({"clusters": [named], "users": [named], "contexts": [context], "current-context": "a"}))
+    async with shared_client(str(file)) as first:
+        async with shared_client(str(file)) as second:
+            assert second is first
+        assert not first._http._session.closed
+    assert first._http._session.closed
+    async with shared_client(str(file)) as later:
+        assert later is not first

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop import AgentLoopBase, AgentLoopOutput
 
-from rollyard.client import AsyncClient
 from rollyard.client.rollout_results import result_of
 from rollyard.core.errors import Conflict
+from rollyard.trainers.checkpoint_versions import CheckpointVersions
 from rollyard.trainers.verl.session_samples import LoopSettings, request_of, samples_of
-
-
-@dataclass
-class _Open:
-    client: AsyncClient
-    users: int = 0
-
-
-_clients: dict[tuple[asyncio.AbstractEventLoop, str | None], _Open] = {}
+from rollyard.trainers.verl.shared_client import shared_client
 
 
 class RollyardAgentLoop(AgentLoopBase):  # type: ignore[misc]
@@ -49,15 +38,15 @@ class RollyardAgentLoop(AgentLoopBase):  # type: ignore[misc]
         """
         super().__init__(*args, **kwargs)
         self._kubeconfig, self._namespace = kubeconfig, namespace
+        save_freq = int(self.config.trainer.save_freq)
         shared: Any = OmegaConf.to_container(request) if OmegaConf.is_config(request) else dict(request or {})
         self._settings = LoopSettings(
             pool=pool,
             prompt_length=self.rollout_config.prompt_length,
             response_length=self.rollout_config.response_length,
-            save_freq=self.config.trainer.save_freq,
+            versions=CheckpointVersions(version_prefix, every=max(save_freq, 1)),
+            wait_for_weights=wait_for_weights and save_freq > 0,
             mode=mode,
-            wait_for_weights=wait_for_weights,
-            version_prefix=version_prefix,
             request=shared,
         )
 
@@ -71,20 +60,3 @@ class RollyardAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 trajectory = await client.wait(str(request.id), self._namespace)
         samples = samples_of(trajectory, self._settings, logprobs=bool(sampling_params.get("logprobs")))
         return [AgentLoopOutput(**sample) for sample in samples]
-
-
-@asynccontextmanager
-async def shared_client(kubeconfig: str | None) -> AsyncIterator[AsyncClient]:
-    """Yield the client of this event loop. It is closed when nobody uses it any more: verl tells no agent loop its end."""
-    key = asyncio.get_running_loop(), kubeconfig
-    if key not in _clients:
-        _clients[key] = _Open(AsyncClient(kubeconfig=kubeconfig))
-    entry = _clients[key]
-    entry.users += 1
-    try:
-        yield entry.client
-    finally:
-        entry.users -= 1
-        if not entry.users:
-            async with _clients.pop(key).client:
-                pass

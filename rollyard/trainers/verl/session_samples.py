@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from rollyard.core.errors import Invalid, NoReward
 from rollyard.kinds.rollout import RolloutRequest, Segment, Trajectory, Turn
 from rollyard.kinds.row_request import request_of_row
+from rollyard.trainers.checkpoint_versions import CheckpointVersions
 
 REMEDY = 'write it in the column `rollyard`, as JSON text such as {"task": {"kind": "math", "problem": "1+1?", "answer": "2"}}'
 
@@ -21,11 +21,10 @@ class LoopSettings:
     pool: str
     prompt_length: int
     response_length: int
-    save_freq: int
-    """Steps from one checkpoint of verl to the next; 0 or less: verl writes none."""
-    mode: Literal["train", "eval"] = "train"
+    versions: CheckpointVersions
     wait_for_weights: bool = True
-    version_prefix: str = "step"
+    """Whether rollouts wait for the newest checkpoint that verl has written."""
+    mode: Literal["train", "eval"] = "train"
     request: Mapping[str, Any] = field(default_factory=dict)
     """Fields of a rollout request that all rows share."""
 
@@ -44,13 +43,15 @@ def request_of(row: Mapping[str, Any], sampling: Mapping[str, Any], settings: Lo
         "top_k": int(sampling["top_k"]) if sampling["top_k"] > 0 else None,  # verl and vLLM write -1 for all tokens
         "max_tokens": settings.response_length,
     }
+    # In step N verl asks for the rollouts of the training before the N-th update, and validates after it.
+    done = int(row["global_steps"]) - (settings.mode == "train")
     if sampling.get("repetition_penalty", 1.0) != 1.0:
         own["repetition_penalty"] = float(sampling["repetition_penalty"])
     defaults = {
         "pool": settings.pool,
         "mode": settings.mode,
         "budgets": {"context_tokens": settings.prompt_length + settings.response_length},
-        "min_weights_version": oldest_version(int(row["global_steps"]), settings),
+        "min_weights_version": settings.versions.required(done) if settings.wait_for_weights else None,
         **settings.request,
         "sampling": {**own, **settings.request.get("sampling", {})},
     }
@@ -59,24 +60,6 @@ def request_of(row: Mapping[str, Any], sampling: Mapping[str, Any], settings: Lo
         {"rollyard": given}, None, noun="row", remedy=REMEDY, defaults=defaults,
         set_by_bridge={"id": f"{group}-{int(row['session_id'])}", "group": group},
     )  # fmt: skip
-
-
-def oldest_version(global_steps: int, settings: LoopSettings) -> str | None:
-    """Return the version of the newest checkpoint that verl has written before it asks for rollouts of this step.
-
-    Rollouts for training run before the update of their step, rollouts for validation after it. None: any version will do.
-    """
-    if not settings.wait_for_weights or settings.save_freq <= 0:
-        return None
-    written = global_steps - (settings.mode == "train")
-    step = written // settings.save_freq * settings.save_freq
-    return f"{settings.version_prefix}{step}" if step > 0 else None
-
-
-def step_of(version: str, prefix: str) -> int:
-    """Return the step of a weights version. A version of another form, such as that of the pool's own model, is step 0."""
-    found = re.fullmatch(f"{re.escape(prefix)}([0-9]+)", version)
-    return int(found[1]) if found else 0
 
 
 def samples_of(trajectory: Trajectory, settings: LoopSettings, *, logprobs: bool) -> list[dict[str, Any]]:
@@ -115,7 +98,7 @@ def _cut(segment: Segment, settings: LoopSettings) -> Segment:
 def _sample(trajectory: Trajectory, segment: Segment, settings: LoopSettings, *, logprobs: bool) -> dict[str, Any]:
     n = segment.prompt_length
     versions = list(dict.fromkeys(version for version in segment.weights_version if version is not None))
-    steps = [step_of(version, settings.version_prefix) for version in versions]
+    steps = [settings.versions.number(version) or 0 for version in versions]  # the pool's own model is step 0
     return {
         "prompt_ids": segment.token_ids[:n],
         "response_ids": segment.token_ids[n:],
