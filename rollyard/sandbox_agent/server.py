@@ -24,6 +24,7 @@ from rollyard.sandbox_agent.frames import PROTOCOL, Header, Stream
 from rollyard.sandbox_agent.inside_listener import listen, receive_gate
 from rollyard.sandbox_agent.ipython_tool import IPythonTool
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
+from rollyard.sandbox_agent.syscall_filter import set_filter
 from rollyard.sandbox_agent.tool_thread import QueuedCall, ToolThread
 from rollyard.sandbox_agent.whole_files import read_file, write_file
 
@@ -122,6 +123,7 @@ def main() -> None:
     stdin = _take_stdin()
     stream = Stream(stdin)
     _forbid_tracing()
+    set_filter()
     with contextlib.suppress(BrokenPipeError, EOFError):
         gate = receive_gate(stdin)
         stream.send(

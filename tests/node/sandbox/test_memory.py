@@ -15,7 +15,8 @@ from tests.support.host_processes import host_processes
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PROCESSES = "for i in 1 2 3 4; do python3 -c 'hog = bytearray(400 << 20); input()' < /dev/tty & done; wait"
+HOG = "import time; hog = bytearray(400 << 20); time.sleep(600)"
+PROCESSES = f"for i in 1 2 3 4; do python3 -c '{HOG}' & done; wait -n"
 MEMORY_FILES = """python3 -c '
 import os, time
 files = [os.memfd_create("hog") for i in range(26)]

@@ -1,0 +1,101 @@
+"""System calls that a sandbox does not have, and those that it keeps, in every runtime."""
+
+from __future__ import annotations
+
+import errno
+import platform
+
+import pytest
+
+from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.sandbox_agent.syscall_filter import _CALLS, instructions
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+MACHINE = _CALLS[platform.machine()]
+
+
+async def called(sandbox: Sandbox, code: str) -> int:
+    """Run an expression with `call(number, ...)` in the sandbox; return its errno, 0 if it succeeds."""
+    setup = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)"
+    done = await sandbox.ipython(f"{setup}\nprint(ctypes.get_errno() if libc.syscall{code} < 0 else 0)", 60)
+    return int(done.output)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "error"),
+    [
+        ("unshare", "0x10000000", errno.EPERM),
+        ("unshare", "0x00020000", errno.EPERM),
+        ("clone", "0x10000011, 0, 0, 0, 0", errno.EPERM),
+        ("clone3", "0, 88", errno.ENOSYS),
+        ("setns", "0, 0", errno.EPERM),
+        ("mount", "b'x', b'/tmp', b'tmpfs', 0, 0", errno.EPERM),
+        ("fsopen", "b'tmpfs', 0", errno.EPERM),
+        ("keyctl", "0, -3, 1", errno.EPERM),
+        ("add_key", "b'user', b'a', b'b', 1, -3", errno.EPERM),
+        ("request_key", "b'user', b'a', 0, -3", errno.EPERM),
+        ("bpf", "0, 0, 0", errno.EPERM),
+        ("perf_event_open", "0, 0, -1, -1, 0", errno.EPERM),
+        ("userfaultfd", "1", errno.EPERM),
+        ("io_uring_setup", "1, 0", errno.ENOSYS),
+        ("memfd_secret", "0", errno.ENOSYS),
+        ("socket", "40, 1, 0", errno.EAFNOSUPPORT),
+        ("socket", "17, 3, 0", errno.EAFNOSUPPORT),
+        ("socket", "16, 3, 15", errno.EAFNOSUPPORT),
+        ("socket", "38, 5, 0", errno.EAFNOSUPPORT),
+        ("ioctl", "0, 0x5412, b'x'", errno.EPERM),
+    ],
+)
+async def test_a_closed_call_fails(sandbox: Sandbox, name: str, arguments: str, error: int) -> None:
+    assert await called(sandbox, f"({MACHINE[name]}, {arguments})") == error
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("socket", "1, 1, 0"),
+        ("socket", "2, 1, 0"),
+        ("socket", "10, 2, 0"),
+        ("socket", "16, 3, 0"),
+        ("unshare", "0x200"),
+    ],
+)
+async def test_an_ordinary_call_succeeds(sandbox: Sandbox, name: str, arguments: str) -> None:
+    assert await called(sandbox, f"({MACHINE[name]}, {arguments})") == 0
+
+
+async def test_the_upper_half_of_an_argument_opens_nothing(sandbox: Sandbox) -> None:
+    """The kernel reads 32 bits of these arguments, as the filter does."""
+    assert await called(sandbox, f"({MACHINE['socket']}, ctypes.c_long(1 << 32 | 40), 1, 0)") == errno.EAFNOSUPPORT
+
+
+async def test_a_program_for_32_bits_has_no_calls(sandbox: Sandbox) -> None:
+    if platform.machine() != "x86_64":
+        pytest.skip("only x86-64 runs such programs")
+    getpid = bytes([0xB8, 0x14, 0, 0, 0, 0xCD, 0x80, 0xC3])  # mov eax, 20; int 0x80; ret
+    code = f"""import ctypes, mmap
+page = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+page.write({getpid!r})
+ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()"""
+    assert (await sandbox.ipython(code, 60)).output == f"-{errno.ENOSYS}\n"
+
+
+async def test_threads_and_child_processes_work(sandbox: Sandbox) -> None:
+    code = """import multiprocessing, subprocess, threading
+done = []
+thread = threading.Thread(target=done.append, args=("thread",))
+thread.start(), thread.join()
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print(done, pool.map(abs, [-1, -2]), subprocess.run(["echo", "child"], capture_output=True).stdout)"""
+    assert (await sandbox.ipython(code, 60)).output == "['thread'] [1, 2] b'child\\n'\n"
+    assert (
+        await sandbox.bash("python3 -c 'import os; os.memfd_create(\"a\"); print(os.openpty())' | cat", 60)
+    ).exit_code == 0
+
+
+@pytest.mark.parametrize("machine", sorted(_CALLS))
+async def test_every_jump_stays_in_the_program(machine: str) -> None:
+    program = instructions(machine)
+    for place, (code, if_true, if_false, _) in enumerate(program):
+        if code & 7 == 5:
+            assert place + 1 + max(if_true, if_false) < len(program)
