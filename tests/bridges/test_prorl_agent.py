@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from rollyard.bridges.prorl_agent.instances import result_of_trajectory
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.rollout import Segment, Status, Task, Timings, Trajectory, Turn
 from tests.support.bridge_process import BridgeProcess
 from tests.support.compatibility import Compatibility
 from tests.support.yard import Yard
@@ -146,3 +148,20 @@ async def test_model_servers_are_those_of_a_pool_of_external_servers(served: tup
     ):
         assert answer.status == 409
         assert "--inference-pool" in (await answer.json())["detail"]
+
+
+async def test_an_observation_is_a_users_message() -> None:
+    segment = Segment(
+        token_ids=[1, 2, 3, 4], loss_mask=[0, 1, 0, 1], logprobs=[None, -0.5, None, -0.5],
+        weights_version=[None, "v1", None, "v1"], prompt_length=1,
+    )  # fmt: skip
+    turn = Turn(segment=0, prompt_length=1, response_length=1, text="5", finish_reason="stop", observation="higher")
+    turns = [turn, turn.model_copy(update={"prompt_length": 3, "observation": "won"})]
+    played = Trajectory(
+        id="r", group=None, sample_index=0, attempt=1, status=Status.COMPLETED, reward=1.0, metrics={},
+        task=Task(kind="env"), segments=[segment], turns=turns, timings=Timings(), endpoint=None, node=None, error=None,
+    )  # fmt: skip
+    messages = result_of_trajectory({}, played)["messages"]
+    assert [(m["role"], m["content"], m["token_ids"]) for m in messages] == [
+        ("user", "", [1]), ("assistant", "5", [2]), ("user", "higher", [3]), ("assistant", "5", [4])
+    ]  # fmt: skip

@@ -110,6 +110,15 @@ def test_each_segment_with_sampled_tokens_is_a_sample() -> None:
     assert without["response_logprobs"] is None
 
 
+def test_the_rewards_of_turns_are_turn_scores() -> None:
+    played = trajectory(segment("0011011", prompt=2))
+    first, last = (turn.model_copy(update={"tool_results": []}) for turn in played.turns)
+    turns = [first.model_copy(update={"observation": "higher", "reward": 0.25}), last]
+    (sample,) = samples_of(played.model_copy(update={"turns": turns}), SETTINGS, logprobs=True)
+    assert sample["extra_fields"]["turn_scores"] == [0.25]
+    assert sample["num_turns"] == 4, "the prompt, two turns, and one observation"
+
+
 def test_a_long_segment_is_cut_and_the_end_of_a_long_prompt_begins_the_response() -> None:
     cut, long_prompt, tail = (
         samples_of(trajectory(one), SETTINGS, logprobs=True)[0]

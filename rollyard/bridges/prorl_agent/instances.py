@@ -143,8 +143,10 @@ def _before(trajectory: Trajectory, turn: Turn, last: Turn | None) -> list[dict[
     tokens = trajectory.segments[turn.segment].token_ids[0 if last is None else _end(last) : turn.prompt_length]
     if not tokens:
         return []
-    role, text = ("user", "") if last is None else ("tool", _results(last))
-    return [{"role": role, "content": text, **_tokens(tokens)}]
+    if last is None:
+        return [{"role": "user", "content": "", **_tokens(tokens)}]
+    role = "tool" if last.tool_results else "user"
+    return [{"role": role, "content": _results(last), **_tokens(tokens)}]
 
 
 def _end(turn: Turn) -> int:
@@ -152,7 +154,8 @@ def _end(turn: Turn) -> int:
 
 
 def _results(turn: Turn) -> str:
-    return "\n".join(turn.tool_results)
+    observation = [turn.observation] if turn.observation is not None else []
+    return "\n".join([*turn.tool_results, *observation])
 
 
 def _tokens(ids: list[int]) -> dict[str, Any]:
