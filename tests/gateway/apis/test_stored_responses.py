@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -10,6 +11,7 @@ import pytest
 
 from rollyard.gateway.session import stored_responses
 from rollyard.tokens.chat_template import ChatTemplate
+from tests.support.model_clients import frameworks
 from tests.support.tools import TOOLS
 
 CALL = 'Let me see.\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
@@ -153,3 +155,31 @@ async def test_the_tiny_policy_continues_by_id(tiny: Any) -> None:
         (segment,) = session.segments()
         assert sum(segment.loss_mask) == sum(turn.response_length for turn in session.turns())
         assert session.breaks() == {}
+
+
+AGENTS = """
+from agents import Agent, Runner, function_tool, set_tracing_disabled
+
+@function_tool
+def bash(command: str) -> str:
+    return "12"
+
+set_tracing_disabled(True)
+agent = Agent(name="a", model="m", instructions="Solve it.", tools=[bash])
+first = Runner.run_sync(agent, "What is 3 * 4?", auto_previous_response_id=True)
+second = Runner.run_sync(agent, "Sure?", previous_response_id=first.last_response_id)
+print(first.final_output, second.final_output)
+"""
+
+
+@pytest.mark.long
+async def test_openais_agents_sdk_continues_by_id_in_one_segment(scripted: Any, tmp_path: Path) -> None:
+    """Its runner sends only what is new, within a run and from one run to the next."""
+    python, _ = frameworks()
+    async with scripted(SAYS) as (gateway, _):
+        env = {"OPENAI_BASE_URL": f"{gateway.url}/v1", "OPENAI_API_KEY": "session-s1", "HOME": str(tmp_path)}
+        process = await asyncio.create_subprocess_exec(python, "-c", AGENTS, env=env, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        assert (process.returncode, out.decode().split("\n")[0]) == (0, "It is 12. Yes.")
+        session = gateway.sessions["s1"]
+        assert (len(session.segments()), session.breaks(), session.calls) == (1, {}, 3)
