@@ -25,6 +25,7 @@ from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.constraint import Constraint, has_form
 from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.sampled_turn import THINK_ENDS
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 
 
@@ -114,6 +115,8 @@ class RecordedTurns:
             self.responses.add(request.response_id, prepared.branch, request.own_messages)
         content = content.removeprefix(request.continued_text.lstrip())  # the caller has this part already
         constraint = request.overrides.constraint
+        if constraint is not None:  # an engine may apply the form after thoughts; the caller parses the rest
+            content = content.rpartition(THINK_ENDS)[2].strip()
         self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results, constraint)
         finish = "tool_calls" if given else _finish_reason(sampled, stop)
         logprobs = self._logprobs(request.overrides, sampled, before_stop if stop is not None else None)

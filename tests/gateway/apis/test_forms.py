@@ -267,3 +267,16 @@ async def test_a_parser_without_a_form_cannot_force_calls(scripted: Any, monkeyp
     async with scripted(["Hi."], config) as (gateway, _), openai_client(gateway) as ai:
         with pytest.raises(openai.BadRequestError, match="'say it' cannot be forced: its name may have letters"):
             await ai.chat.completions.create(model="m", messages=QUESTION, tools=odd, tool_choice="required")
+
+
+async def test_thoughts_before_the_form_are_kept_from_the_caller_only(scripted: Any) -> None:
+    """An engine with a reasoning parser masks from the end of the thoughts on."""
+    answer = '{"mood": "good", "points": 2, "sure": true}'
+    async with scripted([f"<think>Hm.</think>\n\n{answer}", "Yes."]) as (gateway, _), openai_client(gateway) as ai:
+        said = await ai.chat.completions.parse(model="m", messages=QUESTION, response_format=Verdict)
+        assert said.choices[0].message.content == answer
+        then = [*QUESTION, {"role": "assistant", "content": answer}, {"role": "user", "content": "Sure?"}]
+        await ai.chat.completions.create(model="m", messages=then)
+        session = gateway.sessions["s1"]
+        assert session.turns()[0].text == f"<think>Hm.</think>\n\n{answer}"
+        assert (len(session.segments()), session.breaks()) == (1, {})
