@@ -20,7 +20,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.constraint import Constraint
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.failover import FailoverPolicy
-from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.sampled_tokens import Sampled, TurnSampling
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 from tests.support import make
@@ -81,7 +81,7 @@ def exact_logprobs(model_dir: Path, prompt: list[int], ids: list[int]) -> list[f
 async def long_answer(client: TokenClient, one: Endpoint, prompt: list[int], stop_ids: Sequence[int]) -> Any:
     """A seed whose answer is long enough to be cut, and that answer."""
     for seed in range(50):
-        sampling = Sampling(seed=seed, temperature=1.6)
+        sampling = TurnSampling(seed=seed, temperature=1.6, top_logprobs=3)
         sampled = await client.complete(one, prompt, sampling, MAX_TOKENS, stop_ids)
         if len(sampled.token_ids) > 400:
             return sampling, sampled
@@ -124,6 +124,9 @@ async def test_a_turn_survives_its_engine(start_engine: Any, model_dir: Path) ->
     assert sampled.logprobs == pytest.approx(exact_logprobs(model_dir, prompt, sampled.token_ids), abs=0.02)
     # the embedded engine goes on with the very draws that the first would have made
     assert sampled.token_ids == undisturbed.token_ids
+    first_three, expected = ([lp for top in one.likeliest for _, lp in top] for one in (sampled, undisturbed))
+    assert len(first_three) == 3 * len(streamed)
+    assert first_three == pytest.approx(expected, abs=0.02)
     conversation.add_sampled(sampled.token_ids, sampled.logprobs, sampled.weights_versions, sampled.finish_reason)
     (segment,) = conversation.segments()
     assert segment.token_ids == [*prompt, *streamed]
