@@ -77,8 +77,7 @@ class SandboxTemplate(KindModel):
     """Memory limit of the sandbox: of all its processes, and of the files that it writes, which are in memory. If the
     allocation sets memory, this amount of the allocation's memory is counted for each sandbox."""
     disk: Size = "1G"
-    """Size limit of each file that a sandbox writes, and of the sandbox's writable folders if the runtime can
-    limit folders."""
+    """Size limit of each file that a sandbox writes, and of all of them together."""
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:

@@ -23,11 +23,9 @@ class Limits:
     - `memory_bytes`: memory of all processes and files of the sandbox together. The memory guard ends the largest
       processes of a sandbox that has more. The address space of each process has the same limit, and the kernel
       enforces this one.
-    - `disk_bytes`: the length of each file. Apptainer also limits the sum of all data written in the sandbox. An
-      Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. bubblewrap limits
-      the data in /tmp, /var/tmp and /dev/shm, each folder by itself. In the same way it limits /workspace if the image
-      does not contain /workspace, and /home/agent if the image does not contain /home/agent. With bubblewrap, a sandbox
-      from a folder image can change other paths without a limit; such changes are in memory.
+    - `disk_bytes`: the length of each file, and the sum of all data written in the sandbox. The data is in memory. An
+      Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. With bubblewrap
+      the number of files is limited too.
     - `cpus`: the sandbox is bound to this number of the node agent's CPUs, rounded up. Programs in the sandbox see only
       these CPUs. A program can undo the limit by setting its own affinity.
     """

@@ -26,28 +26,36 @@ _ISOLATION = (
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+_MOUNT = 'mount -t tmpfs -o "size=$1,nr_inodes=$2,mode=755" sandbox "$3" && cd "$3" && mkdir $4 && cd / && shift 4 && exec "$@"'
+_BLOCK = 4096
+"""Bytes of a file's first block. A tmpfs gets as many inodes as it has blocks."""
+
+
 @dataclass(frozen=True)
 class Bubblewrap:
+    """The runtime. Everything that a sandbox writes is in one tmpfs, which is mounted at `scratch` in a mount namespace
+    around bubblewrap. So one limit holds for all folders together. bubblewrap alone could limit each folder only."""
+
     program: str
+    scratch: Path
+    """Empty folder."""
     name: str = "bubblewrap"
 
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
-        size = ["--size", str(limits.disk_bytes), "--tmpfs"]
-        base = (
-            ["--ro-bind", str(root.folder), "/"]
-            if root.read_only
-            else ["--overlay-src", str(root.mount_points), "--overlay-src", str(root.folder), "--tmp-overlay", "/"]
-        )
+        written = {path: path.strip("/").replace("/", "-") for path in ("/tmp", "/var/tmp", "/dev/shm", *root.empty)}
+        base, folders = ["--ro-bind", str(root.folder), "/"], list(written.values())
+        if not root.read_only:
+            layers = [part for layer in (root.mount_points, root.folder) for part in ("--overlay-src", str(layer))]
+            base = [*layers, "--overlay", str(self.scratch / "changed"), str(self.scratch / "work"), "/"]
+            folders += ["changed", "work"]
         binds = [part for path in root.binds for part in ("--ro-bind", path, path)]
-        places = [part for path in ("/tmp", "/var/tmp", *root.empty) for part in (*size, path)]
+        binds += ["--ro-bind", str(own), OWN, "--proc", "/proc", "--dev", "/dev"]
+        binds += [part for path, folder in written.items() for part in ("--bind", str(self.scratch / folder), path)]
+        size, inodes = str(limits.disk_bytes), str(limits.disk_bytes // _BLOCK)
         return [
-            self.program,
-            *_ISOLATION,
-            *base,
-            *binds,
-            *["--ro-bind", str(own), OWN],
-            *["--proc", "/proc", "--dev", "/dev", *size, "/dev/shm", "--remount-ro", "/dev"],
-            *places,
+            *["unshare", "--map-root-user", "--mount", "sh", "-c", _MOUNT, "sh", size, inodes, str(self.scratch)],
+            " ".join(folders),
+            *[self.program, *_ISOLATION, *base, *binds, "--remount-ro", "/dev"],
             *["--setenv", "PATH", _PATH, "--chdir", "/", "--"],
             *argv,
         ]

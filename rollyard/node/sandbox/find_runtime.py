@@ -15,6 +15,7 @@ from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.apptainer import Apptainer
 from rollyard.node.sandbox.base import Limits, Runtime
 from rollyard.node.sandbox.bubblewrap import Bubblewrap, bubblewrap_program
+from rollyard.node.sandbox.build_once import build_once
 from rollyard.node.sandbox.images import default_root
 
 RuntimeName = Literal["auto", "apptainer", "singularity", "bubblewrap"]
@@ -51,7 +52,7 @@ def _candidates(name: RuntimeName, cache: Path) -> Iterator[Runtime]:
             yield apptainer
             yield dataclasses.replace(apptainer, own_config=False)
     if name in ("auto", "bubblewrap") and (bubblewrap := bubblewrap_program(cache)):
-        yield Bubblewrap(bubblewrap)
+        yield Bubblewrap(bubblewrap, build_once(cache / "scratch-1", lambda folder: None))
 
 
 def _probe(runtime: Runtime, cache: Path) -> str | None:

@@ -47,6 +47,23 @@ async def test_a_disk_that_is_full(sandbox: Sandbox) -> None:
     assert int(result.output.split()[-1]) <= 64
 
 
+async def test_one_limit_holds_for_the_files_of_all_folders(sandbox: Sandbox) -> None:
+    folders = "/tmp /var/tmp /workspace /home/agent /dev/shm"
+    written = await sandbox.bash(f"for d in {folders}; do head -c 30M /dev/zero > $d/x; done", 30)
+    assert "No space left on device" in written.output
+    sizes = await sandbox.bash(f"for d in {folders}; do stat -c %s $d/x && rm $d/x; done", 30)
+    assert 30 << 20 <= sum(map(int, sizes.output.split())) <= 64 << 20
+
+
+async def test_more_files_than_a_sandbox_may_have(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("cd /workspace; mkdir many; for i in $(seq 20000); do : > many/$i || break; done", 60)
+    count = await sandbox.bash("ls -U many | wc -l; rm -r many", 60)
+    if "No space left on device" in result.output:
+        assert int(count.output) <= (64 << 20) // 4096
+    else:
+        assert int(count.output) == 20000
+
+
 async def test_a_fork_bomb(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     async with await sandboxes.start(spec) as sandbox:
         await sandbox.prepare(["bash", "ipython"])

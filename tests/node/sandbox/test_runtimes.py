@@ -109,15 +109,17 @@ async def test_a_runtime_that_does_not_start_is_named(monkeypatch: pytest.Monkey
 
 
 async def test_a_launcher_that_fails_is_quoted(open_folder: Path) -> None:
+    scratch = open_folder / "scratch"
+    scratch.mkdir()
     for content, said in (("echo broken launcher >&2", "broken launcher"), ("exec cat /nonexistent", "No such file")):
         launcher = open_folder / "launcher"
         launcher.write_text(f"#!/bin/sh\n{content}\n")
         launcher.chmod(0o755)
-        async with SandboxFactory(Bubblewrap(str(launcher))) as sandboxes:
+        async with SandboxFactory(Bubblewrap(str(launcher), scratch)) as sandboxes:
             with pytest.raises(SandboxStartFailed, match=said):
                 await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 1 << 20)))
-    async with SandboxFactory(Bubblewrap("/nonexistent/bwrap")) as sandboxes:
-        with pytest.raises(SandboxStartFailed, match="cannot be started"):
+    async with SandboxFactory(Bubblewrap("/nonexistent/bwrap", scratch)) as sandboxes:
+        with pytest.raises(SandboxStartFailed, match="/nonexistent/bwrap: not found"):
             await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 1 << 20)))
 
 
