@@ -32,13 +32,15 @@ from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
 class RecordedTurns:
     """The turns of one session. Two threads must not use this object at the same time."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, constraint: str | None = None) -> None:
+        """`constraint`: name for turns whose call asks for no form, if the session's own sampling constrains them."""
         self.chats = ChatHistory(template)
         self.prompts = PromptHistory(template)
         self.responses = StoredResponses()
         self.tokens = 0
         """Tokens of all segments together, prompts included."""
         self._template = template
+        self._constraint = constraint
         self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
 
     @property
@@ -171,7 +173,7 @@ class RecordedTurns:
             finish_reason=sampled.finish_reason,
             tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
             timings={"model": round(seconds, 6), "tools": 0.0},
-            constraint=constraint.name if constraint is not None else None,
+            constraint=constraint.name if constraint is not None else self._constraint,
         )
         branch.turns.append(turn)
         self._turns.append((branch, turn))

@@ -46,7 +46,7 @@ from rollyard.gateway.session.token_logprobs import LogprobStream
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.constraint import Constraint, is_constrained
+from rollyard.tokens.constraint import STRUCTURED, Constraint, is_constrained
 from rollyard.tokens.sampled_tokens import Sampled, TurnSampling
 from rollyard.tokens.streamed_response import OnProgress
 from rollyard.tokens.tool_calls import ToolCallParser, forced_calls, parser_for
@@ -119,7 +119,7 @@ class GatewaySession:
         self._logprob_room = ByteBudget(MAX_LOGPROBS)
         self._template = template
         self._policy = policy
-        self._recorded = RecordedTurns(template)
+        self._recorded = RecordedTurns(template, STRUCTURED if is_constrained(config.sampling) else None)
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
         """Overrides of the last call, and the sampling that resulted from them."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import aiohttp
 import openai
 import pytest
 from pydantic import BaseModel
@@ -17,8 +18,11 @@ from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.session import SessionTrajectory
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.token_client import TokenClient
 from rollyard.tokens.tool_calls import ParsedTurn, parser_choice
-from tests.support import recompute
+from simulation.endpoint_sampler import EndpointSampler
+from tests.gateway.conftest import Gateway
+from tests.support import make, recompute
 from tests.support.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -280,3 +284,19 @@ async def test_thoughts_before_the_form_are_kept_from_the_caller_only(scripted: 
         session = gateway.sessions["s1"]
         assert session.turns()[0].text == f"<think>Hm.</think>\n\n{answer}"
         assert (len(session.segments()), session.breaks()) == (1, {})
+
+
+async def test_the_sessions_own_form_applies_to_calls_without_one(engine: Any, template: ChatTemplate) -> None:
+    async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(engine.socket), limit=0)) as http:
+        policy = EndpointSampler(TokenClient(http), make.endpoint(url="http://engine"), template.stop_ids)
+        config = SessionConfig("policy", Sampling(extra={"structured_outputs": {"regex": "ab{3}"}}))
+        async with Gateway(template, policy, config).serving() as gateway, openai_client(gateway) as ai:
+            async with ai.chat.completions.stream(model="m", messages=QUESTION) as stream:
+                final = await stream.get_final_completion()
+            assert final.choices[0].message.content == "abbb"
+            said = await ai.chat.completions.create(
+                model="m", messages=QUESTION, extra_body={"guided_choice": ["yes", "no"]}
+            )
+            assert said.choices[0].message.content in ("yes", "no")
+            names = [turn.constraint for turn in gateway.sessions["s1"].turns()]
+    assert names == ["structured_outputs", "choice"]
