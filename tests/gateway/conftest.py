@@ -57,7 +57,7 @@ def template(model_dir: Path) -> ChatTemplate:
     return ChatTemplate.load(model_dir)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def engine(start_engine: Any) -> Any:
     return start_engine()
 
