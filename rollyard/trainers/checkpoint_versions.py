@@ -14,8 +14,8 @@ class CheckpointVersions:
     every: int = 1
     """Number of training steps between two checkpoints."""
     lag: int = 0
-    """Number of training steps by which the weights of a rollout may be older than the newest. A trainer that begins the
-    rollouts of a step before the step before it has ended needs 1."""
+    """Number of training steps by which the weights of a rollout may be older than the newest. A trainer needs 1 if it
+    asks for rollouts before it has written the checkpoint of the last step."""
     first: int = 1
     """Number in the name of the checkpoint after the first training step."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.support.yard import MODEL, ROOT, Yard
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.long]
 
-VERSION, SAMPLES = "0.4.0", 4
+VERSION, SAMPLES, RUN_SECONDS = "0.4.0", 4, 1200.0
 TWICE = """cat > /tmp/twice.py <<'EOF'
 import json, os, urllib.request
 for words in (open(os.environ["ROLLYARD_PROMPT_FILE"]).read(), "Please tell me the value of 2 * 3"):
@@ -42,16 +43,19 @@ def task(index: int, kind: str = "math", **more: str) -> dict[str, Any]:
 
 
 class SkyRL:
-    """Runs of `tests.support.skyrl_runs` in a folder."""
+    """Programs with SkyRL in processes of their own, which share a folder."""
 
     def __init__(self, yard: Yard, folder: Path, environment: Path) -> None:
         self._yard, self._folder, self.environment = yard, folder, environment
         self.name = folder.name[:60].strip("_")
+        self.result = folder / "result.json"
         (packages,) = environment.glob("lib/python*/site-packages")
         self._env = {**os.environ, "PYTHONPATH": f"{ROOT}:{packages}", "HOME": str(yard.folder), "HF_HUB_OFFLINE": "1"}
 
-    async def begin(self, rows: list[dict[str, Any]], *words: str) -> asyncio.subprocess.Process:
-        """Start a process that generates a batch of these rows."""
+    async def begin(
+        self, rows: list[dict[str, Any]], *words: str, program: str = "skyrl_runs", samples: int = SAMPLES
+    ) -> asyncio.subprocess.Process:
+        """Start a process on a dataset with these values of the column `rollyard`."""
         file = self._folder / "rows.jsonl"
         prompt = [{"role": "user", "content": "What is it?"}]
         file.write_text("".join(f"{json.dumps({'prompt': prompt, 'rollyard': json.dumps(row)})}\n" for row in rows))
@@ -63,26 +67,24 @@ class SkyRL:
             "--model",
             str(MODEL),
         ]
-        command += [
-            "--result",
-            str(self._folder / "result.json"),
-            "--samples",
-            str(SAMPLES),
-            "--run",
-            self.name,
-            *words,
-        ]
+        command += ["--result", str(self.result), "--samples", str(samples), "--run", self.name, *words]
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.support.skyrl_runs", *command, cwd=ROOT, env=self._env,
+            sys.executable, "-m", f"tests.support.{program}", *command, cwd=ROOT, env=self._env,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
 
-    async def run(self, rows: list[dict[str, Any]], *words: str) -> dict[str, Any]:
-        """Generate a batch of these rows; return the output, and what SkyRL made of it."""
-        process = await self.begin(rows, *words)
-        text, _ = await process.communicate()
+    async def run(self, rows: list[dict[str, Any]], *words: str, **more: Any) -> dict[str, Any]:
+        """Run a process to its end; return its result."""
+        process = await self.begin(rows, *words, **more)
+        try:
+            async with asyncio.timeout(RUN_SECONDS):
+                text, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         assert process.returncode == 0, text.decode()[-4000:]
-        result: dict[str, Any] = json.loads((self._folder / "result.json").read_text())
+        result: dict[str, Any] = json.loads(self.result.read_text())
         return result
 
 
@@ -151,8 +153,8 @@ async def test_a_killed_trainer_gets_its_rollouts_again_token_for_token_and_a_fa
     compatibility.row(
         "SkyRL", installed("skyrl", skyrl.environment),
         start="`RollyardGenerator`", page="skyrl.md",
-        ran="its dataset, batch, checks, rewards and advantages, around one generation; a killed trainer, a rollout that "
-        "fails. Its training, which needs a GPU, was not run",
+        ran="its dataset, batch, checks, rewards and advantages, around one generation; a killed trainer, a rollout "
+        "that fails. Another test runs its two training loops without the passes of the model",
         missing={"versions": "its output has no field for them; two metrics have the oldest and the newest step"},
     )  # fmt: skip
 
@@ -182,3 +184,45 @@ async def test_an_evaluation_has_rollouts_of_its_own(served: tuple[Yard, AsyncCl
     found = await client.wait_many([f"{skyrl.name}-eval-1-{row}.{k}" for row in (0, 1) for k in range(SAMPLES)])
     assert {t.mode for t in found} == {"eval"}
     assert metrics["eval/all/avg_score"] == pytest.approx(np.mean([t.reward for t in found]))
+
+
+@pytest.mark.parametrize("words", [(), ("--asynchronous",)], ids=["synchronous", "asynchronous"])
+async def test_each_step_of_the_training_loop_has_the_weights_of_the_step_before(
+    served: tuple[Yard, AsyncClient], skyrl: SkyRL, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    yard, client = served
+    export, env = tmp_path / "export", {**os.environ, "HOME": str(yard.folder)}
+    env.pop("ROLLYARD_KUBECONFIG", None)
+    follow = ["weights", "follow", str(export), "--pool", "policy", "--prefix", f"{skyrl.name}-"]
+    following = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "rollyard.cli.main", *follow, env=env, cwd=ROOT, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        more: dict[str, Any] = {"program": "skyrl_training", "samples": 2}
+        result = await skyrl.run([{"task": task(i)} for i in range(6)], "--export", str(export), *words, **more)
+    finally:
+        following.send_signal(signal.SIGINT)
+        await following.wait()
+    assert [step["step"] for step in result["steps"]] == [1, 2, 3]
+
+    used: dict[tuple[str, int], set[int]] = {}
+    async for view in client.rollouts(pool="demo"):
+        run, _, about = view.id.partition(f"{skyrl.name}-")
+        if about and not run:
+            phase, step, _ = about.split("-")
+            for segment in (await client.wait(view.id)).segments:
+                names = {version for version in segment.weights_version if version is not None}
+                numbers = {
+                    int(name.removeprefix(f"{skyrl.name}-")) if name.startswith(skyrl.name) else 0 for name in names
+                }
+                used.setdefault((phase, int(step)), set()).update(numbers)
+    assert {step for phase, step in used if phase == "eval"} == {0, 1, 2, 3}
+    if words:  # it begins rollouts before their step, and evaluates before the checkpoint of the step
+        assert all(min(numbers) >= step - (2 if phase == "train" else 1) for (phase, step), numbers in used.items())
+    else:
+        assert {step for phase, step in used if phase == "train"} == {1, 2, 3}
+        assert all(numbers == {step - (phase == "train")} for (phase, step), numbers in used.items())
+        logged = [
+            metrics["rollout/weights_step_min"] for metrics in result["logged"] if "rollout/weights_step_min" in metrics
+        ]
+        assert logged == [1, 2]

@@ -49,7 +49,7 @@ def main() -> None:
     cfg.generator.step_wise_trajectories = cfg.generator.merge_stepwise_output = given.step_wise
     cfg.trainer.print_example_interval = 0
     tokenizer = AutoTokenizer.from_pretrained(given.model)
-    dataset = PromptDataset([str(given.rows)], tokenizer, max_prompt_length=512, num_workers=1)
+    dataset = dataset_of(given.rows, tokenizer)
     generator = RollyardGenerator("demo", run=given.run, step_wise=given.step_wise, kubeconfig=given.kubeconfig)
     if given.phase == "eval":
         cfg.trainer.eval_batch_size = len(dataset)
@@ -64,6 +64,10 @@ def main() -> None:
     validate_generator_output(len(batch["prompts"]), output, step_wise=given.step_wise)
     result = {**output, "trajectory_ids": [named.to_string() for named in output["trajectory_ids"]]}
     given.result.write_text(json.dumps(result | _trained_on(cfg, output, uids)))
+
+
+def dataset_of(file: Path, tokenizer: Any) -> Any:
+    return PromptDataset([str(file)], tokenizer, max_prompt_length=512, num_workers=1)
 
 
 def _trained_on(cfg: Any, output: Any, uids: list[str]) -> dict[str, Any]:
