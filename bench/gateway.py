@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,12 +27,15 @@ import aiohttp
 from aiohttp import web
 
 from rollyard.gateway.app import build
+from rollyard.gateway.external.call_journal import StoringJournal
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
+from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.stored_session import SessionProgress, StoredSession
 from simulation.endpoint_sampler import EndpointSampler
 from simulation.upstream import Upstream
 
@@ -40,6 +44,8 @@ ANSWER = "The answer is written in the file, and so the next thing to do is to l
 TURNS = 8
 """Turns of a session, before the next one begins."""
 WARM_UP = 10
+STORED = "stored"
+"""Beginning of the names of sessions whose calls are stored before they are answered, as for external agents."""
 AT_MOST_MS, FREE_WITHIN_MS = 2.0, 500.0
 
 
@@ -55,8 +61,22 @@ async def serve_upstream(pace: float) -> None:
 
 
 async def serve_gateway(url: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = await SqliteStore.open(Path(folder))
+        await _serve_sessions(url, store)
+        await store.close()
+
+
+async def _serve_sessions(url: str, store: SqliteStore) -> None:
     template = ChatTemplate.load(MODEL)
     sessions: dict[str, GatewaySession] = {}
+
+    async def journal(name: str) -> StoringJournal:
+        await store.sessions.add(StoredSession(name, name, "default", "policy", "{}", 0.0, "policy", ""))
+        return StoringJournal(
+            store.sessions, name, lambda: SessionProgress(sessions[name].calls, sessions[name].tokens)
+        )
+
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         endpoint = Endpoint(id="e", url=url, model="policy", weights_version="v1", tokenizer="")
         policy = EndpointSampler(TokenClient(http), endpoint, template.stop_ids)
@@ -64,7 +84,9 @@ async def serve_gateway(url: str) -> None:
         async def find(_: web.Request, named: str | None) -> GatewaySession:
             assert named is not None
             if named not in sessions:
-                sessions[named] = GatewaySession(named, template, policy, SessionConfig("policy", Sampling()))
+                kept = await journal(named) if named.startswith(STORED) else None
+                config = SessionConfig("policy", Sampling())
+                sessions[named] = GatewaySession(named, template, policy, config, journal=kept)
             return sessions[named]
 
         async def running(_: web.Request) -> web.Response:
@@ -132,8 +154,8 @@ def grown(turn: int) -> list[dict[str, str]]:
 
 async def one_by_one(
     http: aiohttp.ClientSession, upstream: str, gateway: str, calls: int
-) -> tuple[list[float], list[float], list[float]]:
-    ids, theirs, ours = [], [], []
+) -> tuple[list[float], list[float], list[float], list[float]]:
+    ids, theirs, ours, stored = [], [], [], []
     template = ChatTemplate.load(MODEL)
     prompts = [template.encode(template.render(grown(turn), [], True)) for turn in range(TURNS)]
     for number in range(calls + WARM_UP):
@@ -141,15 +163,17 @@ async def one_by_one(
         ids.append(await direct(http, upstream, prompts[turn]))
         theirs.append(await chat(http, upstream, grown(turn)))
         ours.append(await chat(http, f"{gateway}/s/one{session}", grown(turn)))
-    return ids[WARM_UP:], theirs[WARM_UP:], ours[WARM_UP:]
+        stored.append(await chat(http, f"{gateway}/s/{STORED}{session}", grown(turn)))
+    return ids[WARM_UP:], theirs[WARM_UP:], ours[WARM_UP:], stored[WARM_UP:]
 
 
 async def at_once(
     http: aiohttp.ClientSession, upstream: str, gateway: str, streams: int
-) -> tuple[list[float], list[float]]:
+) -> tuple[list[float], list[float], list[float]]:
     theirs = await asyncio.gather(*(chat(http, upstream, grown(0)) for _ in range(streams)))
     ours = await asyncio.gather(*(chat(http, f"{gateway}/s/many{i}", grown(0)) for i in range(streams)))
-    return theirs, ours
+    stored = await asyncio.gather(*(chat(http, f"{gateway}/s/{STORED}m{i}", grown(0)) for i in range(streams)))
+    return theirs, ours, stored
 
 
 async def until_free(http: aiohttp.ClientSession, upstream: str, gateway: str, times: int) -> list[float]:
@@ -186,19 +210,22 @@ async def measure(calls: int, streams: int) -> None:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
         with child("--upstream", "0.005") as up, child("--gateway", up["also"]) as front:
-            ids, theirs, ours = await one_by_one(http, up["also"], front["url"], calls)
+            ids, theirs, ours, stored = await one_by_one(http, up["also"], front["url"], calls)
             row("ids, direct, one at a time", ids)
             row("chat, direct, one at a time", theirs)
             row("chat, through the gateway, one at a time", ours)
+            row("the same, stored before it is answered", stored)
         with child("--upstream", "0.1") as up, child("--gateway", up["also"]) as front:
-            many, through = await at_once(http, up["also"], front["url"], streams)
+            many, through, through_stored = await at_once(http, up["also"], front["url"], streams)
             row(f"chat, direct, {streams} at once, an id every 100 ms", many)
             row(f"chat, through the gateway, {streams} at once", through)
+            row("the same, stored before it is answered", through_stored)
             free = await until_free(http, f"{up['url']}", front["url"], 50)
             row("a caller leaves: its session and the engine are free", free)
     more, more_than_ids = ((statistics.median(ours) - statistics.median(base)) * 1000 for base in (theirs, ids))
     print(f"\noverhead of a call at the median: {more:.2f} ms (at most {AT_MOST_MS:g})", end="; ")
     print(f"beside a prompt that is ids already: {more_than_ids:.2f} ms")
+    print(f"storing a call: {(statistics.median(stored) - statistics.median(ours)) * 1000:.2f} ms at the median")
     print(f"free after a disconnect, at worst: {max(free) * 1000:.0f} ms (at most {FREE_WITHIN_MS:g})")
 
 

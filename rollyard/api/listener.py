@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 from contextlib import AsyncExitStack
+from functools import partial
 from weakref import WeakSet
 
 from aiohttp import web
@@ -53,9 +54,19 @@ def mark_trusted(request: web.Request) -> None:
 
 
 async def listen(
-    app: web.Application, host: str, port: int, tls: ssl.SSLContext, stack: AsyncExitStack, *, stop_seconds: float
+    app: web.Application,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext,
+    stack: AsyncExitStack,
+    *,
+    stop_seconds: float,
+    preferred: int = 0,
 ) -> int:
-    """Begin to serve, and return the port. The server stops when the stack is closed. Raises OSError."""
+    """Begin to serve, and return the port. The server stops when the stack is closed. Raises OSError.
+
+    `preferred`: port to use if `port` is 0 and this port is free.
+    """
     runner = web.AppRunner(
         app,
         shutdown_timeout=stop_seconds,
@@ -69,14 +80,20 @@ async def listen(
     await runner.setup()
     stack.push_async_callback(stop_tls_server, runner)
     assert runner.server is not None
-    server = await asyncio.get_running_loop().create_server(
+    create = partial(
+        asyncio.get_running_loop().create_server,
         _ConnectionLimiter(runner.server, app[_TRUSTED_CONNECTIONS]),
         host,
-        port,
         ssl=tls,
         backlog=BACKLOG,
         ssl_handshake_timeout=HANDSHAKE_SECONDS,
     )
+    try:
+        server = await create(port or preferred)
+    except OSError:
+        if port or not preferred:
+            raise
+        server = await create(0)
     stack.callback(server.close)
     return int(server.sockets[0].getsockname()[1])
 

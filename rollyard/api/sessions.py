@@ -36,7 +36,7 @@ def set_up(app: web.Application, services: Services) -> None:
     """Mount the gateway. When the server stops, the gateway's open calls end."""
 
     async def find(request: web.Request, named: str | None) -> GatewaySession:
-        return _session_for_call(services, request, named)
+        return await _session_for_call(services, request, named)
 
     async def end(_: web.Application) -> None:
         services.sessions.end_calls()
@@ -58,13 +58,13 @@ async def _open(request: web.Request) -> web.Response:
         found, new = await services.sessions.open(namespace, wanted, services.clock.time())
     except Unavailable as error:
         raise Unavailable(f"{error}; {_retry_advice(pool)}", retry_after=error.retry_after) from None
-    key = services.signer.issue(Role.SESSION, f"{found.session.id}/{found.instance}")
+    key = services.signer.issue(Role.SESSION, f"{found.id}/{found.instance}")
     return web.json_response(_opened_response(request, found, key).model_dump(mode="json"), status=201 if new else 200)
 
 
 def _opened_response(request: web.Request, found: ExternalSession, key: str) -> SessionOpened:
     # The URL has the host name that the caller used.
-    base = f"{request.url.origin()}{GATEWAY}s/{found.session.id}"
+    base = f"{request.url.origin()}{GATEWAY}s/{found.id}"
     return SessionOpened(**dict(found.view()), base_url=f"{base}/v1", anthropic_base_url=base, key=key)
 
 
@@ -116,14 +116,14 @@ async def _get(request: web.Request) -> web.Response:
 async def _close(request: web.Request) -> web.Response:
     """Close a session and read its trajectory."""
     id = _id(request)
-    request.app[SERVICES].sessions.close(id)
+    await request.app[SERVICES].sessions.close(id)
     return await _record(request, id)
 
 
 @accepts("namespace")
 async def _delete(request: web.Request) -> web.Response:
     """Delete a session and its trajectory; return the session's last state."""
-    ended = request.app[SERVICES].sessions.drop(_id(request), "it was deleted")
+    ended = await request.app[SERVICES].sessions.drop(_id(request), "it was deleted")
     return web.json_response(ended.view().model_dump(mode="json"))
 
 
@@ -144,7 +144,7 @@ def _id(request: web.Request) -> str:
     return id
 
 
-def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
+async def _session_for_call(services: Services, request: web.Request, named: str | None) -> GatewaySession:
     """Return the session of a model call. A session's key selects its own session.
 
     `named`: id of a session from the request. A call with an admin's token must name a session; a call with a key need
@@ -157,7 +157,7 @@ def _session_for_call(services: Services, request: web.Request, named: str | Non
             raise no_session(
                 "name the session in the path (/gateway/s/ID/v1) or in X-Rollyard-Session, or send the session's own key"
             )
-        return services.sessions.session_for_call(named, None)
+        return await services.sessions.session_for_call(named, None)
     if claims.role is not Role.SESSION:
         raise GatewayError(
             403, "permission_error", f"a token of role {claims.role.value} cannot use a session; send the session's key"
@@ -165,7 +165,7 @@ def _session_for_call(services: Services, request: web.Request, named: str | Non
     id, _, instance = claims.subject.partition("/")
     if named not in (None, id):
         raise GatewayError(403, "permission_error", f"this key belongs to session {id!r}, not to {named!r}")
-    return services.sessions.session_for_call(id, instance)
+    return await services.sessions.session_for_call(id, instance)
 
 
 def _claims(services: Services, request: web.Request) -> Claims:

@@ -99,7 +99,12 @@ class _GatewayRoutes:
                     exchange = await _exchange(make, request, session)
                     if exchange.stream:
                         return await _stream_response(request, session, exchange)
-                    return web.json_response(exchange.response_body(await _run_exchange(exchange, session, None)))
+                    answers = await _run_exchange(exchange, session, None)
+                    with _delivery(session, answers):
+                        response = web.json_response(exchange.response_body(answers))
+                        await response.prepare(request)
+                        await response.write_eof()
+                    return response
             except GatewayError as refusal:
                 return _error_response(error(refusal), refusal)
 
@@ -201,8 +206,21 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
             raise
         await send(exchange.error_events(refusal), last=True)
     else:
-        await send(exchange.end_events(answers), last=True)
+        with _delivery(session, answers):
+            await send(exchange.end_events(answers), last=True)
     return response
+
+
+@contextlib.contextmanager
+def _delivery(session: GatewaySession, answers: Sequence[ChatResponse]) -> Iterator[None]:
+    """Tell the session whether a call's answers were written within the block. If they were not, a repetition of the call
+    gets the same answers."""
+    try:
+        yield
+    except BaseException:
+        session.not_delivered(answers)
+        raise
+    session.delivered(answers)
 
 
 def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:

@@ -1,7 +1,4 @@
-"""Sessions of external agents: request, view, trajectory.
-
-A session exists only in the server's memory, so `durable` is false in every view.
-"""
+"""Sessions of external agents: request, view, trajectory."""
 
 from __future__ import annotations
 
@@ -60,7 +57,8 @@ class SessionView(WireModel):
     """Unix seconds."""
     expires_in_idle: float
     """Seconds until the session is deleted if nobody calls or reads it."""
-    durable: Literal[False] = False
+    durable: bool = True
+    """True: what was answered is stored, and the session outlives the server. False in the answers of older servers."""
 
 
 class SessionOpened(SessionView):

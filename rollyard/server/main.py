@@ -16,6 +16,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rollyard.api.app import build
 from rollyard.api.listener import listen
@@ -139,11 +140,13 @@ class RollyardServer:
         stack.push_async_callback(server.parts.close)
         write_secret(data / "ca.pem", server.parts.authority.ca_pem)
         await server.parts.rollouts.recover()
+        await server.parts.sessions.restore()
         name = advertised(options.advertise, host)
         pem = server.parts.authority.server_certificate([name, "127.0.0.1", "localhost"])
-        port = await listen(
-            build(server.parts.services()), host, port, server_ssl_context(pem), stack, stop_seconds=STOP_SECONDS
-        )
+        # A session's base URL has the port, so a server on any free port takes the port of the server before it.
+        before = urlsplit(last.url).port if last is not None else None
+        app, tls = build(server.parts.services()), server_ssl_context(pem)
+        port = await listen(app, host, port, tls, stack, stop_seconds=STOP_SECONDS, preferred=before or 0)
         if driver.name != "local" and name in LOOPBACK:
             log.warning("serving on loopback: only this machine can reach the server; see --listen and --advertise")
         server.publish_address(f"https://{name}:{port}")

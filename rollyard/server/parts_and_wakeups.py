@@ -113,7 +113,7 @@ class Parts:
         self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
         self.batch_keeper = BatchKeeper(store, clock, self.batches, slots=agents.slots, pools=pools.rollout_pools)
         placement = ExternalPlacement(endpoints, routing.choice, routing.sessions)
-        self.sessions = ExternalSessions(connector, placement)
+        self.sessions = ExternalSessions(connector, placement, store.sessions)
         self.rebalancer = routing.rebalancer(ask_external=self.sessions.ask_to_move)
         self.prober = EndpointProber(endpoints, trust=trust, pools=pools.inference_pools)
         self.dispatcher = Dispatcher(store, clock, agents, leases, endpoints, routing.choice, pool=pools.rollout_pool)

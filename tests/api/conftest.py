@@ -38,6 +38,7 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
             driver = LocalDriver(tmp_path / "slurm")
             parts = Parts(store, driver, tmp_path / "data", clock, connector=connector)
             stack.push_async_callback(parts.close)
+            await parts.sessions.restore()
             services = replace(parts.services(), task_kinds=frozenset({"code", "math", "quiz"}))
             if not (await store.list_objects("InferencePool", "default"))[0]:
                 await store.create(_pool(model_dir, spec))

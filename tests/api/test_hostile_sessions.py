@@ -89,7 +89,7 @@ async def test_a_caller_that_stops_reading_does_not_keep_its_session(
         opened = await api.open(sampling={"max_tokens": 10_000})
         body = json.dumps(BODY | {"stream": True, "model": "m" * 500}).encode()
         with caller(api, opened, body, f"Content-Length: {len(body)}", buffer=4096):
-            session = api.sessions.get(opened["id"]).session
+            session = api.gateway_session(opened["id"])
             await until(lambda: session.in_flight)
             await until(lambda: not session.in_flight and not upstream.running)
             assert session.calls == 0
@@ -123,7 +123,7 @@ async def test_a_turn_that_ends_behind_the_sessions_end_is_not_recorded(serving:
         opened = await api.open(sampling={"max_tokens": 10_000})
         body = json.dumps(BODY | {"stream": True, "model": "m" * 500}).encode()
         with caller(api, opened, body, f"Content-Length: {len(body)}", buffer=4096) as reader:
-            session = api.sessions.get(opened["id"]).session
+            session = api.gateway_session(opened["id"])
             await until(lambda: session._in_flight and all(task.done() for task in session._in_flight))
             closed = await api.record(opened["id"], close=True)
             async with running(asyncio.to_thread(read_all, reader)):
@@ -142,7 +142,7 @@ async def test_the_requests_in_memory_are_bounded_and_who_waits_is_answered(
     async with serving() as api, saying("Hi.", pace=0.05).serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
-        bodies = api.sessions.get(opened["id"]).session.byte_budget
+        bodies = api.gateway_session(opened["id"]).byte_budget
         body = json.dumps(BODY).encode() + b" " * 300_000
         calls = [asyncio.create_task(post(opened, body)) for _ in range(9)]
         most = 0
@@ -182,7 +182,7 @@ async def test_callers_that_give_up_in_line_free_their_place(
     async with serving() as api, saying("Hi.").serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open()
-        bodies = api.sessions.get(opened["id"]).session.byte_budget
+        bodies = api.gateway_session(opened["id"]).byte_budget
         with caller(api, opened, b"{", "Content-Length: 900"):
             await until(lambda: bodies._reserved == 900)
             body = json.dumps(BODY).encode() + b" " * 300
@@ -409,7 +409,7 @@ async def test_a_session_samples_from_no_older_weights_than_it_asks_for(serving:
         assert (await post(opened, json.dumps(BODY).encode()))[0] == 200
         api.endpoints.probed("new", Reason("ConnectionRefused"))
         call = asyncio.create_task(post(opened, json.dumps(BODY).encode()))
-        session = api.sessions.get("s").session
+        session = api.gateway_session("s")
         await until(lambda: session.in_flight)
         api.serve("third", new.url, "v2")
         assert (await call)[0] == 200

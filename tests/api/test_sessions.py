@@ -33,7 +33,8 @@ async def test_two_turns_are_one_segment_of_the_models_own_logprobs(serving: Ser
         api.serve("e", "http://engine")
         opened = await api.open(sampling={"max_tokens": 48, "seed": 3}, id="mine")
         assert opened["base_url"] == f"{api.url}/gateway/s/mine/v1"
-        assert (opened["durable"], opened["endpoint"], opened["expires_in_idle"]) == (False, "e", 900)
+        assert (opened["durable"], opened["endpoint"]) == (True, "e")
+        assert 0 < opened["expires_in_idle"] <= 900
         assert api.index.counts() == {"e": 1}
         messages, told = list(QUESTION), []
         async with client(opened) as ai:
@@ -99,12 +100,13 @@ async def test_sessions_that_are_gone_say_what_one_can_do(serving: Serve, saying
     async with saying("Twelve.").serving() as upstream:
         async with serving() as api:
             api.serve("e", upstream.url)
-            closed, deleted, idle, lost = [await api.open(**m) for m in ({}, {}, {"idle_seconds": 1}, {"id": "lost"})]
+            closed, deleted, idle, again = [await api.open(**m) for m in ({}, {}, {"idle_seconds": 1}, {"id": "again"})]
             await api.record(closed["id"], close=True)
             status, told = await api.ask("DELETE", f"/v1/sessions/{deleted['id']}")
             assert (status, told["state"], told["calls"]) == (200, "Closed", 0)
-            await until(lambda: idle["id"] not in {s.session.id for s in api.sessions.all("default")})
-            for opened, why in ((closed, "is closed"), (deleted, "deleted"), (idle, "not used for 1 s")):
+            await until(lambda: idle["id"] not in {s.id for s in api.sessions.all("default")})
+            gone = (closed, "is closed"), (deleted, "deleted"), (idle, "not used for 1 s")
+            for opened, why in gone:
                 await refused(opened, why)
             status, told = await api.ask("GET", f"/v1/sessions/{idle['id']}")
             assert (status, "open another" in told["message"]) == (410, True)
@@ -112,10 +114,12 @@ async def test_sessions_that_are_gone_say_what_one_can_do(serving: Serve, saying
             assert api.index.count("e") == 1
         async with serving() as api:  # the server starts anew
             api.serve("e", upstream.url)
-            lost["base_url"] = f"{api.url}/gateway/s/lost/v1"
-            await refused(lost, "only in its memory")
-            await api.open(id="lost")
-            await refused(lost, "session 'lost' is gone")  # another one by the same name
+            for opened, why in gone:
+                await refused({**opened, "base_url": f"{api.url}/gateway/s/{opened['id']}/v1"}, why)
+            assert (await api.ask("DELETE", "/v1/sessions/again"))[0] == 200
+            await api.open(id="again")
+            again["base_url"] = f"{api.url}/gateway/s/again/v1"
+            await refused(again, "session 'again' is gone")  # another one by the same name
     assert upstream.prompts == []
 
 
@@ -201,7 +205,7 @@ async def test_a_caller_that_goes_away_frees_the_engine_and_the_call(serving: Se
     async with serving() as api, saying("word " * 400, pace=0.02).serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open(max_calls=1)
-        session = api.sessions.get(opened["id"]).session
+        session = api.gateway_session(opened["id"])
         async with client(opened) as ai:
             stream = await ai.chat.completions.create(model="m", messages=QUESTION, stream=True)
             async for chunk in stream:
@@ -317,7 +321,7 @@ async def test_the_loop_serves_others_while_a_long_conversation_is_tokenised(ser
         messages = [{"role": "user", "content": "one two three four five " * 4_000}]
         async with client(opened) as ai:
             call = asyncio.create_task(ai.chat.completions.create(model="m", messages=messages))
-            session = api.sessions.get(opened["id"]).session
+            session = api.gateway_session(opened["id"])
             turns = 0
             while not upstream.prompts:
                 assert not call.done()

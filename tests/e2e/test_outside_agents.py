@@ -1,32 +1,49 @@
-"""An agent outside of any sandbox, by the real openai client through a real server's API, while engines die."""
+"""An agent outside of any sandbox, by the real openai and anthropic clients through a real server's API, while engines and
+the server die."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+import httpx2
 import openai
-import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.core.errors import NotFound
-from rollyard.kinds.base import ObjectKey, evolve
+from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import Sampling
 from rollyard.kinds.session import SessionOpened, SessionRequest
+from tests.support.lazy_module import LazyModule
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, Yard, kill
 
+if TYPE_CHECKING:
+    import anthropic
+else:
+    anthropic = LazyModule("anthropic")
 
-def agent(client: AsyncClient, opened: SessionOpened) -> openai.AsyncOpenAI:
+
+def agent(client: AsyncClient, opened: SessionOpened, retries: int = 0) -> openai.AsyncOpenAI:
     http = openai.DefaultAsyncHttpxClient(verify=client.context.tls())
-    return openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.key, http_client=http, max_retries=0)
+    return openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.key, http_client=http, max_retries=retries)
 
 
-async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segment(yard: Yard) -> None:
+def claude_of(client: AsyncClient, opened: SessionOpened) -> anthropic.AsyncAnthropic:
+    http = anthropic.DefaultAsyncHttpxClient(verify=client.context.tls())
+    url, key = opened.anthropic_base_url, opened.key
+    return anthropic.AsyncAnthropic(base_url=url, api_key=key, http_client=http, max_retries=12)
+
+
+async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segment(yard: Yard, long_run: bool) -> None:
     async with yard.client() as client:
         await yard.apply(client, demo={"replicas": 0})
         await yard.until(lambda: two_ready(client))
         sampling = Sampling(max_tokens=400, temperature=100, seed=1)  # so hot that it does not come to an end
         opened = await client.open_session(SessionRequest(pool="policy", sampling=sampling))
-        assert opened.durable is False
+        assert opened.durable
         messages = [{"role": "user", "content": "What is 3 * 4?"}]
         (engine,) = yard.engines(opened.endpoint)
         async with agent(client, opened) as ai:
@@ -45,17 +62,58 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
         assert sum(segment.loss_mask) == sum(turn.response_length for turn in record.trajectory.turns) > 100
         assert max(differences([record.trajectory], MODEL)) < 0.02
 
-        lost = await client.open_session(SessionRequest(pool="policy", id="lost"))
-        yard.stop()
-        yard.start()
-    async with yard.client() as client:
-        with pytest.raises(NotFound, match="exist only in its memory"):
-            await client.session("lost")
-        lost = evolve(lost, base_url=f"{client.context.url}/gateway/s/lost/v1")
-        async with agent(client, lost) as ai:
-            with pytest.raises(openai.APIStatusError, match="POST /v1/sessions") as gone:
-                await ai.chat.completions.create(model="any", messages=[{"role": "user", "content": "Still there?"}])
-            assert gone.value.status_code == 410
+        whole = await converse(yard, client, "whole", ())
+        killed = await converse(yard, client, "killed", range(5) if long_run else (1, 2))
+        assert killed == whole
+
+
+async def converse(yard: Yard, client: AsyncClient, id: str, kills: Collection[int]) -> object:
+    """Make four calls; return the ids, masks and texts. The server is killed in the middle of the calls with the numbers
+    `kills`; 4 is the time before the end. The clients' own retries go on, or the agent repeats a broken stream."""
+    sampling = Sampling(max_tokens=60, temperature=2, seed=3)
+    opened = await client.open_session(SessionRequest(pool="policy", id=id, sampling=sampling))
+    said: list[Any] = [{"role": "user", "content": "What is 3 * 4?"}]
+
+    async def restart() -> None:
+        await asyncio.to_thread(yard.kill)
+        await asyncio.to_thread(yard.start)
+
+    async def answered(number: int, call: Callable[[], Awaitable[str]]) -> None:
+        task = asyncio.ensure_future(call())
+        if number in kills:
+            await yard.until(lambda: in_flight_or(task, client, id))
+            await restart()
+        said.extend([{"role": "assistant", "content": await task}, {"role": "user", "content": "And 4 * 5?"}])
+
+    async def create() -> str:
+        answer = await ai.chat.completions.create(model="any", messages=said)
+        return answer.choices[0].message.content or ""
+
+    async def stream() -> str:
+        while True:
+            with contextlib.suppress(openai.APIConnectionError, httpx2.TransportError):
+                chunks = await ai.chat.completions.create(model="any", messages=said, stream=True)
+                return "".join([chunk.choices[0].delta.content or "" async for chunk in chunks])
+
+    async def message() -> str:
+        answer = await claude.messages.create(model="any", messages=said, max_tokens=60)
+        return "".join(block.text for block in answer.content if block.type == "text")
+
+    async with agent(client, opened, retries=12) as ai, claude_of(client, opened) as claude:
+        for number, call in enumerate((create, stream, message, create)):
+            await answered(number, call)
+    if 4 in kills:
+        await restart()
+    record = await client.close_session(id)
+    assert record.session.durable
+    assert (record.session.calls, record.trajectory.breaks) == (4, {})
+    (segment,) = record.trajectory.segments
+    return segment.token_ids, segment.loss_mask, [turn.text for turn in record.trajectory.turns]
+
+
+async def in_flight_or(task: asyncio.Future[str], client: AsyncClient, id: str) -> bool:
+    """Return whether the call is being made, or has ended before this was seen."""
+    return task.done() or (await client.session(id)).session.in_flight > 0
 
 
 async def two_ready(client: AsyncClient) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import openai
 
+from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord
 from rollyard.server.parts_and_wakeups import Parts
@@ -50,6 +51,12 @@ class Api:
         status, opened = await self.ask("POST", "/v1/sessions", {"pool": "policy", **request})
         assert status == 201, opened
         return dict(opened)
+
+    def gateway_session(self, id: str) -> GatewaySession:
+        """A session that is in use."""
+        live = next(found.live for found in self.sessions.all("default") if found.id == id)
+        assert live is not None
+        return live.session
 
     async def record(self, id: str, *, close: bool = False) -> SessionRecord:
         asked = ("POST", f"/v1/sessions/{id}/close") if close else ("GET", f"/v1/sessions/{id}")

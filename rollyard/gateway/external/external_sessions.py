@@ -1,33 +1,50 @@
 """Opens the sessions of external agents, finds them for calls, and removes them.
 
-Sessions exist only in the memory of this process, so their number and size are limited.
+Sessions are stored: a call's turn is in the store before the caller gets the end of the answer. After a restart of the
+server a session is rebuilt from its stored calls when it is first used. Sessions in use are in memory, so their number
+and size are limited.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 
 from rollyard.core.aio import Signal
 from rollyard.core.byte_budget import ByteBudget
-from rollyard.core.errors import Conflict, Expired, NotFound, TooManyRequests, Unavailable
+from rollyard.core.errors import (
+    Conflict,
+    Expired,
+    NotFound,
+    TaskError,
+    TemplateUnusable,
+    TooManyRequests,
+    Unavailable,
+)
+from rollyard.gateway.external.call_journal import StoringJournal
 from rollyard.gateway.external.routed_sampler import RoutedSampler, SessionPlacer
 from rollyard.gateway.external.unmet_demand import UnmetDemand
-from rollyard.gateway.requests.call_errors import GatewayError, session_gone
+from rollyard.gateway.requests.call_errors import GatewayError, session_gone, template_unusable, unavailable
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.gateway.session.stored_call import StoredCall
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.stored_session import SessionProgress, SessionStore, StoredSession
+
+log = logging.getLogger(__name__)
 
 MAX_OPEN = 256
 MAX_AT_ONCE = 128
@@ -43,6 +60,8 @@ LONG_CHARACTERS = 1 << 12
 """A text with at least this many characters is processed in a thread. Such a text takes more than a few milliseconds,
 and the server's event loop also serves rollouts."""
 SWEEP_SECONDS = 0.5
+NOTE_SECONDS = 5.0
+"""Interval at which the idle times of sessions are stored."""
 RETRY_SECONDS = 5
 UNMET_SECONDS, NAMELESS_SECONDS = 60.0, RETRY_SECONDS + 1.0
 """Seconds for which a refused request counts as demand. The second value is for a request without an id. The
@@ -51,7 +70,20 @@ is told to retry after RETRY_SECONDS. So with this value the first request count
 retry."""
 MAX_REMEMBERED = 10_000
 ADVICE = "open another with POST /v1/sessions"
-UNKNOWN_SESSION = "it was dropped, or the server has restarted: sessions exist only in its memory"
+UNKNOWN_SESSION = "it was removed long ago, or it never existed"
+STOPPING = "the server is stopping; repeat the call, and the next server answers it"
+
+
+@dataclass(frozen=True)
+class LiveSession:
+    """The parts of a session that takes calls."""
+
+    session: GatewaySession
+    policy: RoutedSampler
+    journal: StoringJournal
+
+    def progress(self) -> SessionProgress:
+        return _progress(self.session, self.policy)
 
 
 @dataclass
@@ -62,33 +94,46 @@ class ExternalSession:
     pool: PoolKey
     instance: str
     """Random id that distinguishes the session from an earlier one with the same id."""
-    session: GatewaySession
-    policy: RoutedSampler
-    created_at: float
+    stored: StoredSession
     open: bool = True
+    live: LiveSession | None = None
+    """None after a restart of the server, until the session is used."""
+    rebuilding: asyncio.Task[LiveSession] | None = None
+    last_used: float = field(default_factory=time.monotonic)
 
     def touch(self) -> None:
-        self.session.last_used = time.monotonic()
+        self.last_used = time.monotonic()
+
+    @property
+    def id(self) -> str:
+        return self.stored.id
 
     @property
     def idle_seconds(self) -> float:
         """Seconds since the last call or read; 0 while a call is in flight."""
-        return 0.0 if self.session.in_flight else time.monotonic() - self.session.last_used
+        if self.live is not None and self.live.session.in_flight:
+            return 0.0
+        last_call = self.live.session.last_used if self.live is not None else self.last_used
+        return time.monotonic() - max(self.last_used, last_call)
+
+    def progress(self) -> SessionProgress:
+        return self.live.progress() if self.live is not None else self.stored.progress
 
     def view(self) -> SessionView:
-        session = self.session
+        live, progress = self.live, self.progress()
+        in_flight = live.session.in_flight if live is not None else 0
         return SessionView(
-            id=session.id,
+            id=self.id,
             namespace=self.pool.namespace,
             pool=self.pool.name,
             state="Open" if self.open else "Closed",
-            endpoint=self.policy.endpoint.id,
-            calls=session.calls,
-            in_flight=session.in_flight,
-            waiting=self.policy.waiting if session.in_flight else "",
-            tokens=session.tokens,
-            truncated=session.truncated,
-            created_at=self.created_at,
+            endpoint=progress.endpoint,
+            calls=progress.calls,
+            in_flight=in_flight,
+            waiting=live.policy.waiting if live is not None and in_flight else "",
+            tokens=progress.tokens,
+            truncated=progress.truncated,
+            created_at=self.stored.created_at,
             expires_in_idle=round(max(0.0, self.request.idle_seconds - self.idle_seconds), 3),
         )
 
@@ -96,13 +141,15 @@ class ExternalSession:
 class ExternalSessions:
     """All external sessions by id."""
 
-    def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer) -> None:
+    def __init__(self, connector: aiohttp.BaseConnector, placement: SessionPlacer, store: SessionStore) -> None:
         """`connector` connects to model servers, and is closed with this object."""
         self._http = aiohttp.ClientSession(
             connector=connector, timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0)
         )
         self._tokens = TokenClient(self._http)
         self._placement = placement
+        self._store = store
+        self._next_idle_note = 0.0
         self._sessions: dict[str, ExternalSession] = {}
         self._ended: dict[str, str] = {}
         """Id of a removed session -> reason of the removal. Only the latest removals are kept."""
@@ -120,6 +167,19 @@ class ExternalSessions:
         own = sum(s.open for s in self._sessions.values() if s.pool == pool)
         return own + min(self._unmet_demand.count(pool), MAX_OPEN - there)
 
+    async def restore(self) -> None:
+        """Read the stored sessions. Call this once, before the first request. Raises Unavailable."""
+        kept, self._ended = await self._store.load()
+        for stored in kept:
+            request = SessionRequest.model_validate_json(stored.request)
+            found = ExternalSession(
+                request, PoolKey(stored.namespace, stored.pool), stored.instance, stored, stored.open
+            )
+            found.last_used -= stored.idle_seconds
+            self._sessions[stored.id] = found
+            if stored.open:  # a session counts as demand, and at its endpoint, as before
+                self._placement.pin(stored.id, stored.progress.endpoint)
+
     # opening and reading sessions
 
     async def open(self, namespace: str, request: SessionRequest, now: float) -> tuple[ExternalSession, bool]:
@@ -130,6 +190,7 @@ class ExternalSessions:
         """
         id, pool = request.id or f"s-{secrets.token_hex(8)}", PoolKey(namespace, request.pool)
         if (there := self._existing(id, pool, request)) is not None:
+            await self._store.add(there.stored)  # the request that opens it may still wait for the store
             return there, False
         self._admit()
         endpoint, template, folder = self._pick_endpoint(id, pool, request), None, ""
@@ -137,6 +198,7 @@ class ExternalSessions:
             folder = endpoint.tokenizer
             template = await self._templates.get(folder)
             if (there := self._existing(id, pool, request)) is not None:  # another request has opened it meanwhile
+                await self._store.add(there.stored)
                 return there, False
             self._admit()
             endpoint = self._pick_endpoint(id, pool, request)  # the endpoint chosen before may be full or gone now
@@ -145,7 +207,16 @@ class ExternalSessions:
         self._ended.pop(id, None)
         self._unmet_demand.drop(pool, id)
         self._placement.pin(id, endpoint.id)
+        await asyncio.shield(asyncio.create_task(self._store_new(made)))
         return made, True
+
+    async def _store_new(self, made: ExternalSession) -> None:
+        try:
+            await self._store.add(made.stored)
+        except Unavailable:
+            self._close_in_memory(made)
+            self._sessions.pop(made.id, None)
+            raise
 
     def get(self, id: str) -> ExternalSession:
         """Return the session, and count this as a use. Raises NotFound, Expired."""
@@ -153,7 +224,7 @@ class ExternalSessions:
         if found is None and id in self._ended:
             raise Expired(f"session {id!r} is gone: {self._ended[id]}; {ADVICE}")
         if found is None:
-            raise NotFound(f"there is no session {id!r}; if it existed before, {UNKNOWN_SESSION}; {ADVICE}")
+            raise NotFound(f"there is no session {id!r}: {UNKNOWN_SESSION}; {ADVICE}")
         found.touch()
         return found
 
@@ -164,36 +235,47 @@ class ExternalSessions:
     async def record(self, id: str) -> str:
         """Return the `SessionRecord` so far, as JSON. Raises NotFound, Expired."""
         found = self.get(id)
-        session = found.session
+        live = await self._live(found)
+        session = live.session
 
         def read() -> str:
             segments, turns, breaks = session.segments(), session.turns(), session.breaks()
             trajectory = SessionTrajectory(segments=segments, turns=turns, breaks=breaks)
             return SessionRecord(session=found.view(), trajectory=trajectory).model_dump_json()
 
-        return await session.run_serialized(read)
+        told = await session.run_serialized(read)
+        await live.journal.flush()  # a turn may be recorded and not yet stored
+        return told
 
-    def close(self, id: str) -> None:
+    async def close(self, id: str) -> None:
         """Refuse further calls of the session, and cancel the calls in flight. The trajectory stays. Raises NotFound,
-        Expired."""
+        Expired, Unavailable."""
         found = self.get(id)
+        self._close_in_memory(found)
+        await self._store.close(found.instance)
+
+    async def drop(self, id: str, why: str) -> ExternalSession:
+        """Remove the session with its trajectory. Raises NotFound, Expired, Unavailable."""
+        found = self.get(id)
+        self._close_in_memory(found)
+        await self._store.remove(found.instance, why)
+        if self._sessions.get(id) is found:
+            del self._sessions[id]
+            self._ended[id] = why
+            while len(self._ended) > MAX_REMEMBERED:
+                del self._ended[next(iter(self._ended))]
+        return found
+
+    def _close_in_memory(self, found: ExternalSession) -> None:
         if found.open:
             found.open = False
-            found.session.close()
-            self._placement.free(id)
-
-    def drop(self, id: str, why: str) -> ExternalSession:
-        """Remove the session with its trajectory. Raises NotFound, Expired."""
-        self.close(id)
-        dropped = self._sessions.pop(id)
-        self._ended[id] = why
-        while len(self._ended) > MAX_REMEMBERED:
-            del self._ended[next(iter(self._ended))]
-        return dropped
+            if found.live is not None:
+                found.live.session.close()
+            self._placement.free(found.id)
 
     # model calls
 
-    def session_for_call(self, id: str, instance: str | None) -> GatewaySession:
+    async def session_for_call(self, id: str, instance: str | None) -> GatewaySession:
         """Find the session of a call. `instance`: the instance in the caller's session key; None for callers that may
         use all sessions. Raises GatewayError."""
         found = self._sessions.get(id)
@@ -204,35 +286,99 @@ class ExternalSessions:
         if not self._make_room():
             message = f"the sessions of this server have {MAX_TOKENS} tokens, the limit: close or delete some, then call again"
             raise GatewayError(429, "rate_limit_error", message, code="sessions_full")
-        return found.session
+        try:
+            return (await self._live(found)).session
+        except TemplateUnusable as error:
+            raise template_unusable(str(error)) from error
+        except Unavailable as error:
+            raise unavailable(str(error)) from error
+
+    async def _live(self, found: ExternalSession) -> LiveSession:
+        """Return the session's parts; rebuild them after a restart. Raises TemplateUnusable, Unavailable."""
+        if found.live is None:
+            found.touch()
+            if found.rebuilding is None or found.rebuilding.done():
+                found.rebuilding = asyncio.create_task(self._rebuild(found))
+            await asyncio.shield(found.rebuilding)
+        assert found.live is not None
+        return found.live
+
+    async def _rebuild(self, found: ExternalSession) -> LiveSession:
+        stored = found.stored
+        template = await self._templates.get(stored.tokenizer)
+        calls = await self._store.calls(found.instance)
+        # Only the id of the endpoint is known. The first call chooses: this endpoint if it is ready, else another.
+        endpoint = Endpoint(
+            id=stored.progress.endpoint, url="", model=stored.model, weights_version="", tokenizer=stored.tokenizer
+        )
+        live = self._make_live(found, endpoint, template)
+
+        def restore() -> None:
+            live.session.restore((StoredCall.from_bytes(call.body), call.delivered) for call in calls)
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, restore)
+        except (TaskError, TemplateUnusable) as error:
+            raise TemplateUnusable(
+                f"session {found.id!r} cannot be rebuilt from its stored calls: {error}; put the files in {stored.tokenizer} "
+                "back as they were, or delete the session"
+            ) from error
+        live.session.truncated = stored.progress.truncated
+        live.session.opened_at = int(stored.created_at)
+        if not found.open:
+            live.session.close()
+        found.live = live
+        return live
 
     # background work
 
     async def run(self) -> None:
-        """Remove each session that has been unused for its `idle_seconds`. This loop runs until it is cancelled."""
+        """Remove each session that has been unused for its `idle_seconds`, and store what changed. This loop runs until
+        it is cancelled."""
         while True:
-            for id, found in list(self._sessions.items()):
-                if found.idle_seconds > found.request.idle_seconds:
-                    self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
+            try:
+                for id, found in list(self._sessions.items()):
+                    idle = found.idle_seconds > found.request.idle_seconds
+                    if idle and self._sessions.get(id) is found:
+                        await self.drop(id, f"it was not used for {found.request.idle_seconds:g} s")
+                await self._note()
+            except Unavailable as error:
+                log.warning("the state of sessions was not stored this time: %s", error)
             await asyncio.sleep(SWEEP_SECONDS)
+
+    async def _note(self) -> None:
+        """Store the turns delivered since the last time, and now and then the idle times."""
+        there = self._sessions.values()
+        delivered = [turn for s in there if s.live is not None for turn in s.live.journal.take_delivered()]
+        idle: dict[str, float] = {}
+        if (now := time.monotonic()) > self._next_idle_note:
+            idle, self._next_idle_note = {s.instance: s.idle_seconds for s in there}, now + NOTE_SECONDS
+        if idle or delivered:
+            await self._store.note(idle, delivered)
 
     def ask_to_move(self, id: str, endpoint: str, urgent: bool) -> bool:
         """Move a session from its endpoint, and return whether it moves. If `urgent`, only a session with calls in
         flight moves, and these calls continue on another endpoint. Otherwise only a session without calls in flight
         moves."""
-        found = self._sessions[id]
-        busy = found.session.in_flight > 0
+        live = self._sessions[id].live
+        if live is None:  # its first call chooses an endpoint
+            return False
+        busy = live.session.in_flight > 0
         if busy is urgent:
-            found.policy.leave(in_flight=busy)
+            live.policy.leave(in_flight=busy)
         return busy is urgent
 
     def end_calls(self) -> None:
-        """Close every session, which ends its calls. The server calls this when it stops."""
-        for id in list(self._sessions):
-            self.close(id)
+        """End all calls. The server calls this when it stops. The sessions stay in the store as they are."""
+        for found in self._sessions.values():
+            if found.live is not None:
+                found.live.session.close(unavailable(STOPPING))
 
     async def shut_down(self) -> None:
         self.end_calls()
+        with contextlib.suppress(Unavailable):
+            self._next_idle_note = 0.0
+            await self._note()
         self._templates.close()
         await self._http.close()
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
@@ -274,14 +420,24 @@ class ExternalSessions:
             raise TooManyRequests(message, retry_after=RETRY_SECONDS)
 
     def _make_room(self) -> bool:
-        return sum(s.session.tokens for s in self._sessions.values()) < MAX_TOKENS
+        return sum(s.progress().tokens for s in self._sessions.values()) < MAX_TOKENS
 
     def _create(
         self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
     ) -> ExternalSession:
+        stored = StoredSession(
+            secrets.token_hex(8), id, pool.namespace, pool.name, request.model_dump_json(), now, endpoint.model,
+            endpoint.tokenizer, progress=SessionProgress(endpoint=endpoint.id),
+        )  # fmt: skip
+        made = ExternalSession(request, pool, stored.instance, stored)
+        made.live = self._make_live(made, endpoint, template)
+        return made
+
+    def _make_live(self, found: ExternalSession, endpoint: Endpoint, template: ChatTemplate) -> LiveSession:
+        request = found.request
         policy = RoutedSampler(
-            id,
-            pool,
+            found.id,
+            found.pool,
             self._placement,
             self._tokens,
             endpoint,
@@ -297,7 +453,11 @@ class ExternalSessions:
             max_tokens=MAX_SESSION_TOKENS,
             max_at_once=MAX_AT_ONCE,
         )
-        session = GatewaySession(
-            id, template, policy, config, SerialExecutor(self._threads, LONG_CHARACTERS), self._byte_budget
-        )
-        return ExternalSession(request, pool, secrets.token_hex(8), session, policy, now)
+        journal = StoringJournal(self._store, found.instance, lambda: _progress(session, policy))
+        executor = SerialExecutor(self._threads, LONG_CHARACTERS)
+        session = GatewaySession(found.id, template, policy, config, executor, self._byte_budget, journal)
+        return LiveSession(session, policy, journal)
+
+
+def _progress(session: GatewaySession, policy: RoutedSampler) -> SessionProgress:
+    return SessionProgress(session.calls, session.tokens, session.truncated, policy.endpoint.id)

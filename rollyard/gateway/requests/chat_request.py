@@ -90,6 +90,8 @@ class ChatResponse:
     """Stop string that ended the turn, or None."""
     logprobs: tuple[TokenLogprob, ...] = ()
     """Sampled tokens of the answer; empty if the call does not want logprobs."""
+    turn: int = 0
+    """Index of the turn in its session."""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ from typing import Any
 
 from rollyard.core.errors import TaskError
 from rollyard.gateway.requests.chat_request import ChatRequest
+from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
+from rollyard.gateway.session.stored_call import StoredChat
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate, Message
@@ -40,13 +42,14 @@ SEAM_CHARS = 64
 characters before it, because these characters can change its tokens."""
 
 
-@dataclass
+@dataclass(eq=False)
 class ChatBranch:
     """One unbroken sequence of calls."""
 
     conversation: Conversation
     start: Key
     """Digest of the tools: the key before the first message."""
+    tools: list[dict[str, Any]]
     keys: list[Key] = field(default_factory=list)
     """The key before the first message, then a key for each message up to the last sampled turn."""
     messages: list[Message] = field(default_factory=list)
@@ -83,8 +86,9 @@ class ChatBranch:
     def sibling(self) -> ChatBranch:
         """Return a branch for another answer to the prompt that this branch has prepared."""
         return ChatBranch(
-            self.conversation.sibling(), self.start, list(self.keys), list(self.messages), self.first, dict(self.calls)
-        )
+            self.conversation.sibling(), self.start, self.tools, list(self.keys), list(self.messages), self.first,
+            dict(self.calls),
+        )  # fmt: skip
 
     def segments(self) -> list[Segment]:
         return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
@@ -116,10 +120,22 @@ class ChatBranch:
 
 
 @dataclass(frozen=True)
+class Opening:
+    """Facts about the other branches, at the time when a branch was opened."""
+
+    recalled: list[int | None]
+    """For each message of the first call: index, among the sampled turns of all branches, of the turn whose ids replace
+    the message; None if the message was not sampled."""
+    why: Break | None
+
+
+@dataclass(frozen=True)
 class PreparedChat:
     """A call whose prompt is ready, with its branch."""
 
     branch: ChatBranch
+    opening: Opening | None
+    """None if the call continues the branch."""
     messages: Sequence[Message]
     prompt: list[int]
     keys: list[Key]
@@ -130,6 +146,13 @@ class PreparedChat:
     """Text with which the turn begins, if the caller gave one."""
     continued_ids: list[int] = field(default_factory=list)
     """Ids of the turn's beginning, if the caller gave a beginning. These ids are the last ones of `prompt`."""
+    response_id: str = ""
+    own_messages: int = 0
+
+    @property
+    def request_key(self) -> str:
+        """Text that is the same for each repetition of the call."""
+        return f"{self.keys[-1]} {self.continued_text}"
 
 
 class ChatHistory:
@@ -138,6 +161,10 @@ class ChatHistory:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._branches: list[ChatBranch] = []
+        self._answers: list[SampledMessage] = []
+        """Sampled turns of all branches, in the order in which they ended."""
+        self._numbers: dict[int, int] = {}
+        """`id()` of a sampled turn -> its index in `_answers`."""
         self._by_digest: dict[tuple[Key, str], SampledMessage | None] = {}
         """(key before an assistant's message, the message's digest) -> the sampled turn, or None if the message was not
         sampled."""
@@ -159,17 +186,60 @@ class ChatHistory:
         Raises TaskError if the template refuses the messages or cannot continue the caller's text, and TemplateUnusable
         if the template fails.
         """
-        start = _digest("tools", json.dumps(request.tools, sort_keys=True))
-        request, keys = self._with_keys(start, request)
+        request, keys = self._with_keys(request)
         lead = self._continued_ids(request) if request.continued_text else []
         # Only a branch that has the request's last message of role `assistant` can continue. If no branch has it, a new
         # branch is opened, which gets the ids of messages that other branches sampled.
         last = max((i for i, m in enumerate(request.messages, 1) if m["role"] == "assistant"), default=0)
-        free = (b for b in self._branches if not b.busy and b.start == start and b.length >= last)
+        free = (b for b in self._branches if not b.busy and b.start == keys[0] and b.length >= last)
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
         branch = max(going_on, key=lambda b: b.length, default=None)
+        opening = self._opening(request.messages, keys) if branch is None else None
+        return self._place(request, keys, lead, branch, opening)
+
+    def describe(self, prepared: PreparedChat) -> StoredChat:
+        """Describe a call for `restore`. Call this before `record`."""
+        branch, opening = prepared.branch, prepared.opening
+        given = prepared.continued_text, prepared.continued_ids, prepared.response_id, prepared.own_messages
+        if opening is None:
+            return StoredChat(
+                self._branches.index(branch), list(prepared.messages[branch.length :]), [], [], None, *given
+            )
+        why = (opening.why.turn, str(opening.why.cause), opening.why.why) if opening.why is not None else None
+        return StoredChat(None, list(prepared.messages), branch.tools, opening.recalled, why, *given)
+
+    def restore(self, call: StoredChat) -> PreparedChat:
+        """Prepare a call again on the branch that the call had. The calls before it must have been restored and recorded.
+        Raises as `prepare` does."""
+        branch = self._branches[call.branch] if call.branch is not None else None
+        before, opening = (branch.messages, None) if branch is not None else ([], self._restored_opening(call))
+        request = ChatRequest(
+            [*before, *call.messages],
+            call.tools,
+            SamplingOverrides(),
+            call.continued_text,
+            response_id=call.response_id,
+            own_messages=call.own_messages,
+        )
+        keys = self._chain(branch.keys if branch is not None else [_start(call.tools)], call.messages)
+        return self._place(request, keys, call.continued_ids, branch, opening)
+
+    def request_key(self, request: ChatRequest) -> str:
+        """Return the `PreparedChat.request_key` that the call would have."""
+        return f"{self._with_keys(request)[1][-1]} {request.continued_text}"
+
+    def _place(
+        self,
+        request: ChatRequest,
+        keys: list[Key],
+        lead: list[int],
+        branch: ChatBranch | None,
+        opening: Opening | None,
+    ) -> PreparedChat:
+        """Prepare a call on its branch, or on a new one."""
         if branch is None:
-            branch = self._open(request, keys)
+            assert opening is not None
+            branch = self._open(request, keys, opening)
         else:
             branch.busy = True
             branch.replace_unanswered(request.messages[branch.length :])
@@ -180,7 +250,9 @@ class ChatHistory:
             branch.busy = False
             raise
         results = [str(m["content"]) for m in request.messages[branch.length :] if m["role"] == "tool"]
-        return PreparedChat(branch, request.messages, [*prompt, *lead], keys, results, request.continued_text, lead)
+        text = request.continued_text
+        link = request.response_id, request.own_messages
+        return PreparedChat(branch, opening, request.messages, [*prompt, *lead], keys, results, text, lead, *link)
 
     def record(self, prepared: PreparedChat, parsed: ParsedTurn, message: Message, ended_by: str = "") -> None:
         """Record the last turn of the branch's conversation. `message`: the turn as the caller sees it.
@@ -191,6 +263,8 @@ class ChatHistory:
         answer = branch.conversation.last
         answer.calls, answer.content = parsed.calls, parsed.content
         branch.learn_call_ids(message.get("tool_calls", ()), parsed.calls)
+        self._numbers[id(answer)] = len(self._answers)
+        self._answers.append(answer)
         own = _message_digest(message)
         self._by_digest[before, own] = self._latest[own] = answer
         if ended_by:
@@ -235,13 +309,26 @@ class ChatHistory:
             )
         return lead
 
-    def _open(self, request: ChatRequest, keys: Sequence[Key]) -> ChatBranch:
+    def _opening(self, messages: Sequence[Message], keys: Sequence[Key]) -> Opening:
         recalled: list[SampledMessage | None] = []
-        for message, before in zip(request.messages, keys, strict=False):
+        for message, before in zip(messages, keys, strict=False):
             found = self._sampled(message, before, any(recalled)) if message["role"] == "assistant" else None
             recalled.append(found)
-        opened_by = self._why_no_branch(request.messages, keys, any(recalled))
-        branch = ChatBranch(Conversation(self._template, [], request.tools, opened_by), keys[0])
+        numbers = [self._numbers[id(answer)] if answer is not None else None for answer in recalled]
+        return Opening(numbers, self._why_no_branch(messages, keys, any(recalled)))
+
+    def _restored_opening(self, call: StoredChat) -> Opening:
+        keys = self._chain([_start(call.tools)], call.messages)
+        for message, before, number in zip(call.messages, keys, call.recalled, strict=False):
+            if message["role"] == "assistant":
+                answer = self._answers[number] if number is not None else None
+                self._by_digest[before, self._own_turn(message, before)] = answer  # as `_sampled` left it
+        why = Break(call.why[0], BreakCause(call.why[1]), call.why[2]) if call.why is not None else None
+        return Opening(call.recalled, why)
+
+    def _open(self, request: ChatRequest, keys: Sequence[Key], opening: Opening) -> ChatBranch:
+        recalled = [self._answers[number] if number is not None else None for number in opening.recalled]
+        branch = ChatBranch(Conversation(self._template, [], request.tools, opening.why), keys[0], request.tools)
         for message, answer in zip(request.messages, recalled, strict=True):
             if answer is not None:
                 branch.recall(answer, message)
@@ -265,11 +352,18 @@ class ChatHistory:
             f"turn {number}: {_difference(near, messages, near.common_prefix(keys))}",
         )
 
-    def _with_keys(self, start: Key, request: ChatRequest) -> tuple[ChatRequest, list[Key]]:
+    def _chain(self, keys: Sequence[Key], messages: Sequence[Message]) -> list[Key]:
+        """Continue the keys with a key for each message."""
+        chain = list(keys)
+        for message in messages:
+            chain.append(_digest(chain[-1], self._own_turn(message, chain[-1])))
+        return chain
+
+    def _with_keys(self, request: ChatRequest) -> tuple[ChatRequest, list[Key]]:
         """Return the request and its keys. If the caller sent the beginning and the rest of a turn as two messages, they
         become one message."""
         messages: list[Message] = []
-        keys = [start]
+        keys = [_start(request.tools)]
         for message in request.messages:
             last = messages[-1] if messages else None
             if last is not None and last["role"] == message["role"] == "assistant" and self._is_beginning(last, keys):
@@ -339,6 +433,10 @@ def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
     format, which callers never see."""
     sampled, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
     return sampled[0].strip() == shown[0].strip() and (bool(sampled[1]) or not answer.turn.thinks)
+
+
+def _start(tools: Sequence[dict[str, Any]]) -> Key:
+    return _digest("tools", json.dumps(tools, sort_keys=True))
 
 
 def _message_digest(message: Message) -> str:

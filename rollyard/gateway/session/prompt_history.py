@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rollyard.gateway.session.chat_to_ids import QUOTED, common_length
+from rollyard.gateway.session.stored_call import StoredPrompt
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.segment_builder import Break, BreakCause, SegmentBuilder
 
 
-@dataclass
+@dataclass(eq=False)
 class PromptBranch:
     opened_by: Break | None
     track: SegmentBuilder = field(default_factory=SegmentBuilder)
@@ -51,6 +52,11 @@ class PreparedPrompt:
     prompt: list[int]
     text: str
 
+    @property
+    def request_key(self) -> str:
+        """Text that is the same for each repetition of the call."""
+        return self.text
+
 
 class PromptHistory:
     def __init__(self, template: ChatTemplate) -> None:
@@ -60,6 +66,10 @@ class PromptHistory:
     @property
     def branches(self) -> Sequence[PromptBranch]:
         return self._branches
+
+    def request_key(self, prompt: str | Sequence[int]) -> str:
+        """Return the `PreparedPrompt.request_key` that the call would have."""
+        return prompt if isinstance(prompt, str) else self._template.decode(prompt)
 
     def prepare(self, prompt: str | Sequence[int]) -> PreparedPrompt:
         """Find or open the branch. The branch is busy until `record` or `release`."""
@@ -79,6 +89,25 @@ class PromptHistory:
             found = PromptBranch(opened_by, SegmentBuilder(opened_by=opened_by), first=len(text))
         found.busy = True
         return PreparedPrompt(found, ids, text)
+
+    def restore(self, call: StoredPrompt) -> PreparedPrompt:
+        """Prepare a call again on the branch that the call had. The calls before it must have been restored and recorded."""
+        if call.branch is not None:
+            branch = self._branches[call.branch]
+        else:
+            why = Break(call.why[0], BreakCause(call.why[1]), call.why[2]) if call.why is not None else None
+            branch = PromptBranch(why, SegmentBuilder(opened_by=why), first=len(call.text))
+        branch.busy = True
+        return PreparedPrompt(branch, branch.track.ids + call.new_ids, branch.text[: call.kept_text] + call.text)
+
+    def describe(self, prepared: PreparedPrompt) -> StoredPrompt:
+        """Describe a call for `restore`. Call this before `record`."""
+        branch, why = prepared.branch, prepared.branch.opened_by
+        number = self._branches.index(branch) if branch in self._branches else None
+        told = (why.turn, str(why.cause), why.why) if number is None and why is not None else None
+        # the text of a prompt of ids need not begin with the branch's text: characters may span the ids of two prompts
+        kept = len(branch.text) if prepared.text.startswith(branch.text) else 0
+        return StoredPrompt(number, prepared.prompt[len(branch.track.ids) :], kept, prepared.text[kept:], told)
 
     def _why_no_branch(self, text: str) -> Break | None:
         """Return why no branch matches a prompt. None if the prompt does not begin with the first prompt of a branch,

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from rollyard.core.errors import TemplateUnusable
 from rollyard.gateway.requests.call_errors import bad_request
 from rollyard.gateway.requests.chat_request import (
     ChatRequest,
@@ -18,6 +20,7 @@ from rollyard.gateway.requests.chat_request import (
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
 from rollyard.gateway.session.chat_to_ids import ChatBranch, ChatHistory, PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
+from rollyard.gateway.session.stored_call import ReadAnswer, StoredCall, StoredPrompt, StoredTurn, checksum
 from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.token_logprobs import token_logprobs, up_to_length
 from rollyard.kinds.base import evolve
@@ -27,6 +30,15 @@ from rollyard.tokens.constraint import Constraint, has_form
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.sampled_turn import THINK_ENDS
 from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
+
+
+@dataclass(frozen=True)
+class RecordedTurn:
+    response: ChatResponse
+    """The response for the caller."""
+    previous: int | None
+    """Index of the turn before this one on its branch; None if there is none."""
+    stored: StoredTurn
 
 
 class RecordedTurns:
@@ -42,6 +54,8 @@ class RecordedTurns:
         self._template = template
         self._constraint = constraint
         self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
+        self._last: dict[ChatBranch | PromptBranch, int] = {}
+        """Branch -> index of its last turn."""
 
     @property
     def count(self) -> int:
@@ -91,38 +105,12 @@ class RecordedTurns:
         sampled: Sampled,
         stops: Sequence[str],
         seconds: float,
-    ) -> ChatResponse:
-        """Record the turn as ids, and return the response for the caller."""
-        conversation = prepared.branch.conversation
-        lead, none = prepared.continued_ids, [None] * len(prepared.continued_ids)
-        whole = conversation.add_sampled(
-            [*lead, *sampled.token_ids],
-            [*none, *sampled.logprobs],
-            [*none, *sampled.weights_versions],
-            sampled.finish_reason,
-        )
-        text = whole.removeprefix(request.continued_text)
-        before_stop, stop = _truncate_at_stop(text, stops)
-        shown = request.continued_text + before_stop
-        turn = parse_safely(parser, shown) if parser is not None else ParsedTurn(shown.strip())
-        calls = turn.calls if request.overrides.parallel_tool_calls else turn.calls[:1]
-        content = shown.strip() if turn.error is not None and not calls else turn.content
-        given = tuple(
-            ChatToolCall(f"call_{secrets.token_hex(12)}", c.name, json.dumps(c.arguments, ensure_ascii=False))
-            for c in calls
-        )
-        message = assistant_message(content, [(c.id, c.name, c.arguments) for c in given])
-        self.chats.record(prepared, ParsedTurn(content, calls, turn.error), message, stop or "")
-        if request.response_id:
-            self.responses.add(request.response_id, prepared.branch, request.own_messages)
-        content = content.removeprefix(request.continued_text.lstrip())  # the caller has this part already
-        constraint = request.overrides.constraint
-        if constraint is not None:  # an engine may apply the form after thoughts; the caller parses the rest
-            content = content.rpartition(THINK_ENDS)[2].strip()
-        self._append_turn(prepared.branch, prepared.prompt, sampled, text, turn, seconds, prepared.results, constraint)
-        finish = "tool_calls" if given else _finish_reason(sampled, stop)
-        logprobs = self._logprobs(request.overrides, sampled, before_stop if stop is not None else None)
-        return ChatResponse(content, given, finish, len(prepared.prompt), len(sampled.token_ids), stop, logprobs)
+    ) -> RecordedTurn:
+        """Record the turn as ids."""
+        text = _append_ids(prepared, sampled)
+        answer, wanted = _read_answer(text, request, parser, stops), request.overrides
+        turn = StoredTurn.of(sampled, answer, seconds, wanted.constraint)
+        return self._add_chat(prepared, text, turn, wanted.top_logprobs)
 
     def add_continuation(
         self,
@@ -131,56 +119,133 @@ class RecordedTurns:
         sampled: Sampled,
         stops: Sequence[str],
         seconds: float,
-    ) -> ChatResponse:
-        """Record the continuation, and return the response for the caller."""
-        text = self._template.decode(_ids_without_stop(sampled, self._template.stop_ids))
-        self.prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
-        parsed = ParsedTurn(text)
-        self._append_turn(prepared.branch, prepared.prompt, sampled, text, parsed, seconds, [], wanted.constraint)
-        content, stop = _truncate_at_stop(text, stops)
-        logprobs = self._logprobs(wanted, sampled, content if stop is not None else None)
-        finish = _finish_reason(sampled, stop)
-        return ChatResponse(content, (), finish, len(prepared.prompt), len(sampled.token_ids), stop, logprobs)
+    ) -> RecordedTurn:
+        """Record the continuation."""
+        content, stop = _truncate_at_stop(self._content(sampled), stops)
+        turn = StoredTurn.of(sampled, ReadAnswer(content, stop=stop), seconds, wanted.constraint)
+        return self._add_prompt(prepared, turn, wanted.top_logprobs)
 
-    def _logprobs(
-        self, wanted: SamplingOverrides, sampled: Sampled, before_stop: str | None
-    ) -> tuple[TokenLogprob, ...]:
-        """Return the logprobs that a call wants. `before_stop`: text before the stop string; None without a stop string."""
-        if wanted.top_logprobs is None:
-            return ()
-        found = token_logprobs(self._template, sampled)
-        return tuple(found if before_stop is None else up_to_length(found, len(before_stop.encode("utf-8", "replace"))))
+    def restore(self, stored: StoredCall) -> list[RecordedTurn]:
+        """Add a stored call. The calls must be added in the order in which they were recorded.
+
+        Raises TaskError or TemplateUnusable if the call's prompt does not have the same ids as then.
+        """
+        more, top = len(stored.turns) - 1, stored.top_logprobs
+        if isinstance(stored.call, StoredPrompt):
+            prompt = self.prompts.restore(stored.call)
+            prompts = [prompt, *self.prompts.siblings(prompt, more)]
+            return [self._add_prompt(one, turn, top) for one, turn in zip(prompts, stored.turns, strict=True)]
+        chat = self.chats.restore(stored.call)
+        if checksum(chat.prompt) != stored.prompt:
+            raise TemplateUnusable("the chat template or the tokenizer is another one than when the call was made")
+        chats = [chat, *self.chats.siblings(chat, more)]
+        return [
+            self._add_chat(one, _append_ids(one, turn.sampled), turn, top)
+            for one, turn in zip(chats, stored.turns, strict=True)
+        ]
+
+    def link_response(self, request: ChatRequest, turn: int) -> None:
+        """Link the response id of a repeated call to the turn that was recorded for the call."""
+        branch, _ = self._turns[turn]
+        if request.response_id and isinstance(branch, ChatBranch):
+            self.responses.add(request.response_id, branch, request.own_messages)
+
+    def _add_chat(self, prepared: PreparedChat, whole: str, turn: StoredTurn, top_logprobs: int | None) -> RecordedTurn:
+        """Record a turn whose ids are in its conversation. `whole`: text of the turn, with the caller's beginning."""
+        begun, sampled, answer = prepared.continued_text, turn.sampled, turn.answer
+        given = tuple(
+            ChatToolCall(id, c.name, json.dumps(c.arguments, ensure_ascii=False))
+            for id, c in zip(answer.call_ids, answer.calls, strict=False)
+        )
+        message = assistant_message(answer.content, [(c.id, c.name, c.arguments) for c in given])
+        kept = ParsedTurn(answer.content, tuple(answer.calls[: len(given)]), answer.error)
+        self.chats.record(prepared, kept, message, answer.stop or "")
+        if prepared.response_id:
+            self.responses.add(prepared.response_id, prepared.branch, prepared.own_messages)
+        text, content = whole.removeprefix(begun), answer.content.removeprefix(begun.lstrip())  # the caller has `begun`
+        if turn.constraint is not None:  # an engine may apply the form after thoughts; the caller parses the rest
+            content = content.rpartition(THINK_ENDS)[2].strip()
+        finish = "tool_calls" if given else _finish_reason(sampled, answer.stop)
+        return self._append_turn(prepared, turn, text, prepared.results, top_logprobs, content, given, finish)
+
+    def _add_prompt(self, prepared: PreparedPrompt, turn: StoredTurn, top_logprobs: int | None) -> RecordedTurn:
+        sampled, answer = turn.sampled, turn.answer
+        self.prompts.record(prepared, sampled, self._template.decode(sampled.token_ids))
+        finish = _finish_reason(sampled, answer.stop)
+        return self._append_turn(prepared, turn, self._content(sampled), [], top_logprobs, answer.content, (), finish)
+
+    def _content(self, sampled: Sampled) -> str:
+        return self._template.decode(_ids_without_stop(sampled, self._template.stop_ids))
 
     def _append_turn(
         self,
-        branch: ChatBranch | PromptBranch,
-        prompt: Sequence[int],
-        sampled: Sampled,
+        prepared: PreparedChat | PreparedPrompt,
+        stored: StoredTurn,
         text: str,
-        parsed: ParsedTurn,
-        seconds: float,
         results: Sequence[str],
-        constraint: Constraint | None,
-    ) -> None:
-        """Append a turn. `results`: the tool results for the branch's previous turn."""
+        top_logprobs: int | None,
+        content: str,
+        given: tuple[ChatToolCall, ...],
+        finish: str,
+    ) -> RecordedTurn:
+        """Append a turn. `results`: the tool results for the branch's previous turn. `content`, `given` and `finish` are
+        for the caller."""
+        branch, sampled, answer = prepared.branch, stored.sampled, stored.answer
         if results and branch.turns:
             branch.turns[-1] = evolve(branch.turns[-1], tool_results=list(results))
+        counts = len(prepared.prompt), len(sampled.token_ids)
         turn = Turn(
             segment=branch.segment_count - 1,
-            prompt_length=len(prompt),
-            response_length=len(sampled.token_ids),
+            prompt_length=counts[0],
+            response_length=counts[1],
             text=text,
             finish_reason=sampled.finish_reason,
-            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in parsed.calls],
-            timings={"model": round(seconds, 6), "tools": 0.0},
-            constraint=constraint.name if constraint is not None else self._constraint,
+            tool_calls=[{"name": c.name, "arguments": c.arguments} for c in answer.calls],
+            timings={"model": round(stored.seconds, 6), "tools": 0.0},
+            constraint=stored.constraint or self._constraint,
         )
         branch.turns.append(turn)
         self._turns.append((branch, turn))
         self.tokens = sum(branch.token_count for branch in self._branches())
+        previous, number = self._last.get(branch), len(self._turns) - 1
+        self._last[branch] = number
+        logprobs = self._logprobs(
+            top_logprobs, sampled, _truncate_at_stop(text, [answer.stop])[0] if answer.stop else None
+        )
+        return RecordedTurn(
+            ChatResponse(content, given, finish, *counts, answer.stop, logprobs, number), previous, stored
+        )
+
+    def _logprobs(self, top: int | None, sampled: Sampled, before_stop: str | None) -> tuple[TokenLogprob, ...]:
+        """Return the logprobs that a call wants. `before_stop`: text before the stop string; None without a stop string."""
+        if top is None:
+            return ()
+        found = token_logprobs(self._template, sampled)
+        return tuple(found if before_stop is None else up_to_length(found, len(before_stop.encode("utf-8", "replace"))))
 
     def _branches(self) -> list[ChatBranch | PromptBranch]:
         return [*self.chats.branches, *self.prompts.branches]
+
+
+def _append_ids(prepared: PreparedChat, sampled: Sampled) -> str:
+    """Append the turn's ids to its conversation. Return the turn's text, with the caller's beginning."""
+    lead, none = prepared.continued_ids, [None] * len(prepared.continued_ids)
+    return prepared.branch.conversation.add_sampled(
+        [*lead, *sampled.token_ids],
+        [*none, *sampled.logprobs],
+        [*none, *sampled.weights_versions],
+        sampled.finish_reason,
+    )
+
+
+def _read_answer(whole: str, request: ChatRequest, parser: ToolCallParser | None, stops: Sequence[str]) -> ReadAnswer:
+    """Read the text of a turn, which begins with the caller's beginning."""
+    before_stop, stop = _truncate_at_stop(whole.removeprefix(request.continued_text), stops)
+    shown = request.continued_text + before_stop
+    turn = parse_safely(parser, shown) if parser is not None else ParsedTurn(shown.strip())
+    given = turn.calls if request.overrides.parallel_tool_calls else turn.calls[:1]
+    content = shown.strip() if turn.error is not None and not given else turn.content
+    return ReadAnswer(content, turn.calls, [f"call_{secrets.token_hex(12)}" for _ in given], turn.error, stop)
 
 
 def _ids_without_stop(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:

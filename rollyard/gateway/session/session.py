@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -37,12 +38,14 @@ from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, Pi
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
 from rollyard.gateway.session.chat_to_ids import PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt
-from rollyard.gateway.session.recorded_turns import RecordedTurns
+from rollyard.gateway.session.recorded_turns import RecordedTurn, RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.gateway.session.stored_call import StoredCall, StoredChat, StoredPrompt, checksum
 from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.streaming_text import StreamingText
 from rollyard.gateway.session.token_logprobs import LogprobStream
+from rollyard.gateway.session.undelivered import UndeliveredCalls
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
@@ -78,6 +81,8 @@ class SessionSampler(Protocol):
 class TurnHistory(Protocol[Prepared]):
     def siblings(self, prepared: Prepared, count: int) -> list[Prepared]: ...
 
+    def describe(self, prepared: Prepared) -> StoredChat | StoredPrompt: ...
+
     def release(self, prepared: Prepared) -> None: ...
 
 
@@ -85,6 +90,23 @@ class TurnHistory(Protocol[Prepared]):
 class TimedSample:
     sampled: Sampled
     seconds: float
+
+
+class CallJournal(Protocol):
+    """Makes the calls of a session durable."""
+
+    def add(self, turn: int, call: StoredCall) -> None:
+        """Add a recorded call. `turn`: index of its first turn. Calls are added in the order of their turns."""
+        ...
+
+    def note_delivered(self, turn: int) -> None:
+        """Note that the answer of the call with this first turn reached its caller. The note may be lost if the process
+        ends soon after."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when all added calls are durable. Raises GatewayError."""
+        ...
 
 
 class GatewaySession:
@@ -99,9 +121,11 @@ class GatewaySession:
         config: SessionConfig,
         executor: SerialExecutor | None = None,
         shared_budget: ByteBudget | None = None,
+        journal: CallJournal | None = None,
     ) -> None:
         """`executor`: renders and tokenises for this session only. `shared_budget`: the memory budget of all sessions
-        of this process."""
+        of this process. `journal`: stores each call before the caller gets the end of the answer; by default no call is
+        stored."""
         self.id = id
         self.config = config
         self.failure: asyncio.Future[RollyardError] = asyncio.get_running_loop().create_future()
@@ -120,6 +144,8 @@ class GatewaySession:
         self._template = template
         self._policy = policy
         self._recorded = RecordedTurns(template, STRUCTURED if is_constrained(config.sampling) else None)
+        self._undelivered = UndeliveredCalls()
+        self._journal = journal
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
         """Overrides of the last call, and the sampling that resulted from them."""
@@ -128,7 +154,19 @@ class GatewaySession:
         self._calls_admitted = 0
         """Number of calls that were answered or may still be answered."""
         self._in_flight: set[asyncio.Task[TimedSample]] = set()
-        self._closed = False
+        self._closed: GatewayError | None = None
+        """Error for all calls after the session was closed."""
+
+    def restore(self, calls: Iterable[tuple[StoredCall, bool]]) -> None:
+        """Add stored calls to a new session, each with whether its answer was delivered. Run this in a thread: it renders
+        every prompt. Raises TaskError or TemplateUnusable, as `RecordedTurns.restore` does."""
+        for call, delivered in calls:
+            turns = self._recorded.restore(call)
+            self._note_turns(call.identity, turns, held=False)
+            if delivered:
+                self._undelivered.remove(turns[0].response.turn)
+            self._calls_begun = max(self._calls_begun, call.begun + len(turns))
+        self._calls_admitted = self.calls
 
     # parts of a trajectory
 
@@ -172,9 +210,9 @@ class GatewaySession:
         """Number of times that a call could not continue a segment, by cause."""
         return self._recorded.breaks()
 
-    def close(self) -> None:
-        """Refuse further calls; cancel those in flight."""
-        self._closed = True
+    def close(self, why: GatewayError | None = None) -> None:
+        """Refuse further calls; cancel those in flight. `why`: the error for their callers."""
+        self._closed = why or session_gone("this session is closed")
         for task in self._in_flight:
             task.cancel()
         if not self.failure.done():
@@ -205,8 +243,8 @@ class GatewaySession:
     def _check_open(self) -> None:
         """Raise GatewayError if the session is closed. Its trajectory may have been reported, and must not change when
         a turn ends later."""
-        if self._closed:
-            raise session_gone("this session is closed")
+        if self._closed is not None:
+            raise self._closed
 
     def too_large(self) -> GatewayError:
         """Return the error for a request longer than `config.max_body`, and mark the session as truncated."""
@@ -232,9 +270,16 @@ class GatewaySession:
             yield
 
     async def chat(self, request: ChatRequest, on_piece: SendPiece | None = None) -> list[ChatResponse]:
-        """Sample one or more turns of a conversation after the same messages. Raises GatewayError."""
+        """Sample one or more turns of a conversation after the same messages. Raises GatewayError.
+
+        When the call returns, its turns are durable. The caller must then call `delivered` or `not_delivered`.
+        """
         parser = self._parser(request)
         request = replace(request, overrides=replace(request.overrides, constraint=self._constraint(request, parser)))
+        key = partial(self._recorded.chats.request_key, request)
+        if (repeated := await self._repeat(key, request.overrides, on_piece)) is not None:
+            self._recorded.link_response(request, repeated[0].turn)
+            return repeated
         prepared = await self._prepare(request)
         check = partial(self._recorded.check_form, request.overrides.constraint, parser)
         speech = partial(StreamingText, calls=bool(request.tools), trim=True, lead=prepared.continued_ids)
@@ -244,8 +289,10 @@ class GatewaySession:
     async def complete(
         self, prompt: str | Sequence[int], wanted: SamplingOverrides, on_piece: SendPiece | None = None
     ) -> list[ChatResponse]:
-        """Sample one or more continuations of a prompt without messages. Raises GatewayError."""
+        """Sample one or more continuations of a prompt without messages, as `chat` does. Raises GatewayError."""
         prompts = self._recorded.prompts
+        if (repeated := await self._repeat(partial(prompts.request_key, prompt), wanted, on_piece)) is not None:
+            return repeated
         prepared = await self._executor.run(partial(prompts.prepare, prompt), len(prompt), prompts.release)
         speech = partial(StreamingText, calls=False, trim=False)
         check = partial(self._recorded.check_form, wanted.constraint, None)
@@ -259,12 +306,13 @@ class GatewaySession:
         wanted: SamplingOverrides,
         new_speech: Callable[..., StreamingText],
         check: Callable[[Sampled, Sequence[str]], None],
-        add: Callable[[Prepared, Sampled, Sequence[str], float], ChatResponse],
+        add: Callable[[Prepared, Sampled, Sequence[str], float], RecordedTurn],
         on_piece: SendPiece | None,
     ) -> list[ChatResponse]:
         """Sample as many turns as the call wants, and record all of them, or none. `check` may refuse a turn."""
         try:
             with self._admit(wanted, len(prepared.prompt)) as samplings:
+                begun = self._calls_begun - wanted.choices
                 more, size = wanted.choices - 1, CHARACTERS_A_TOKEN * len(prepared.prompt)
                 turns = [prepared]
                 if more:
@@ -272,20 +320,96 @@ class GatewaySession:
                 stops = samplings[0].stop or []
                 speeches = [new_speech(self._template.decode, self._template.stop_ids, stops) for _ in turns]
                 sampled = await self._sample(prepared.prompt, samplings, speeches, on_piece)
-                checks = [partial(check, one.sampled, stops) for one in sampled]
-                adds = [
-                    partial(add, turn, one.sampled, stops, one.seconds)
-                    for turn, one in zip(turns, sampled, strict=True)
-                ]
-                responses = await self._record(checks, adds, sum(len(one.sampled.token_ids) for one in sampled))
+
+                def record() -> list[ChatResponse]:
+                    self._check_open()
+                    for one in sampled:
+                        check(one.sampled, stops)
+                    call = history.describe(prepared)
+                    pairs = zip(turns, sampled, strict=True)
+                    recorded = [add(turn, one.sampled, stops, one.seconds) for turn, one in pairs]
+                    return self._keep(call, prepared, wanted, begun, recorded)
+
+                tokens = sum(len(one.sampled.token_ids) for one in sampled)
+                # Raises GatewayError if the session has been closed, or by a check.
+                responses = await self._executor.run(record, CHARACTERS_A_TOKEN * tokens, self._record_abandoned)
         except BaseException:
             self._executor.run_soon(partial(history.release, prepared))
             raise
-        if on_piece is not None:
-            for i, (speech, response) in enumerate(zip(speeches, responses, strict=True)):
-                if rest := speech.finish(response.content):
-                    await on_piece(Piece(i, rest))
+        with self._kept_on_error(responses):
+            await self._flush()
+            if on_piece is not None:
+                for i, (speech, response) in enumerate(zip(speeches, responses, strict=True)):
+                    if rest := speech.finish(response.content):
+                        await on_piece(Piece(i, rest))
         return responses
+
+    # durable calls, and calls whose answers did not arrive
+
+    def delivered(self, responses: Sequence[ChatResponse]) -> None:
+        """Note that the answers of a call were written to its caller's connection."""
+        self._note_delivered(responses[0].turn)
+
+    def not_delivered(self, responses: Sequence[ChatResponse]) -> None:
+        """Keep the answers for a repetition of their call, because the caller's connection broke."""
+        self._undelivered.release(responses[0].turn)
+
+    def _keep(
+        self,
+        call: StoredChat | StoredPrompt,
+        prepared: PreparedChat | PreparedPrompt,
+        wanted: SamplingOverrides,
+        begun: int,
+        recorded: Sequence[RecordedTurn],
+    ) -> list[ChatResponse]:
+        """Add a recorded call to the journal; return its answers."""
+        identity = _identity(prepared.request_key, wanted)
+        self._note_turns(identity, recorded, held=True)
+        if self._journal is not None:
+            # The alternatives to each token would take many times as much space as the tokens.
+            turns = [replace(one.stored, likeliest=[]) for one in recorded]
+            stored = StoredCall(call, checksum(prepared.prompt), turns, wanted.top_logprobs, begun, identity)
+            self._journal.add(recorded[0].response.turn, stored)
+        return [one.response for one in recorded]
+
+    def _note_turns(self, identity: str, recorded: Sequence[RecordedTurn], *, held: bool) -> None:
+        for one in recorded:
+            if one.previous is not None:  # the caller has sent that turn back, so it had arrived
+                self._note_delivered(one.previous)
+        self._undelivered.add(identity, [one.response for one in recorded], held=held)
+
+    def _note_delivered(self, turn: int) -> None:
+        first = self._undelivered.remove(turn)
+        if first is not None and self._journal is not None:
+            self._journal.note_delivered(first)
+
+    async def _repeat(
+        self, key: Callable[[], str], wanted: SamplingOverrides, on_piece: SendPiece | None
+    ) -> list[ChatResponse] | None:
+        """Return the recorded answers if this call repeats one whose answers were not delivered. Raises GatewayError."""
+        responses = self._undelivered.take(_identity(key(), wanted)) if self._undelivered.any_free else None
+        if responses is None:
+            return None
+        log.info("session %s: a repeated call gets the answer that was recorded as turn %d", self.id, responses[0].turn)
+        with self._kept_on_error(responses):
+            await self._flush()
+            if on_piece is not None:
+                for i, response in enumerate(responses):
+                    if response.content:
+                        await on_piece(Piece(i, response.content))
+        return responses
+
+    async def _flush(self) -> None:
+        if self._journal is not None:
+            await self._journal.flush()
+
+    @contextlib.contextmanager
+    def _kept_on_error(self, responses: Sequence[ChatResponse]) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self.not_delivered(responses)
+            raise
 
     async def prompt_tokens(self, request: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""
@@ -320,23 +444,11 @@ class GatewaySession:
             self._calls_in_progress -= count
             self.last_used = time.monotonic()
 
-    async def _record(
-        self, checks: Sequence[Callable[[], None]], adds: Sequence[Callable[[], ChatResponse]], tokens: int
-    ) -> list[ChatResponse]:
-        """Record turns after their checks. Raises GatewayError if the session has been closed, or by a check."""
-
-        def add_while_open() -> list[ChatResponse]:
-            self._check_open()
-            for check in checks:
-                check()
-            return [add() for add in adds]
-
-        return await self._executor.run(add_while_open, CHARACTERS_A_TOKEN * tokens, self._record_abandoned)
-
     def _record_abandoned(self, responses: list[ChatResponse]) -> None:
         """Count a call whose caller left while a thread recorded its turns. `_admit` has stopped counting this call, but
         the turns are recorded."""
         self._calls_admitted += len(responses)
+        self.not_delivered(responses)
 
     def _parameters(self, wanted: SamplingOverrides, choice: int) -> Sampling:
         """Return the sampling of one turn of a call."""
@@ -426,8 +538,8 @@ class GatewaySession:
         try:
             yield tasks, pieces
         except asyncio.CancelledError:
-            if self._closed and any(task.cancelled() for task in tasks):
-                raise session_gone("this session was closed") from None
+            if self._closed is not None and any(task.cancelled() for task in tasks):
+                raise self._closed from None
             raise
         finally:
             for task in tasks:
@@ -465,3 +577,8 @@ class GatewaySession:
             raise bad_request(
                 f"the parser of tool calls does not support these tools: {error!r}", param="tools"
             ) from error
+
+
+def _identity(request_key: str, wanted: SamplingOverrides) -> str:
+    """Return a digest by which the repetition of a call is recognised."""
+    return hashlib.sha256(f"{request_key}\0{wanted}".encode("utf-8", "surrogatepass")).hexdigest()

@@ -22,6 +22,7 @@ from rollyard.server.store.batch_records import (
     SeriesRecord,
     TaskHistory,
 )
+from rollyard.wire.stored_session import SessionStore
 
 T = TypeVar("T")
 K = TypeVar("K", bound=KindObject)
@@ -251,6 +252,11 @@ class Store(Protocol):
     """Sequence number of this opening of the store. It grows with each opening. Writes with an older number are refused."""
     server_id: str
     """Random id of the store, which never changes. It distinguishes our jobs from the jobs of another server."""
+
+    @property
+    def sessions(self) -> SessionStore:
+        """Sessions of external agents."""
+        ...
 
     # objects
 

@@ -29,6 +29,7 @@ from rollyard.server.store.folder_lock import JobRun
 from rollyard.server.store.pack_reclaim import PackReclaim
 from rollyard.server.store.read_connections import Readers
 from rollyard.server.store.rollout_transaction import RolloutTransaction
+from rollyard.server.store.session_tables import SessionTables
 from rollyard.server.store.watch import Watch, WatchFeed
 from rollyard.server.store.writer import Writer, WriteUnit
 
@@ -55,6 +56,8 @@ class SqliteStore:
         self._readers = Readers(database.reading)
         self._feed = WatchFeed(database.objects, database.version, database.oldest, self._read_log)
         self._writer = Writer(WriteUnit(database.writing, database.packs), database.epoch, self._feed.publish)
+        self.sessions = SessionTables(self._writer, self._readers)
+        """Sessions of external agents."""
         self._closed = False
 
     @classmethod

@@ -63,7 +63,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_18 = """
+_VERSION_19 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -129,9 +129,22 @@ CREATE INDEX acknowledged_by_time ON acknowledged_groups (acknowledged_at);
 -- database are not in this table, so they stay if the database is restored from a backup. `unused_since`: time since
 -- which no record names the pack.
 CREATE TABLE loose_packs (pack TEXT PRIMARY KEY, unused_since REAL) WITHOUT ROWID;
+
+-- Sessions of external agents. Of a removed session only the id and the reason are kept.
+CREATE TABLE sessions (
+    seq INTEGER PRIMARY KEY,
+    instance TEXT NOT NULL UNIQUE, id TEXT NOT NULL, namespace TEXT NOT NULL, pool TEXT NOT NULL, request TEXT NOT NULL,
+    created_at REAL NOT NULL, model TEXT NOT NULL, tokenizer TEXT NOT NULL,
+    state TEXT NOT NULL, progress TEXT NOT NULL, idle_seconds REAL NOT NULL, why TEXT NOT NULL DEFAULT ''
+);
+CREATE INDEX sessions_removed ON sessions (id) WHERE state = 'Removed';
+CREATE TABLE session_calls (
+    instance TEXT NOT NULL, turn INTEGER NOT NULL, delivered INTEGER NOT NULL, body BLOB NOT NULL,
+    UNIQUE (instance, turn)
+);
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 18: _VERSION_18}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 19: _VERSION_19}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 

@@ -12,19 +12,21 @@ import shutil
 import sqlite3
 import tempfile
 from contextlib import closing
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
 import zstandard
 
 from rollyard.core.clock import ManualClock
+from rollyard.gateway.session.stored_call import ReadAnswer, StoredCall, StoredChat, StoredPrompt, StoredTurn, checksum
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus, DatasetRef
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.session import SessionRequest
 from rollyard.server.store.base import BlobRef, RolloutRecord, Transaction
 from rollyard.server.store.batch_records import (
     BatchRecord,
@@ -40,7 +42,9 @@ from rollyard.server.store.batch_records import (
 )
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.server.store.tables import MIGRATIONS
+from rollyard.tokens.tool_calls import ToolCall
 from rollyard.wire.columns import encode
+from rollyard.wire.stored_session import SessionProgress, StoredCallBytes, StoredSession
 from tests.support.filled import filled
 from tests.support.make import event, rollout
 from tests.wire.samples import ERROR, LEASE, OUTCOME
@@ -205,6 +209,46 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
 
 
+SESSION = StoredSession(
+    "i-Open", "Open", "default", "policy", SessionRequest(pool="policy", id="Open").model_dump_json(), 1_700_000_000.0,
+    "policy", "/models/policy", progress=SessionProgress(1, 9, True, "policy-0"),
+)  # fmt: skip
+ANSWER = ReadAnswer("2", [ToolCall("add", {"a": 1}, "abcdefghi")], ["call_1"], "error", "END")
+TURN = StoredTurn(
+    [9, 1], [-0.5, -0.25], [("v1", 1), ("v2", 1)], "stop", ANSWER, 0.5, [((9, -0.5),), ((1, -0.25),)], "json_schema"
+)
+CALLS = [
+    StoredCall(
+        StoredChat(
+            None, [{"role": "user", "content": "1 + 1?"}], [{"type": "function"}], [None], (0, "HistoryChanged", "why"),
+            "2", [7], "resp_1", 1,
+        ),
+        checksum([7, 8]), [TURN, TURN], 1, 3, "digest",
+    ),
+    StoredCall(StoredPrompt(None, [7, 8], 1, "text", (0, "HistoryChanged", "why")), checksum([7, 8]), [TURN]),
+]  # fmt: skip
+
+
+async def put_sessions(store: SqliteStore) -> None:
+    """A session of each state; the open one has a call of each kind."""
+    for state in ("Open", "Closed", "Removed"):
+        await store.sessions.add(replace(SESSION, instance=f"i-{state}", id=state))
+    calls = [StoredCallBytes(turn, call.to_bytes()) for turn, call in enumerate(CALLS)]
+    await store.sessions.append("i-Open", calls, SESSION.progress)
+    await store.sessions.note({"i-Open": 7.5}, [("i-Open", 0)])
+    await store.sessions.close("i-Closed")
+    await store.sessions.remove("i-Removed", "it was deleted")
+
+
+async def read_sessions(store: SqliteStore) -> Any:
+    kept, removed = await store.sessions.load()
+    calls = await store.sessions.calls("i-Open")
+    bodies = [asdict(StoredCall.from_bytes(call.body)) for call in calls]
+    delivered = [call.delivered for call in calls]
+    found = {"sessions": [asdict(one) for one in kept], "removed": removed, "calls": bodies, "delivered": delivered}
+    return json.loads(json.dumps(found))
+
+
 async def write(folder: Path) -> Any:
     """A store with one of each kind of record; answers what is in it."""
     store = await SqliteStore.open(folder, ManualClock())
@@ -218,11 +262,14 @@ async def write(folder: Path) -> Any:
 
     records = await store.transact(put)
     batches = await store.transact(lambda tx: read_batches(tx.batches))
+    await put_sessions(store)
+    sessions = await read_sessions(store)
     await store.close()
     return {
         "objects": [obj.dump() for obj in kept],
         "rollouts": [as_json(r) for r in records],
         "batches": batches,
+        "sessions": sessions,
         "outcome": json.loads(OUTCOME.model_dump_json()),
     }
 

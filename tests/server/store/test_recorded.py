@@ -21,7 +21,17 @@ from rollyard.server.store import tables
 from rollyard.server.store.base import BlobRef, RolloutRecord
 from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.wire.columns import decode, is_columns
-from tests.server.store.record import FOLDER, SCHEMA, as_json, objects, put_batches, read_batches, record_of
+from tests.server.store.record import (
+    FOLDER,
+    SCHEMA,
+    as_json,
+    objects,
+    put_batches,
+    put_sessions,
+    read_batches,
+    read_sessions,
+    record_of,
+)
 from tests.support.recorded import lost_fields
 
 RULE = "stored data only grows: keep every field under its name, and give a new one a default and a schema number"
@@ -60,6 +70,8 @@ async def test_an_older_folder_opens_and_loses_nothing(recorded: Path, tmp_path:
     if "batches" in told:
         batches = await store.transact(lambda tx: read_batches(tx.batches))
         assert lost_fields(told["batches"], batches) == [], RULE
+    if "sessions" in told:
+        assert lost_fields(told["sessions"], await read_sessions(store)) == [], RULE
     await store.close()
 
 
@@ -142,7 +154,9 @@ async def test_the_newest_schema_is_recorded_with_every_field(tmp_path: Path) ->
         today = as_json(record_of(status, BLOB))
         assert lost_fields(_names(today), _names(there)) == [], later
         assert lost_fields(_names(json.loads(today["request"])), _names(json.loads(there["request"]))) == [], later
-    assert lost_fields(_names(await _batches_of_today(tmp_path)), _names(told["batches"])) == [], later
+    batches, sessions = await _filled_today(tmp_path)
+    assert lost_fields(_names(batches), _names(told["batches"])) == [], later
+    assert lost_fields(_names(sessions), _names(told["sessions"])) == [], later
 
 
 def test_the_recording_is_small_and_carries_nothing_of_a_machine() -> None:
@@ -152,12 +166,14 @@ def test_the_recording_is_small_and_carries_nothing_of_a_machine() -> None:
         assert not any(b"/root/" in path.read_bytes() or b"/home/" in path.read_bytes() for path in files)
 
 
-async def _batches_of_today(folder: Path) -> Any:
+async def _filled_today(folder: Path) -> tuple[Any, Any]:
     store = await SqliteStore.open(folder)
     await store.transact(lambda tx: put_batches(tx.batches))
     found = await store.transact(lambda tx: read_batches(tx.batches))
+    await put_sessions(store)
+    sessions = await read_sessions(store)
     await store.close()
-    return found
+    return found, sessions
 
 
 def _names(value: Any) -> Any:
