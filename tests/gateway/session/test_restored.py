@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -165,6 +165,26 @@ async def test_a_rebuilt_session_is_the_same_and_goes_on_the_same(template: Chat
     for _ in range(6):
         await harness.step(rebuilt)
     assert without_times(trajectory(rebuilt)) == without_times(trajectory(whole))
+
+
+async def test_responses_are_continued_by_id_after_a_rebuild(template: ChatTemplate) -> None:
+    """Also by the id of a repeated call, whose caller never got the first id."""
+    kept = KeptCalls()
+    whole = session(template, kept)
+    messages = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "What is 3 * 4?"}]
+    request = ChatRequest(messages, [], SamplingOverrides(), response_id="resp_1", own_messages=1)
+    await whole.chat(request)
+    rebuilt = restored(template, kept)
+    again = replace(request, response_id="resp_2")
+    assert (await rebuilt.chat(again))[0].turn == 0
+    told = whole.responses.messages("resp_1")
+    assert [message["role"] for message in told] == ["user", "assistant"]
+    assert rebuilt.responses.messages("resp_1") == rebuilt.responses.messages("resp_2") == told
+    with pytest.raises(GatewayError, match="not found"):
+        rebuilt.responses.body("resp_1")
+    following = [*messages, told[-1], {"role": "user", "content": "Sure?"}]
+    await rebuilt.chat(ChatRequest(following, [], SamplingOverrides()))
+    assert (len(rebuilt.segments()), rebuilt.breaks()) == (1, {})
 
 
 def without_times(told: Any) -> Any:
