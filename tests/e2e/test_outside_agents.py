@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 import openai
+import pytest
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
@@ -31,10 +33,10 @@ def agent(client: AsyncClient, opened: SessionOpened, retries: int = 0) -> opena
     return openai.AsyncOpenAI(base_url=opened.base_url, api_key=opened.key, http_client=http, max_retries=retries)
 
 
-def claude_of(client: AsyncClient, opened: SessionOpened) -> anthropic.AsyncAnthropic:
+def claude_of(client: AsyncClient, opened: SessionOpened, retries: int = 12) -> anthropic.AsyncAnthropic:
     http = anthropic.DefaultAsyncHttpxClient(verify=client.context.tls())
     url, key = opened.anthropic_base_url, opened.key
-    return anthropic.AsyncAnthropic(base_url=url, api_key=key, http_client=http, max_retries=12)
+    return anthropic.AsyncAnthropic(base_url=url, api_key=key, http_client=http, max_retries=retries)
 
 
 async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segment(yard: Yard, long_run: bool) -> None:
@@ -139,3 +141,73 @@ async def test_a_pool_at_zero_comes_up_for_an_agent_that_wants_in(yard: Yard) ->
             said = await ai.chat.completions.create(model="any", messages=[{"role": "user", "content": "1 + 1?"}])
         assert said.choices[0].message.content
         assert len(await yard.jobs()) == 1
+
+
+SESSIONS, CALLS = 40, 12
+
+
+@pytest.mark.long
+async def test_agents_at_once_lose_nothing_while_the_server_is_killed_again_and_again(yard: Yard) -> None:
+    draw = random.Random(5)
+    async with yard.client() as client:
+        await yard.apply(client, demo={"replicas": 0}, policy={"replicas": 1})
+        await yard.until(lambda: ready(client))
+        opened = [
+            await client.open_session(
+                SessionRequest(pool="policy", id=f"s{n}", sampling=Sampling(max_tokens=40, seed=n))
+            )
+            for n in range(SESSIONS)
+        ]
+        agents = [asyncio.create_task(converse_by_both(client, one)) for one in opened]
+        kills = 0
+        while not all(task.done() for task in agents):
+            await asyncio.sleep(draw.uniform(0.1, 1.5))  # the moment of the kill is what the test varies
+            await asyncio.to_thread(yard.kill)
+            await asyncio.to_thread(yard.start)
+            kills += 1
+            calls = sum([(await client.session(one.id)).session.calls for one in opened])
+            await yard.until(lambda calls=calls: progressed(client, opened, calls, agents))
+        assert kills > 1
+        for one, task in zip(opened, agents, strict=True):
+            record = await client.close_session(one.id)
+            (segment,) = record.trajectory.segments
+            assert record.trajectory.breaks == {}
+            assert [turn.text.strip() for turn in record.trajectory.turns] == task.result()
+            assert sum(segment.loss_mask) == sum(turn.response_length for turn in record.trajectory.turns)
+            assert max(differences([record.trajectory], MODEL)) < 0.02
+
+
+async def ready(client: AsyncClient) -> bool:
+    top = await client.top("default")
+    return any(endpoint.ready for pool in top.inference_pools for endpoint in pool.endpoints)
+
+
+async def progressed(client: AsyncClient, opened: list[SessionOpened], calls: int, agents: list[Any]) -> bool:
+    now = sum([(await client.session(one.id)).session.calls for one in opened])
+    return now > calls or all(task.done() for task in agents)
+
+
+async def converse_by_both(client: AsyncClient, opened: SessionOpened) -> list[str]:
+    """Make CALLS calls, by turns with openai's client, streamed and not, and with anthropic's; return the answers."""
+    said: list[Any] = [{"role": "user", "content": f"What is 3 * 4, {opened.id}?"}]
+    answers = []
+    async with agent(client, opened, retries=30) as ai, claude_of(client, opened, retries=30) as claude:
+        for number in range(CALLS):
+            answers.append(await one_call(ai, claude, said, number % 3))
+            said += [{"role": "assistant", "content": answers[-1]}, {"role": "user", "content": "And 4 * 5?"}]
+    return [answer.strip() for answer in answers]
+
+
+async def one_call(ai: openai.AsyncOpenAI, claude: anthropic.AsyncAnthropic, said: list[Any], kind: int) -> str:
+    if kind == 0:
+        answer = await ai.chat.completions.create(model="any", messages=said)
+        return answer.choices[0].message.content or ""
+    if kind == 1:
+        message = await claude.messages.create(model="any", messages=said, max_tokens=40)
+        return "".join(block.text for block in message.content if block.type == "text")
+    while True:
+        with contextlib.suppress(openai.APIError, httpx2.TransportError):
+            chunks = await ai.chat.completions.create(model="any", messages=said, stream=True)
+            parts = [chunk async for chunk in chunks]
+            if parts and parts[-1].choices[0].finish_reason is not None:
+                return "".join(part.choices[0].delta.content or "" for part in parts)
