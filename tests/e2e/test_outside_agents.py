@@ -48,11 +48,15 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
         assert opened.durable
         messages = [{"role": "user", "content": "What is 3 * 4?"}]
         (engine,) = yard.engines(opened.endpoint)
+        logprobs: list[Any] = []
         async with agent(client, opened) as ai:
             for number in range(2):
-                stream = await ai.chat.completions.create(model="any", messages=messages, stream=True)  # type: ignore[call-overload]
+                wanted = {"stream": True, "logprobs": True, "top_logprobs": 2}
+                stream = await ai.chat.completions.create(model="any", messages=messages, **wanted)  # type: ignore[call-overload]
                 told = []
                 async for chunk in stream:
+                    found = chunk.choices[0].logprobs
+                    logprobs += found.content if found is not None else []
                     told.append(chunk.choices[0].delta.content or "")
                     if number == 1 and len(told) == 8:
                         kill(engine)
@@ -63,6 +67,11 @@ async def test_an_outside_agents_calls_outlive_their_engine_and_come_to_one_segm
         assert record.trajectory.breaks == {}
         assert sum(segment.loss_mask) == sum(turn.response_length for turn in record.trajectory.turns) > 100
         assert max(differences([record.trajectory], MODEL)) < 0.02
+        recorded = [logprob for logprob in segment.logprobs if logprob is not None]
+        left = iter(recorded)  # a token that ended a turn has no entry
+        assert all(one.logprob in left for one in logprobs)
+        assert len(recorded) - 2 <= len(logprobs) <= len(recorded)
+        assert {len(one.top_logprobs) for one in logprobs} == {2}
 
         whole = await converse(yard, client, "whole", ())
         killed = await converse(yard, client, "killed", range(5) if long_run else (1, 2))
