@@ -11,7 +11,7 @@ import pytest_asyncio
 from rollyard.client import AsyncClient
 from tests.support.rehearsed_policy import rehearsed_policy
 from tests.support.vllm_env import vllm_python
-from tests.support.yard import Yard, endpoint, yard
+from tests.support.yard import Yard, yard
 
 __all__ = ["vllm_python", "yard"]
 
@@ -26,7 +26,6 @@ async def served(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     made = Yard(tmp_path_factory.mktemp("yard"))
     try:
         made.start()
-        made.listen = endpoint(made.data).removeprefix("https://")  # the same address after a restart
         async with made.client() as client:
             await made.apply(client, demo={"replicas": 1}, policy={"replicas": 1, "model": {"path": str(policy)}})
             await made.ready(client)

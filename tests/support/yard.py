@@ -46,8 +46,6 @@ class Yard:
         self.driven_by = "slurm" if cluster else "local"
         """Value of `serve --cluster`."""
         self.server: subprocess.Popen[str] | None = None
-        self.listen = "127.0.0.1:0"
-        """Value of `serve --listen`. By default each start takes a free port."""
         self.env: dict[str, str] = {}
         """Further environment variables of the server."""
 
@@ -69,7 +67,6 @@ class Yard:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
         command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", self.driven_by]
-        command += ["--listen", self.listen]
         with (self.folder / "server.log").open("a") as log:
             self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
         assert self.server.stdout is not None
