@@ -11,6 +11,7 @@ All later threads and processes have it, and none can remove it (seccomp(2)).
 | `bpf`, `perf_event_open`, `userfaultfd`, `fanotify_init` | they look into the kernel, and had many flaws |
 | io_uring | its operations pass by this filter |
 | `memfd_secret` | the memory guard cannot see such memory |
+| `shmget` of more than 64 KiB | the memory guard cannot see a segment that no process has attached |
 | `open_by_handle_at`, `kcmp` | they look past the sandbox's files and into other processes |
 | sockets but Unix, IPv4, IPv6 and routing netlink | other families had many flaws, and vsock is not of a network namespace |
 | `TIOCSTI`, `TIOCLINUX` | they type into a terminal |
@@ -37,6 +38,8 @@ _FAMILIES = (1, 2, 10)
 """Unix, IPv4, IPv6."""
 _NETLINK, _NETLINK_ROUTE = 16, 0
 _TERMINAL_WRITES = (0x5412, 0x541C)
+_MAX_SEGMENT = 1 << 16
+"""The kernel lets a sandbox have 4096 segments of System V, so 256 MiB."""
 _X32 = 0x40000000
 """Calls of x86-64's 32-bit mode have this bit."""
 
@@ -49,12 +52,12 @@ _NEW_CALLS = {
 }  # fmt: skip
 _CALLS = {
     "x86_64": {
-        "ioctl": 16, "socket": 41, "socketpair": 53, "clone": 56, "pivot_root": 155, "chroot": 161, "mount": 165,
+        "ioctl": 16, "shmget": 29, "socket": 41, "socketpair": 53, "clone": 56, "pivot_root": 155, "chroot": 161, "mount": 165,
         "umount2": 166, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
         "fanotify_init": 300, "open_by_handle_at": 304, "setns": 308, "kcmp": 312, "bpf": 321, "userfaultfd": 323,
     } | _NEW_CALLS,
     "aarch64": {
-        "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "socket": 198,
+        "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "shmget": 194, "socket": 198,
         "socketpair": 199, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241,
         "fanotify_init": 262, "open_by_handle_at": 265, "setns": 268, "kcmp": 272, "bpf": 280, "userfaultfd": 282,
     } | _NEW_CALLS,
@@ -63,7 +66,7 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _UNKNOWN = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_secret")
 """Calls that fail as on an older kernel, so that programs do without them. glibc then calls `clone`, whose flags the filter
 can read."""
-_LOOKED_INTO = ("clone", "unshare", "socket", "socketpair", "ioctl")
+_LOOKED_INTO = ("clone", "unshare", "socket", "socketpair", "ioctl", "shmget")
 
 
 Instruction = tuple[int, int, int, int]
@@ -105,6 +108,9 @@ def instructions(machine: str) -> Sequence[Instruction]:
         program += _block(calls[name], _sockets())
     writes = [one for value in _TERMINAL_WRITES for one in ((_JUMP_EQUAL, 0, 1, value), _fail(errno.EPERM))]
     program += _block(calls["ioctl"], [_load(_SECOND), *writes, _allow()])
+    too_large = [_load(_SECOND + 4), (_JUMP_EQUAL, 1, 0, 0), _fail(errno.ENOSPC)]
+    too_large += [_load(_SECOND), (_JUMP_AT_LEAST, 0, 1, _MAX_SEGMENT + 1), _fail(errno.ENOSPC), _allow()]
+    program += _block(calls["shmget"], too_large)
     return [*program, _allow()]
 
 

@@ -21,6 +21,11 @@ SINGLE = ("items", "additionalProperties", "not", "if", "then", "else", "contain
 COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 BROKEN = re.compile("unterminated|unbalanced|nothing to repeat|min repeat greater|bad character range")
 """Python's messages for patterns that are wrong in every dialect."""
+LATE = re.compile(r"\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\N\{[^{}]*\}|[^\x00-\xff]")
+"""Characters beyond Latin-1, also as escapes. Python goes through ranges of them one by one: the patterns of one schema
+would take minutes. The check puts the last character of Latin-1 in their place."""
+CASELESS = re.compile(r"\(\?[a-zA-Z]*i")
+"""Flag for which Python goes through every range. Only the engine checks such patterns."""
 
 
 def check_schema(schema: Any, where: str) -> None:
@@ -71,8 +76,10 @@ def check_pattern(pattern: Any, where: str) -> None:
         raise _fault(where, "must be a regular expression")
     if len(pattern) > MAX_PATTERN:
         raise _fault(where, f"has {len(pattern)} characters; a pattern may have at most {MAX_PATTERN}")
+    if CASELESS.search(pattern):
+        return
     try:
-        re.compile(pattern)
+        re.compile(LATE.sub("\xff", pattern))
     except (re.error, OverflowError, RecursionError) as error:
         if not isinstance(error, re.error) or BROKEN.search(str(error)):
             raise _fault(where, f"is not a regular expression: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,8 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from rollyard.gateway.requests.call_errors import GatewayError
+from rollyard.gateway.requests.schema_check import check_schema
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
@@ -229,6 +232,18 @@ async def test_a_wrong_form_is_refused_with_its_place(
             await ai.chat.completions.create(model="m", messages=begun, tools=JUDGES, extra_body=asked)
         assert where in str(refused.value.param)
         assert upstream.prompts == []
+
+
+def test_the_check_of_patterns_does_not_depend_on_the_length_of_their_ranges() -> None:
+    began = time.process_time()
+    for begin in ("", "(?i)"):
+        for last in ("\uffff", "\\uffff", "\\U0010ffff", "~"):
+            pattern = begin + f"[ -{last}]" * 100
+            check_schema({"anyOf": [{"pattern": pattern}] * 20}, "schema")
+    assert time.process_time() - began < 5, "with the ranges as they are it takes more than a minute"
+    for pattern in ("[é-\uffff", "(\\u00e9", "[\uffff-a]"):
+        with pytest.raises(GatewayError, match="not a regular expression"):
+            check_schema({"pattern": pattern}, "schema")
 
 
 async def test_an_engine_that_ignores_the_form_is_found_out(scripted: Any) -> None:

@@ -44,6 +44,8 @@ async def called(sandbox: Sandbox, code: str) -> int:
         ("socket", "16, 3, 15", errno.EAFNOSUPPORT),
         ("socket", "38, 5, 0", errno.EAFNOSUPPORT),
         ("ioctl", "0, 0x5412, b'x'", errno.EPERM),
+        ("shmget", "0, (1 << 16) + 1, 0o1600", errno.ENOSPC),
+        ("shmget", "0, ctypes.c_long(1 << 32), 0o1600", errno.ENOSPC),
     ],
 )
 async def test_a_closed_call_fails(sandbox: Sandbox, name: str, arguments: str, error: int) -> None:
@@ -58,6 +60,7 @@ async def test_a_closed_call_fails(sandbox: Sandbox, name: str, arguments: str, 
         ("socket", "10, 2, 0"),
         ("socket", "16, 3, 0"),
         ("unshare", "0x200"),
+        ("shmget", "0, 1 << 16, 0o1600"),
     ],
 )
 async def test_an_ordinary_call_succeeds(sandbox: Sandbox, name: str, arguments: str) -> None:
