@@ -94,7 +94,7 @@ class _GatewayRoutes:
         async def serve(request: web.Request) -> web.StreamResponse:
             try:
                 session = await self._session(request)
-                session.check_limits()
+                session.check_limits(may_repeat=True)
                 async with session.byte_budget.reserve(_max_body_bytes(request, session)):
                     exchange = await _exchange(make, request, session)
                     if exchange.stream:

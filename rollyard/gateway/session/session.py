@@ -220,16 +220,19 @@ class GatewaySession:
 
     # calls
 
-    def check_limits(self, *, counts: bool = True, calls: int = 1, tokens: int = 0) -> None:
+    def check_limits(self, *, counts: bool = True, calls: int = 1, tokens: int = 0, may_repeat: bool = False) -> None:
         """Check the limits of calls and tokens. Raises GatewayError if the session cannot take `calls` calls now.
 
         `counts`: whether a reached limit of calls or tokens marks the session as truncated. `tokens`: tokens that
-        further segments of the calls need at least.
+        further segments of the calls need at least. `may_repeat`: whether the call may be the repetition of one whose
+        answer was not delivered. Such a call samples nothing.
         """
         self.last_used = time.monotonic()
         self._check_open()
         if self.failure.done():
             raise unavailable("this session has failed, not because of its caller; its rollout restarts")
+        if may_repeat and self._undelivered.any_free:
+            return
         limit = self.config.max_calls
         if limit is not None and self._calls_admitted + calls > limit:
             self.truncated |= counts
