@@ -20,7 +20,7 @@ from pydantic_core import from_json
 
 from rollyard.core.errors import ApiError, TooLarge
 from rollyard.core.http_body import continue_on_demand, encoding_of, inflate, send_continue
-from rollyard.gateway.apis.base import Exchange, openai_error
+from rollyard.gateway.apis.base import Exchange, answer_characters, json_bytes, openai_error
 from rollyard.gateway.apis.chat import ChatExchange
 from rollyard.gateway.apis.completions import CompletionExchange
 from rollyard.gateway.apis.messages import MessagesExchange
@@ -207,7 +207,8 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
         await send(exchange.error_events(refusal), last=True)
     else:
         with _delivery(session, answers):
-            await send(exchange.end_events(answers), last=True)
+            end = partial(exchange.end_events, answers)
+        await send(await session.run_for_body(end, answer_characters(answers)), last=True)
     return response
 
 
@@ -221,6 +222,10 @@ def _delivery(session: GatewaySession, answers: Sequence[ChatResponse]) -> Itera
         session.not_delivered(answers)
         raise
     session.delivered(answers)
+
+
+def _json_bytes(exchange: Exchange, answers: Sequence[ChatResponse]) -> bytes:
+    return json_bytes(exchange.response_body(answers))
 
 
 def _error_response(body: dict[str, Any], refusal: GatewayError) -> web.Response:

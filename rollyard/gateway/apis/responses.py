@@ -5,9 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from rollyard.gateway.apis.base import Body, flag, model_of, new_id, openai_error, sse_event, stream_options, unix_now
+from rollyard.gateway.apis.base import (
+    Body,
+    answer_characters,
+    flag,
+    json_bytes,
+    model_of,
+    new_id,
+    openai_error,
+    sse_event,
+    stream_options,
+    unix_now,
+)
 from rollyard.gateway.apis.logprobs_json import token_entries
 from rollyard.gateway.requests.call_errors import GatewayError, bad_request
 from rollyard.gateway.requests.chat_request import (
@@ -25,6 +37,7 @@ from rollyard.gateway.requests.chat_request import (
 from rollyard.gateway.requests.ignored_fields import TOOL
 from rollyard.gateway.requests.sampling_overrides import check_fields, read_overrides, read_top_logprobs
 from rollyard.gateway.session.session import GatewaySession, SendPiece
+from rollyard.gateway.session.stored_responses import pack
 from rollyard.tokens.chat_template import Message
 
 OWN_FIELDS = (
@@ -59,8 +72,12 @@ class ResponsesExchange:
         async with session.room_for_logprobs(request.overrides):
             responses = await session.chat(request, on_piece)
         if self._store:
-            session.responses.keep_body(self._id, self.response_body(responses))
+            size = answer_characters(responses) + request.characters
+            session.responses.keep_body(self._id, await session.run_for_body(partial(self._packed, responses), size))
         return responses
+
+    def _packed(self, responses: Sequence[ChatResponse]) -> bytes:
+        return pack(json_bytes(self.response_body(responses)))
 
     def response_body(self, responses: Sequence[ChatResponse]) -> dict[str, Any]:
         (response,) = responses

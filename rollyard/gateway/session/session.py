@@ -64,9 +64,9 @@ LEAST_HELD, LARGEST_HELD = 64 << 20, 4
 """The requests of one session may use `LEAST_HELD` bytes of memory, or `LARGEST_HELD` times the largest allowed request
 if that is more."""
 CHARACTERS_A_TOKEN = 4
-MAX_LOGPROBS = 1 << 19
+MAX_LOGPROBS = 1 << 17
 """Greatest number of logprobs in the answers of a session's calls at the same time. One takes about 500 bytes until its
-answer is sent."""
+answer is sent. To format four times as many holds up all other sessions of the process for seconds, even from a thread."""
 
 
 class SessionSampler(Protocol):

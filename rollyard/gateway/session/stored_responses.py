@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +38,8 @@ class StoredResponses:
         """Link an id to the last turn of a branch. `start`: number of the call's own messages before the conversation."""
         self._links[id] = ResponseLink(branch, start, branch.length)
 
-    def keep_body(self, id: str, body: Mapping[str, Any]) -> None:
-        data = zlib.compress(json.dumps(body).encode())
+    def keep_body(self, id: str, data: bytes) -> None:
+        """Keep a body that `pack` has packed."""
         self._bodies[id] = data
         self._size += len(data)
         while self._size > MAX_BODIES:
@@ -68,3 +67,7 @@ class StoredResponses:
 
     def _drop_body(self, id: str) -> None:
         self._size -= len(self._bodies.pop(id, b""))
+
+
+def pack(body: bytes) -> bytes:
+    return zlib.compress(body)

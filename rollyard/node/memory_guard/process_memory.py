@@ -10,7 +10,7 @@ Memory of several kinds is counted once:
 A process that ends meanwhile counts with what could be read of it.
 
 Pages of the image's files are left out, because the kernel can drop them. Kernel memory, such as buffers of pipes and
-sockets, is left out too; the limits of processes and open files bound it.
+sockets, is left out too, because no file in /proc shows it.
 """
 
 from __future__ import annotations

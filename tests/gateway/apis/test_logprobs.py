@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import openai
 import pytest
 
+from rollyard.gateway.apis.responses import ResponsesExchange
 from rollyard.gateway.session import session
+from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_bytes import TokenBytes
 from simulation import upstream as simulated
@@ -163,11 +167,35 @@ async def test_a_wrong_wish_for_logprobs_is_refused(scripted: Any, path: str, fi
 async def test_more_logprobs_than_fit_into_memory_are_refused(scripted: Any) -> None:
     async with scripted([SAID]) as (gateway, upstream), client(gateway) as ai:
         asked: Any = {"model": "m", "messages": QUESTION, "logprobs": True, "top_logprobs": 20, "n": 128}
-        with pytest.raises(openai.BadRequestError, match="set the limit of tokens to at most 195"):
+        with pytest.raises(openai.BadRequestError, match="set the limit of tokens to at most 48"):
             await ai.chat.completions.create(**asked, max_tokens=1000)
-        with pytest.raises(openai.BadRequestError, match="at most 195"):
+        with pytest.raises(openai.BadRequestError, match="at most 48"):
             await ai.completions.create(model="m", prompt="x", logprobs=20, n=128)
         assert upstream.prompts == []
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_thread_formats_an_answer_with_many_logprobs(
+    scripted: Any, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    threads = []
+    format_all = ResponsesExchange.response_body
+
+    def noted(exchange: ResponsesExchange, responses: Any) -> Any:
+        threads.append(threading.current_thread())
+        return format_all(exchange, responses)
+
+    monkeypatch.setattr(ResponsesExchange, "response_body", noted)
+    config = SessionConfig("policy", Sampling(max_tokens=4000), fixed=False)
+    async with scripted(["word " * 2000], config) as (gateway, _), client(gateway) as ai:
+        asked: Any = {"model": "m", "input": "x", "include": ["message.output_text.logprobs"]}
+        said = await ai.responses.create(**asked, max_output_tokens=4000, stream=streamed)
+        if streamed:
+            said = [event async for event in said][-1].response
+        assert len(said.output[0].content[0].logprobs) > 1500
+        assert (await ai.responses.retrieve(said.id)).output == said.output
+    assert threads
+    assert threading.main_thread() not in threads
 
 
 async def test_calls_wait_for_room_for_their_logprobs(scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
