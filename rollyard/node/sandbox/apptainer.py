@@ -35,7 +35,9 @@ class Apptainer:
     def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
         config = ["-c", str(self._config(limits))] if self.own_config else []
         binds = [part for path in (*root.binds, f"{own}:{OWN}") for part in ("--bind", _read_only(path))]
-        scratch = [part for path in ("/dev/shm", *root.empty) for part in ("--scratch", path)]
+        # Apptainer makes no /tmp in an image without one.
+        lacking = [path for path in ("/tmp", "/var/tmp") if not (root.folder / path[1:]).is_dir()]
+        scratch = [part for path in ("/dev/shm", *lacking, *root.empty) for part in ("--scratch", path)]
         options = [*config, "exec", *_ISOLATION, *scratch, *binds]
         return [self.program, "-s", *options, str(root.folder), *argv]
 

@@ -25,6 +25,8 @@ async def test_an_image_with_nothing_in_it(sandboxes: SandboxFactory, empty_imag
     async with await sandboxes.start(SandboxSpec(str(empty_image), LIMITS)) as sandbox:
         shell = await sandbox.bash('cat() { echo "$(<$1)"; }; cat /etc/mark; echo "$0"; pwd; echo x > f; cat f', 10)
         assert shell.output == "from the image\nbash\n/workspace\nx\n"
+        for folder in ("/tmp", "/var/tmp", "/dev/shm", "/home/agent"):
+            assert (await sandbox.bash(f"echo y > {folder}/g && cat {folder}/g", 10)).output == "y\n"
         assert (await sandbox.ipython("1+1", 10)).output == "2\n"
         assert (await sandbox.edit("view", "/etc/mark")).output == "     1\tfrom the image"
         assert await sandbox.read_file("f", 10) == b"x\n"
