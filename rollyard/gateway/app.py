@@ -101,7 +101,9 @@ class _GatewayRoutes:
                         return await _stream_response(request, session, exchange)
                     answers = await _run_exchange(exchange, session, None)
                     with _delivery(session, answers):
-                        response = web.json_response(exchange.response_body(answers))
+                        body = partial(_json_bytes, exchange, answers)
+                        data = await session.run_for_body(body, answer_characters(answers))
+                        response = web.Response(body=data, content_type="application/json", charset="utf-8")
                         await response.prepare(request)
                         await response.write_eof()
                     return response
@@ -208,7 +210,7 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
     else:
         with _delivery(session, answers):
             end = partial(exchange.end_events, answers)
-        await send(await session.run_for_body(end, answer_characters(answers)), last=True)
+            await send(await session.run_for_body(end, answer_characters(answers)), last=True)
     return response
 
 
