@@ -73,7 +73,12 @@ class ResponsesExchange:
             responses = await session.chat(request, on_piece)
         if self._store:
             size = answer_characters(responses) + request.characters
-            session.responses.keep_body(self._id, await session.run_for_body(partial(self._packed, responses), size))
+            try:
+                packed = await session.run_for_body(partial(self._packed, responses), size)
+            except BaseException:  # the caller has left meanwhile
+                session.not_delivered(responses)
+                raise
+            session.responses.keep_body(self._id, packed)
         return responses
 
     def _packed(self, responses: Sequence[ChatResponse]) -> bytes:
