@@ -89,7 +89,7 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
     assert len(ids) == 16
     was = endpoint(yard.data)
     yard.kill()
-    yard.start()
+    yard.start_elsewhere()
     assert endpoint(yard.data) != was
     trajectories = await yard.gather(client, ids)
     assert_scored(trajectories)

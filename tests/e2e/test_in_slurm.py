@@ -182,8 +182,7 @@ async def test_a_server_that_moves_to_another_node_under_load_loses_nothing(yard
         standby, _ = await yard.until_followed()
         yard.slurm.run("scontrol", "update", "NodeName=n1", "State=drain", "Reason=test")
         yard.slurm.run("scancel", first["job"])
-        moved = await yard.until_served_by(standby)
-        assert moved["url"] != first["url"]
+        await yard.until_served_by(standby)
         await all_is_well(yard, client, ids, allocations)
         node = yard.slurm.run("squeue", "-h", "-j", standby, "-o", "%N")
         assert node != "n1"

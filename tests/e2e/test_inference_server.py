@@ -116,7 +116,7 @@ async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, 
 async def test_it_finds_a_server_that_moved_and_keeps_its_proxy(serving: Serving) -> None:
     before, server = endpoint(serving.yard.data), serving.server()
     serving.yard.kill()
-    serving.yard.start()
+    serving.yard.start_elsewhere()
     assert endpoint(serving.yard.data) != before
     async with serving.yard.client() as client:
         assert await ready(serving.yard, client) == serving.url

@@ -8,11 +8,13 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -72,6 +74,12 @@ class Yard:
         assert self.server.stdout is not None
         line = self.server.stdout.readline()
         assert line, (self.folder / "server.log").read_text()[-3000:]
+
+    def start_elsewhere(self) -> None:
+        """Start the server while its former port is taken."""
+        port = urlsplit(endpoint(self.data)).port
+        with socket.create_server(("127.0.0.1", port or 0)):
+            self.start()
 
     def kill(self) -> None:
         """Kill the server without warning, as a crash of the machine would."""
