@@ -26,7 +26,11 @@ _ISOLATION = (
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-_MOUNT = 'mount -t tmpfs -o "size=$1,nr_inodes=$2,mode=755" sandbox "$3" && cd "$3" && mkdir $4 && cd / && shift 4 && exec "$@"'
+_MOUNT = (
+    'mount -t tmpfs -o "size=$1,nr_inodes=$2,mode=755" sandbox "$3" && cd "$3" && mkdir terminals $4 && '
+    "mount -t devpts -o newinstance,ptmxmode=0666,mode=620,max=64 terminals terminals && "
+    'cd / && shift 4 && exec "$@"'
+)
 _BLOCK = 4096
 """Bytes of a file's first block. A tmpfs gets as many inodes as it has blocks."""
 
@@ -34,7 +38,8 @@ _BLOCK = 4096
 @dataclass(frozen=True)
 class Bubblewrap:
     """The runtime. Everything that a sandbox writes is in one tmpfs, which is mounted at `scratch` in a mount namespace
-    around bubblewrap. So one limit holds for all folders together. bubblewrap alone could limit each folder only."""
+    around bubblewrap. So one limit holds for all folders together. bubblewrap alone could limit each folder only. In the
+    same way the number of pseudo-terminals is limited: all sandboxes of a machine share `kernel.pty.max`."""
 
     program: str
     scratch: Path
@@ -50,6 +55,7 @@ class Bubblewrap:
             folders += ["changed", "work"]
         binds = [part for path in root.binds for part in ("--ro-bind", path, path)]
         binds += ["--ro-bind", str(own), OWN, "--proc", "/proc", "--dev", "/dev"]
+        binds += ["--dev-bind", str(self.scratch / "terminals"), "/dev/pts"]
         binds += [part for path, folder in written.items() for part in ("--bind", str(self.scratch / folder), path)]
         size, inodes = str(limits.disk_bytes), str(limits.disk_bytes // _BLOCK)
         return [

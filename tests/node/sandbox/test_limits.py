@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
-from rollyard.node.sandbox.base import SandboxSpec
+from rollyard.node.sandbox.base import Runtime, SandboxSpec
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,6 +64,13 @@ async def test_more_files_than_a_sandbox_may_have(sandbox: Sandbox) -> None:
         assert int(count.output) <= (64 << 20) // 4096
     else:
         assert int(count.output) == 20000
+
+
+async def test_no_sandbox_takes_all_pseudo_terminals(runtime: Runtime, sandbox: Sandbox) -> None:
+    if runtime.name != "bubblewrap":
+        pytest.skip("Apptainer mounts terminals without a limit")
+    code = "import itertools, os\ntry:\n    for n in itertools.count(): os.openpty()\nexcept OSError as e: print(n, e.errno)"
+    assert (await sandbox.ipython(code, 60)).output in (f"{n} {errno.ENOSPC}\n" for n in range(50, 65))
 
 
 async def test_a_fork_bomb(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
