@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
@@ -77,6 +78,8 @@ class Broken:
                 return "only an observation"
             case "nan":
                 return "x", float("nan"), False, False, {}
+            case "async":
+                return asyncio.sleep(0)
             case "long":
                 return "x" * (1 << 21), 0.0, False, False, {}
         return "x", "many points", False, False, {}

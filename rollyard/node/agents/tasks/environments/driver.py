@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import inspect
 import json
+import math
 import os
 import signal
 import socket
@@ -68,18 +70,27 @@ def make(framework: str, env: str, arguments: dict[str, Any]) -> Any:
 
 def opening(environment: Any, seed: int | None) -> dict[str, Any]:
     """Reset the environment. `reset` returns the observation, or (observation, info)."""
-    found = environment.reset() if seed is None else environment.reset(seed=seed)
+    found = called("reset", environment.reset() if seed is None else environment.reset(seed=seed))
     observation, info = found if isinstance(found, tuple) else (found, {})
     return message(observation, info, reward=None, done=False)
 
 
 def step(environment: Any, action: str) -> dict[str, Any]:
     """Pass an action on. `step` returns five values as in Gymnasium, or four as in the older Gym."""
-    found = environment.step(action)
+    found = called("step", environment.step(action))
     if not isinstance(found, tuple) or len(found) not in (4, 5):
         raise TypeError(f"step() must return (observation, reward, terminated, truncated, info), not {found!r:.200}")
-    observation, reward, info = found[0], found[1], found[-1]
-    return message(observation, info, None if reward is None else float(reward), any(map(bool, found[2:-1])))
+    observation, reward, info = found[0], None if found[1] is None else float(found[1]), found[-1]
+    if reward is not None and not math.isfinite(reward):
+        raise ValueError(f"step() returned the reward {reward}; a reward must be a finite number, or None")
+    return message(observation, info, reward, any(map(bool, found[2:-1])))
+
+
+def called(name: str, found: Any) -> Any:
+    """Return what a method returned. Raises TypeError for a coroutine, which would be shown to the model as an object."""
+    if inspect.isawaitable(found):
+        raise TypeError(f"{name}() must be an ordinary method, without `async`")
+    return found
 
 
 def message(observation: Any, info: Any, reward: float | None, done: bool) -> dict[str, Any]:
@@ -97,7 +108,10 @@ def describe(error: BaseException) -> str:
     """Return type, message and place of an error."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {str(error)[:2000]}{where}"
+    remedy = (
+        f"; install it for {sys.executable}, or name another `python`" if isinstance(error, ModuleNotFoundError) else ""
+    )
+    return f"{type(error).__name__}: {str(error)[:2000]}{remedy}{where}"
 
 
 if __name__ == "__main__":

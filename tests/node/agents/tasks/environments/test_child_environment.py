@@ -77,7 +77,8 @@ async def test_the_older_form_and_texts_around_an_observation_are_read() -> None
         ("raise", HandlerFailed, r"Broken raised LookupError: no such move \(.*small_games.py:\d+\)"),
         ("shape", HandlerFailed, r"TypeError: step\(\) must return \(observation, reward"),
         ("type", HandlerFailed, "could not convert string to float"),
-        ("nan", HandlerFailed, "a reward that is None or a finite number"),
+        ("nan", HandlerFailed, r"step\(\) returned the reward nan; a reward must be a finite number"),
+        ("async", HandlerFailed, r"step\(\) must be an ordinary method, without `async`"),
         ("long", HandlerFailed, "the observation has 2097152 characters; 1048576 are allowed"),
         ("exit", NodeFault, "ended with exit code 3"),
         ("hang", NodeFault, "did not answer within 0.2 s"),
@@ -96,7 +97,7 @@ async def test_a_fault_is_never_a_reward(how: str, error: type[Exception], messa
     [
         ({"env": f"{GAMES}:Broken", "arguments": {"how": "reset"}}, "LookupError: no such level"),
         ({"env": f"{GAMES}:Nonesuch"}, "AttributeError: .*Nonesuch"),
-        ({"env": "nonesuch_package:Game"}, "No module named 'nonesuch_package'"),
+        ({"env": "nonesuch_package:Game"}, "No module named 'nonesuch_package'; install it for .*python"),
         ({"env": f"{GAMES}:Sums", "python": "/nonesuch/python"}, "cannot be run on this node"),
     ],
 )
