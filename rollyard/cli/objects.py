@@ -33,7 +33,7 @@ _OF_POOLS = ("ready", "updated")
     "--dry-run",
     type=click.Choice(["none", "client", "server"]),
     default="none",
-    help="only check the files: here (client) or on the server",
+    help="only check the files: in this program (client) or on the server",
 )
 @click.option(
     "-o",
@@ -61,7 +61,7 @@ async def apply(
     """Create or change objects as YAML files declare them.
 
     A relative path in a file is relative to that file. --dry-run=client -o yaml prints the objects with absolute paths,
-    for other clients such as kubectl.
+    for other clients such as kubectl. It waits for the server too, whose namespace it takes.
 
     --dry-run=server changes nothing. The server checks the objects; the output shows the batch script of an allocation
     and a line about the jobs that would be submitted.

@@ -1,6 +1,7 @@
 """Rollouts of Agent Lightning as our requests, and trajectories as its events. Pure functions.
 
-The input of a rollout names the task: in `rollyard`, an object with fields of a rollout request, or by being a task.
+The input of a rollout names the task: in `rollyard`, an object with fields of a rollout request or its JSON text, or by
+being a task.
 """
 
 from __future__ import annotations
