@@ -76,6 +76,8 @@ class Guard:
         elif (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
             with suppress(ProcessLookupError):
                 self._watched[message["watch"]] = Watched(agent, os.pidfd_open(agent), message["limit"])
+        elif os.path.exists(f"/proc/{message['launcher']}"):  # else the sandbox has ended already
+            sys.stderr.write(f"the memory of sandbox {message['watch']} is not limited: its processes are not seen\n")
 
     def _drop(self, sandbox: str) -> None:
         if (watched := self._watched.pop(sandbox, None)) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -44,9 +45,9 @@ class DriverEnvironment(Environment):
         reply = Reply(**await self._ask({"action": turn.text}, self._task.step_seconds))
         return reply if self._task.observation_role == "user" else replace(reply, role="tool")
 
+    @abstractmethod
     async def why_ended(self) -> RollyardError:
         """Return an error that describes how the process ended."""
-        raise NotImplementedError
 
     async def _ask(self, question: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         async with answer_within(seconds, self._task.env):
