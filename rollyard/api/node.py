@@ -24,7 +24,8 @@ from rollyard.core.errors import ApiError, BadRequest, Fenced, Invalid, NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
-from rollyard.kinds.rollout_pool import RolloutPool, sandbox_capacity
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.sandbox_template import sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import run_as_json, split_upload
 from rollyard.server.routing.staleness import allow_under_way

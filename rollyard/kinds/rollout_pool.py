@@ -11,8 +11,8 @@ from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.autoscaling import MAX_REPLICAS, Autoscaling
 from rollyard.kinds.base import KindModel, StatusModel
 from rollyard.kinds.pool import PoolObject, PoolStatus, Renewal, check_gpus_counted, check_one_node, check_one_size
-from rollyard.kinds.values.paths import AbsolutePath
-from rollyard.kinds.values.quantity import Size, size_bytes, walltime_seconds, walltime_text
+from rollyard.kinds.sandbox_template import SandboxTemplate, sandbox_capacities, sandbox_capacity
+from rollyard.kinds.values.quantity import walltime_seconds, walltime_text
 
 SPARE_SECONDS = 5
 """Seconds of a walltime that are kept for work outside of the stages' budgets, such as the upload."""
@@ -64,38 +64,9 @@ class Stages(KindModel):
     """Stage that scores the artifact in a fresh sandbox."""
 
 
-class SandboxTemplate(KindModel):
-    runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
-    """Container runtime. auto: the first runtime of Apptainer, Singularity and bubblewrap that works on the node."""
-    default_image: AbsolutePath | None = None
-    """Image for tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
-    network: Literal["none"] = "none"
-    """Network access of sandboxes: they have none."""
-    cpus: float = Field(default=0.25, gt=0)
-    """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
-    memory: Size = "2G"
-    """Memory limit of the sandbox: of all its processes, and of the files that it writes, which are in memory. If the
-    allocation sets memory, this amount of the allocation's memory is counted for each sandbox."""
-    disk: Size = "1G"
-    """Size limit of each file that a sandbox writes, and of all of them together."""
-
-
-def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
-    """Number of sandboxes that fit into an allocation's cores and, if the allocation sets memory, into its memory."""
-    by_cores, by_memory = _sandbox_capacities(sandbox, allocation)
-    return by_cores if by_memory is None else min(by_cores, by_memory)
-
-
-def _sandbox_capacities(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
-    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 7 / 0.14 is slightly less than 50
-    if not allocation.memory_bytes:
-        return by_cores, None
-    return by_cores, allocation.memory_bytes // max(1, size_bytes(sandbox.memory))
-
-
 def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: AllocationTemplate) -> None:
     least = [stages.init.workers.min, stages.run.workers.min, stages.eval.workers.min]
-    total, (by_cores, by_memory) = sum(least), _sandbox_capacities(sandbox, allocation)
+    total, (by_cores, by_memory) = sum(least), sandbox_capacities(sandbox, allocation)
     wanted = []
     if by_cores < total:
         cores = math.ceil(total * sandbox.cpus - 1e-9)

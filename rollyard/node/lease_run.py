@@ -26,7 +26,8 @@ from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn, sampled_tokens
-from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
+from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.agents.agent_loop import AgentProgress, run_agent
 from rollyard.node.agents.tasks.base import Artifact, Reply, Score

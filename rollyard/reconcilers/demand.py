@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from rollyard.kinds.autoscaling import InferenceAutoscaling
 from rollyard.kinds.rollout import Stage
-from rollyard.kinds.rollout_pool import RolloutPoolSpec, sandbox_capacity
+from rollyard.kinds.rollout_pool import RolloutPoolSpec
+from rollyard.kinds.sandbox_template import sandbox_capacity
 from rollyard.reconcilers.autoscaler import Metric
 
 Counts = Mapping[Stage, int]

@@ -9,7 +9,8 @@ from pydantic import Field, ValidationError, field_serializer
 from pydantic_core import from_json
 
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
-from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
+from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.wire.base import PROTOCOL, Identity, WireMessage
 from rollyard.wire.endpoint import Endpoint
 

@@ -15,7 +15,8 @@ from rollyard.client.server_link import ServerLink
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
-from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.node.agent import NodeAgent
 from rollyard.node.agents.tasks import installed_handlers
 from rollyard.server.main import RollyardServer, ServeOptions

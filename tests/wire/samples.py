@@ -18,7 +18,8 @@ from rollyard.kinds.rollout import (
     Timings,
     Turn,
 )
-from rollyard.kinds.rollout_pool import SandboxTemplate, Stages
+from rollyard.kinds.rollout_pool import Stages
+from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import (

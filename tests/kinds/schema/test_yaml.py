@@ -10,7 +10,8 @@ import pytest
 from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout_pool import RolloutPool, SandboxTemplate, sandbox_capacity
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.sandbox_template import SandboxTemplate, sandbox_capacity
 from rollyard.kinds.schema.yaml import load_manifests
 
 HEAD = "apiVersion: rollyard.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: swe}\n"

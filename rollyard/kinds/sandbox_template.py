@@ -1,0 +1,42 @@
+"""The sandboxes of a RolloutPool: runtime, image, resources, and how many of them fit into an allocation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rollyard.kinds.allocation import AllocationTemplate
+from rollyard.kinds.base import KindModel
+from rollyard.kinds.values.paths import AbsolutePath
+from rollyard.kinds.values.quantity import Size, size_bytes
+
+
+class SandboxTemplate(KindModel):
+    runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
+    """Container runtime. auto: the first runtime of Apptainer, Singularity and bubblewrap that works on the node."""
+    default_image: AbsolutePath | None = None
+    """Image for tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
+    network: Literal["none"] = "none"
+    """Network access of sandboxes: they have none."""
+    cpus: float = Field(default=0.25, gt=0)
+    """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
+    memory: Size = "2G"
+    """Memory limit of the sandbox: of all its processes, and of the files that it writes, which are in memory. If the
+    allocation sets memory, this amount of the allocation's memory is counted for each sandbox."""
+    disk: Size = "1G"
+    """Size limit of each file that a sandbox writes, and of all of them together."""
+
+
+def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
+    """Number of sandboxes that fit into an allocation's cores and, if the allocation sets memory, into its memory."""
+    by_cores, by_memory = sandbox_capacities(sandbox, allocation)
+    return by_cores if by_memory is None else min(by_cores, by_memory)
+
+
+def sandbox_capacities(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:
+    """Return how many sandboxes fit into the cores, and how many into the memory; None if the allocation sets no memory."""
+    by_cores = int(allocation.cpus_per_task / sandbox.cpus + 1e-9)  # 7 / 0.14 is slightly less than 50
+    if not allocation.memory_bytes:
+        return by_cores, None
+    return by_cores, allocation.memory_bytes // max(1, size_bytes(sandbox.memory))
