@@ -32,7 +32,7 @@ import ptyprocess
 from rollyard.sandbox_agent.child_processes import ChildProcesses, kill_family
 from rollyard.sandbox_agent.output_capture import OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
-from rollyard.sandbox_agent.settings import WORKSPACE, Settings
+from rollyard.sandbox_agent.settings import Settings
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 START_SECONDS = 10.0
@@ -164,7 +164,7 @@ class _Terminal:
         if script != _SCRIPT_FD:
             os.close(script)
         env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": prompt}
-        cwd = WORKSPACE if os.path.isdir(WORKSPACE) else "/"
+        cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
         self._child = children.start(lambda: self._spawn(argv, cwd, env))
         self.fd: int = self._process.fd
         settings.confine(self._child.pid)

@@ -24,8 +24,8 @@ class EditError(Exception):
     """A mistake of the model. The text of the exception contains a remedy."""
 
 
-def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-    """Run one call; return the answer, and whether the call succeeded."""
+def edit(command: str, path: str, arguments: Mapping[str, Any], workdir: str = WORKSPACE) -> tuple[str, bool]:
+    """Run one call; return the answer, and whether the call succeeded. Relative paths start in `workdir`."""
     try:
         for text in (path, *arguments, *arguments.values()):
             if isinstance(text, str):
@@ -35,7 +35,7 @@ def edit(command: str, path: str, arguments: Mapping[str, Any]) -> tuple[str, bo
         if not isinstance(path, str) or not path or "\0" in path:
             raise EditError("`path` must be the path of a file")
         action, needed, optional = _COMMANDS[command]
-        return action(os.path.join(WORKSPACE, path), **_checked(command, arguments, needed, optional)), True
+        return action(os.path.join(workdir, path), **_checked(command, arguments, needed, optional)), True
     except EditError as error:
         return f"Error: {error}.", False
     except OSError as error:

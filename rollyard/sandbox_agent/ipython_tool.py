@@ -18,7 +18,7 @@ from rollyard.sandbox_agent.child_processes import ChildProcesses, kill_family
 from rollyard.sandbox_agent.frames import Header, Stream
 from rollyard.sandbox_agent.output_capture import LIMIT, OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
-from rollyard.sandbox_agent.settings import WORKSPACE, Settings
+from rollyard.sandbox_agent.settings import Settings
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 START_SECONDS = 60.0
@@ -149,7 +149,7 @@ class _Kernel:
         os.set_blocking(self.printed, False)
         self._numbers = itertools.count(1)
         self._stream = Stream(ours)
-        cwd = WORKSPACE if os.path.isdir(WORKSPACE) else "/"
+        cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
             (os.POSIX_SPAWN_DUP2, printing, 1),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import socket
@@ -54,7 +55,7 @@ class AgentServer:
             "prepare bash": ToolRoute(bash, self._prepare_bash),
             "ipython": ToolRoute(ipython, self._ipython),
             "prepare ipython": ToolRoute(ipython, self._prepare_ipython),
-            "edit": ToolRoute(files, _edit),
+            "edit": ToolRoute(files, functools.partial(_edit, settings.workdir)),
             "read": ToolRoute(files, _read),
             "write": ToolRoute(files, _write),
             "listen": ToolRoute(files, self._listen),
@@ -92,8 +93,8 @@ class AgentServer:
         return {"port": listen(self._gate)}, b""
 
 
-def _edit(header: Header, body: bytes) -> Reply:
-    output, ok = edit(header["command"], header["path"], header["arguments"])
+def _edit(workdir: str, header: Header, body: bytes) -> Reply:
+    output, ok = edit(header["command"], header["path"], header["arguments"], workdir)
     return {"ok": ok}, output.encode("utf-8", "surrogateescape")
 
 

@@ -50,15 +50,18 @@ class Settings:
     """Greatest number of processes and threads in the whole sandbox."""
     cpus: tuple[int, ...]
     """CPUs to run on; empty for all."""
+    workdir: str = WORKSPACE
+    """Folder in which bash and IPython start, and in which the editor's relative paths start."""
 
     @classmethod
     def of_message(cls, message: Mapping[str, Any]) -> Settings:
         return cls(
-            environment(os.environ, message["env"]),
+            environment({**os.environ, **message.get("image_env", {})}, message["env"]),
             message["memory_bytes"],
             message["file_bytes"],
             message["processes"],
             tuple(message["cpus"]),
+            _workdir(message.get("workdir") or WORKSPACE),
         )
 
     def confine(self, pid: int) -> None:
@@ -78,6 +81,15 @@ class Settings:
         if self.cpus:
             os.sched_setaffinity(pid, self.cpus)
         _end_first(pid)
+
+
+def _workdir(path: str) -> str:
+    """Return the image's working folder, made if the image lacks it; / if it cannot be made."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError:
+        return "/"
+    return path
 
 
 def _end_first(pid: int) -> None:

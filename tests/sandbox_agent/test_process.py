@@ -60,6 +60,22 @@ def test_hello_then_calls_by_id(agent: tuple[Stream, subprocess.Popen[bytes]]) -
     assert reply["errno"] == 2
 
 
+def test_the_tools_start_in_the_images_folder_with_its_variables(
+    agent: tuple[Stream, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    stream, _ = agent
+    stream.receive()
+    folder = tmp_path / "of the image"
+    image = {"KIND": "image", "TASK": "image", "HOME": "/root", "PATH": "/image/bin:/usr/bin"}
+    stream.send({**SETTINGS, "image_env": image, "workdir": str(folder)})
+    _, body = ask(stream, {"id": 1, "op": "bash", "timeout": 10}, b"pwd; echo $KIND $TASK $HOME $PATH")
+    assert body.decode() == f"{folder}\nimage x /home/agent /image/bin:/usr/bin:/opt/rollyard/fallback\n"
+    _, body = ask(stream, {"id": 2, "op": "ipython", "timeout": 10}, b"import os; print(os.getcwd())")
+    assert body.decode() == f"{folder}\n"
+    ask(stream, {"id": 3, "op": "edit", "command": "create", "path": "new", "arguments": {"file_text": "text"}})
+    assert (folder / "new").read_text() == "text"
+
+
 def test_a_waiting_call_can_be_cancelled(agent: tuple[Stream, subprocess.Popen[bytes]], tmp_path: Path) -> None:
     stream, _ = agent
     stream.receive()

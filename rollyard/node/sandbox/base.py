@@ -96,6 +96,10 @@ class Root:
     read_only: bool = False
     """True: with bubblewrap, the root folder is read-only in the sandbox. In all other cases a sandbox can change the
     root, and the changes are discarded when the sandbox ends."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The image's environment variables. HOME, PS1 and PROMPT_COMMAND have no effect."""
+    workdir: str | None = None
+    """The image's working folder, in which the tools start; None: /workspace."""
 
 
 class Runtime(Protocol):

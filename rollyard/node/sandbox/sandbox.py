@@ -22,7 +22,7 @@ from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.memory_guard.client import MemoryGuard
-from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Runtime, SandboxSpec
+from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.images import Images
@@ -176,7 +176,7 @@ class SandboxFactory:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
             await self._wait_for_hello(connection, launcher)
             self._guard.watch(sandbox_id, launcher.pid, spec.limits.memory_bytes)
-            connection.send(self._settings(spec))
+            connection.send(self._settings(spec, root))
         except BaseException:
             self._guard.forget(sandbox_id)
             connection.abort("the sandbox was closed before it was ready")
@@ -216,9 +216,11 @@ class SandboxFactory:
                 f"the sandbox agent speaks protocol {hello['protocol']}, but the node agent speaks {PROTOCOL}"
             )
 
-    def _settings(self, spec: SandboxSpec) -> Header:
+    def _settings(self, spec: SandboxSpec, root: Root) -> Header:
         return {
             "env": dict(spec.env),
+            "image_env": dict(root.env),
+            "workdir": root.workdir,
             "memory_bytes": spec.limits.memory_bytes,
             "file_bytes": spec.limits.disk_bytes,
             "processes": spec.limits.processes,
