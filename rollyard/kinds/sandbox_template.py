@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.base import KindModel
+from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.kinds.values.paths import AbsolutePath
 from rollyard.kinds.values.quantity import Size, size_bytes
+
+
+def _check_host(text: str) -> str:
+    HostPattern.parse(text)
+    return text
 
 
 class SandboxTemplate(KindModel):
@@ -18,7 +24,12 @@ class SandboxTemplate(KindModel):
     default_image: AbsolutePath | None = None
     """Image for tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
     network: Literal["none"] = "none"
-    """Network access of sandboxes: they have none."""
+    """Network of sandboxes: a loopback of their own. `allowedHosts` and `hostNetwork` give more."""
+    allowed_hosts: list[Annotated[str, AfterValidator(_check_host)]] = Field(default=[], max_length=256)
+    """Hosts that sandboxes can reach over HTTP and HTTPS, through a proxy of the node agent: pypi.org,
+    "*.pythonhosted.org", mirror:8080. Without a port: 80 and 443. Programs find the proxy by HTTP_PROXY and HTTPS_PROXY."""
+    host_network: bool = False
+    """True: sandboxes have the network of the node, with all its servers. A hostile task can then attack them."""
     cpus: float = Field(default=0.25, gt=0)
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
@@ -26,6 +37,12 @@ class SandboxTemplate(KindModel):
     allocation sets memory, this amount of the allocation's memory is counted for each sandbox."""
     disk: Size = "1G"
     """Size limit of each file that a sandbox writes, and of all of them together."""
+
+    @model_validator(mode="after")
+    def _one_network(self) -> SandboxTemplate:
+        if self.allowed_hosts and self.host_network:
+            raise ValueError("`hostNetwork` reaches every host already; leave out `allowedHosts` or `hostNetwork`")
+        return self
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:

@@ -116,8 +116,12 @@ class Harness:
             listener.close()
 
     async def _find(self, request: web.Request, named: str | None) -> GatewaySession:
-        """Return the session. Every connection comes from this sandbox, so a request need not name the session. The name
-        of another session is refused."""
+        """Return the session. A request need not name the session if the sandbox has a loopback of its own, because every
+        connection then comes from this sandbox. The name of another session is refused."""
+        if named is None and self._sandbox.spec.host_network:
+            raise GatewayError(
+                401, "authentication_error", "send the key that OPENAI_API_KEY and ANTHROPIC_API_KEY have"
+            )
         if named not in (None, self._session.id):
             raise GatewayError(403, "permission_error", "this gateway serves only the session of its own sandbox")
         return self._session

@@ -28,6 +28,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn, sampled_tokens
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.agents.agent_loop import AgentProgress, run_agent
 from rollyard.node.agents.tasks.base import Artifact, Reply, Score
@@ -337,7 +338,12 @@ class LeaseRun:
     def _sandbox_spec(self, handler: GuardedHandler) -> SandboxSpec:
         pool = self._node.sandbox
         limits = Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk))
-        return SandboxSpec(image=handler.image(self._lease.task) or pool.default_image, limits=limits)
+        return SandboxSpec(
+            image=handler.image(self._lease.task) or pool.default_image,
+            limits=limits,
+            host_network=pool.host_network,
+            allowed_hosts=tuple(map(HostPattern.parse, pool.allowed_hosts)),
+        )
 
     def _budget(self, stage: Stage) -> float:
         """Return the time budget in seconds: the pool's, or the rollout's if that is shorter."""

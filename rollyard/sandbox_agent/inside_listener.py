@@ -23,11 +23,11 @@ def receive_gate(stdin: socket.socket) -> socket.socket:
     return gate
 
 
-def listen(gate: socket.socket) -> int:
-    """Listen on a free port of 127.0.0.1, pass the socket to the owner, and return the port."""
+def listen(gate: socket.socket, port: int) -> int:
+    """Listen on a port of 127.0.0.1, pass the socket to the owner, and return the port. `port` 0: any free port."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind(("127.0.0.1", port))
         listener.listen(BACKLOG)
         socket.send_fds(gate, [b"L"], [listener.fileno()])
-        port: int = listener.getsockname()[1]
-        return port
+        bound: int = listener.getsockname()[1]
+        return bound

@@ -90,7 +90,7 @@ class AgentServer:
         return {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
 
     def _listen(self, header: Header, body: bytes) -> Reply:
-        return {"port": listen(self._gate)}, b""
+        return {"port": listen(self._gate, header.get("port", 0))}, b""
 
 
 def _edit(workdir: str, header: Header, body: bytes) -> Reply:

@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -232,6 +233,28 @@ print(get("{url.strip()}/models"), get(own, **{{"X-Rollyard-Session": "its"}}), 
         await other.write_file("end", b"")
         with pytest.raises(TaskError, match="exit code 0 before its first model call"):
             await held
+
+
+async def test_with_the_nodes_network_a_call_must_name_the_session(
+    sandboxes: SandboxFactory, template: ChatTemplate
+) -> None:
+    """Every process of the node reaches a gateway on the node's loopback."""
+    python = """
+import os, urllib.request, urllib.error
+def get(**headers):
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/models", headers=headers)
+    try:
+        return urllib.request.urlopen(request, timeout=60).status
+    except urllib.error.HTTPError as error:
+        return error.code
+print(get(), get(Authorization="Bearer " + os.environ["OPENAI_API_KEY"]))
+"""
+    text = f"cat > /tmp/t.py <<'EOF'{python}EOF\npython3 /tmp/t.py > /workspace/seen"
+    spec = replace(SPEC, host_network=True)
+    async with await sandboxes.start(spec) as sandbox, session(template) as (mine, _):
+        with pytest.raises(TaskError, match="before its first model call"):
+            await Harness(sandbox, mine).run(command(text), PROMPT)
+        assert await sandbox.read_file("seen", 100) == b"401 200\n"
 
 
 async def test_a_command_and_its_type_come_together() -> None:

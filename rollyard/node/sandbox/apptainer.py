@@ -18,7 +18,7 @@ from pathlib import Path
 from rollyard.node.sandbox.base import OWN, Limits, Root
 
 _ISOLATION = (
-    "--userns", "--containall", "--no-home", "--cleanenv", "--writable-tmpfs", "--net", "--network", "none",
+    "--userns", "--containall", "--no-home", "--cleanenv", "--writable-tmpfs",
     "--hostname", "sandbox", "--no-mount", "sys,bind-paths", "--no-init", "--pwd", "/",
 )  # fmt: skip
 
@@ -32,13 +32,16 @@ class Apptainer:
     """True if the program accepts our configuration file, which limits the disk. An installation with setuid accepts only
     the site's file."""
 
-    def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
+    def command(
+        self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
+    ) -> list[str]:
         config = ["-c", str(self._config(limits))] if self.own_config else []
         binds = [part for path in (*root.binds, f"{own}:{OWN}") for part in ("--bind", _read_only(path))]
         # Apptainer makes no /tmp in an image without one.
         lacking = [path for path in ("/tmp", "/var/tmp") if not (root.folder / path[1:]).is_dir()]
         scratch = [part for path in ("/dev/shm", *lacking, *root.empty) for part in ("--scratch", path)]
-        options = [*config, "exec", *_ISOLATION, *scratch, *binds]
+        network = () if host_network else ("--net", "--network", "none")
+        options = [*config, "exec", *_ISOLATION, *network, *scratch, *binds]
         return [self.program, "-s", *options, str(root.folder), *argv]
 
     def unpack(self, image: Path, folder: Path) -> list[str]:

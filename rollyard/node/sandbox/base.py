@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
+from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
 OWN = "/opt/rollyard"
@@ -43,8 +44,11 @@ class SandboxSpec:
 
     image: str | None
     limits: Limits
-    network: Literal["none"] = "none"
     env: Mapping[str, str] = field(default_factory=dict)
+    host_network: bool = False
+    """True: the sandbox has the node's network. False: it has only a loopback of its own."""
+    allowed_hosts: tuple[HostPattern, ...] = ()
+    """Hosts that the sandbox can reach through the egress proxy."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,9 @@ class Runtime(Protocol):
     def name(self) -> str:
         """Name as in a pool's `sandbox.runtime`: apptainer, singularity or bubblewrap."""
 
-    def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
+    def command(
+        self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
+    ) -> list[str]:
         """Return the argv of the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`."""
 
     def unpack(self, image: Path, folder: Path) -> list[str]:

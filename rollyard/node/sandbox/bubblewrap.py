@@ -16,7 +16,7 @@ from rollyard.node.sandbox.build_once import build_once
 
 _UID = "1000"
 _ISOLATION = (
-    "--unshare-user", "--disable-userns", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
+    "--unshare-user", "--disable-userns", "--unshare-ipc", "--unshare-pid", "--unshare-uts",
     "--unshare-cgroup-try", "--uid", _UID, "--gid", _UID, "--hostname", "sandbox", "--new-session", "--clearenv",
     # If this process ends, the kernel kills bwrap. If bwrap ends, the kernel kills the sandbox.
     "--die-with-parent",
@@ -46,7 +46,9 @@ class Bubblewrap:
     """Empty folder."""
     name: str = "bubblewrap"
 
-    def command(self, root: Root, limits: Limits, own: Path, argv: Sequence[str]) -> list[str]:
+    def command(
+        self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
+    ) -> list[str]:
         written = {path: path.strip("/").replace("/", "-") for path in ("/tmp", "/var/tmp", "/dev/shm", *root.empty)}
         base, folders = ["--ro-bind", str(root.folder), "/"], list(written.values())
         if not root.read_only:
@@ -61,7 +63,15 @@ class Bubblewrap:
         return [
             *["unshare", "--map-root-user", "--mount", "sh", "-c", _MOUNT, "sh", size, inodes, str(self.scratch)],
             " ".join(folders),
-            *[self.program, *_ISOLATION, *base, *binds, "--remount-ro", "/dev"],
+            *[
+                self.program,
+                *_ISOLATION,
+                *([] if host_network else ["--unshare-net"]),
+                *base,
+                *binds,
+                "--remount-ro",
+                "/dev",
+            ],
             *["--setenv", "PATH", _PATH, "--chdir", "/", "--"],
             *argv,
         ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 from rollyard.core.errors import ImageNotFound, SandboxStartFailed
@@ -17,6 +18,8 @@ UNPACK_SECONDS = 900.0
 _IMAGE_FORMS = "name a .sif file, a folder with a root file system, or null for the default image"
 _MOUNT_POINTS = (OWN, WORKSPACE, HOME, "/proc", "/dev", "/tmp", "/var/tmp", "/run")
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_CERTIFICATES = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs")
+_NAME_SERVICE = ("/etc/resolv.conf", "/etc/hosts")
 _ETC = {
     "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:{HOME}:/bin/bash\n"
     "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -97,10 +100,20 @@ class Images:
 def default_root(cache: Path) -> Root:
     """Return the root of the default image: a small root folder of our own, in which this machine's /usr appears
     read-only."""
-    folder = build_once(cache / "skeleton-1", _make_skeleton)
+    folder = build_once(cache / "skeleton-2", _make_skeleton)
     binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
     binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
     return Root(folder, _mount_points(cache), binds=tuple(binds), read_only=True)
+
+
+def with_certificates(root: Root) -> Root:
+    """Add this machine's CA certificates to the default image, for TLS."""
+    return replace(root, binds=(*root.binds, *(path for path in _CERTIFICATES if os.path.isdir(path))))
+
+
+def with_name_service(root: Root) -> Root:
+    """Add this machine's name servers and host names, for a sandbox with this machine's network."""
+    return replace(root, binds=(*root.binds, *(path for path in _NAME_SERVICE if os.path.isfile(path))))
 
 
 def _is_real_folder(path: str) -> bool:
@@ -116,7 +129,10 @@ def _make_skeleton(folder: Path) -> None:
             (folder / name).symlink_to(os.readlink(f"/{name}"))
         elif os.path.isdir(f"/{name}"):
             (folder / name).mkdir()
-    (folder / "etc" / "ld.so.cache").touch()
+    for path in _CERTIFICATES:
+        (folder / path[1:]).mkdir(parents=True)
+    for path in ("/etc/ld.so.cache", *_NAME_SERVICE):
+        (folder / path[1:]).touch()
     for name, text in _ETC.items():
         (folder / "etc" / name).write_text(text)
     _make_readable(folder)

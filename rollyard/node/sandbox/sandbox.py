@@ -22,10 +22,12 @@ from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.memory_guard.client import MemoryGuard
+from rollyard.node.sandbox import egress_proxy
 from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
+from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
-from rollyard.node.sandbox.images import Images
+from rollyard.node.sandbox.images import Images, with_certificates, with_name_service
 from rollyard.node.sandbox.sandbox_connection import SandboxConnection
 from rollyard.sandbox_agent.frames import PROTOCOL, Header
 
@@ -49,13 +51,16 @@ class Sandbox:
         connection: SandboxConnection,
         gate: socket.socket,
         guard: MemoryGuard,
+        spec: SandboxSpec,
     ) -> None:
         self.id = sandbox_id
+        self.spec = spec
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
         """Socket through which the sandbox agent passes sockets that listen inside the sandbox."""
         self._guard = guard
+        self._egress = EgressProxy(spec.allowed_hosts)
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -110,21 +115,27 @@ class Sandbox:
         reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
         _raise_refusal(reply, path)
 
-    async def listen(self) -> socket.socket:
-        """Return a socket that listens on a free port of the sandbox's own 127.0.0.1.
+    async def listen(self, port: int = 0) -> socket.socket:
+        """Return a socket that listens on a port of the sandbox's own 127.0.0.1. `port` 0: any free port.
 
-        Every connection comes from this one sandbox. The caller must close the socket.
+        Every connection comes from this one sandbox, or with `host_network` from this node. The caller must close the
+        socket.
         """
-        await self._call({"op": "listen"}, b"", FILE_SECONDS)
+        await self._call({"op": "listen", "port": port}, b"", FILE_SECONDS)
         # the sandbox agent sends the socket before its reply
         _, fds, _, _ = socket.recv_fds(self._gate, 1, 1)
         listener = socket.socket(fileno=fds[0])
         listener.set_inheritable(False)
         return listener
 
+    async def open_egress(self) -> None:
+        """Start the egress proxy on the sandbox's loopback."""
+        await self._egress.start(await self.listen(egress_proxy.PORT))
+
     async def close(self) -> None:
         """End every process of the sandbox and discard everything it wrote. A second call has no effect."""
         self._guard.forget(self.id)
+        await self._egress.close()
         self._gate.close()
         self._connection.abort("the sandbox was closed")
         await self._launcher.end()
@@ -169,7 +180,13 @@ class SandboxFactory:
         if self._own_python is None:
             self._own_python = await asyncio.to_thread(own_python, self._cache)
         root = await asyncio.to_thread(self._images.root, spec.image)
-        argv = self._runtime.command(root, spec.limits, self._own_python, agent_argv(self._own_python))
+        if spec.image is None and (spec.host_network or spec.allowed_hosts):
+            root = with_certificates(root)
+        if spec.host_network:
+            root = with_name_service(root)
+        argv = self._runtime.command(
+            root, spec.limits, self._own_python, agent_argv(self._own_python), host_network=spec.host_network
+        )
         launcher, ours = await _Launcher.start(argv)
         gate, connection, sandbox_id = _send_gate(ours), SandboxConnection(), secrets.token_hex(6)
         try:
@@ -184,8 +201,14 @@ class SandboxFactory:
             gate.close()
             await launcher.end()
             raise
-        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard)
+        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec)
         self._open = {other for other in self._open if other.alive} | {sandbox}
+        if spec.allowed_hosts:
+            try:
+                await sandbox.open_egress()
+            except BaseException:
+                await sandbox.close()
+                raise
         return sandbox
 
     async def close(self) -> None:
@@ -218,7 +241,7 @@ class SandboxFactory:
 
     def _settings(self, spec: SandboxSpec, root: Root) -> Header:
         return {
-            "env": dict(spec.env),
+            "env": {**(egress_proxy.ENVIRONMENT if spec.allowed_hosts else {}), **spec.env},
             "image_env": dict(root.env),
             "workdir": root.workdir,
             "memory_bytes": spec.limits.memory_bytes,

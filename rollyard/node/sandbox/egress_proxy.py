@@ -1,0 +1,177 @@
+"""An HTTP proxy through which one sandbox reaches the hosts that its pool allows, and no others.
+
+The proxy runs in the node agent. Its socket listens on the sandbox's own loopback (`sandbox_agent/inside_listener.py`), so
+each connection comes from this sandbox. `CONNECT` opens a tunnel, for HTTPS. A plain request goes to the named host, one
+request a connection.
+
+The proxy resolves names itself and connects to the address that it has checked. So a name whose address changes between
+the check and the connection gains nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
+
+from rollyard.core.aio import running
+from rollyard.kinds.values.host_pattern import Address, HostPattern, address_of
+
+log = logging.getLogger(__name__)
+
+PORT = 3128
+"""Port on the sandbox's loopback."""
+URL = f"http://127.0.0.1:{PORT}"
+ENVIRONMENT = {
+    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), URL),
+    **dict.fromkeys(("no_proxy", "NO_PROXY"), "127.0.0.1,localhost,::1"),
+}
+"""Variables by which programs in the sandbox find the proxy."""
+MAX_CONNECTIONS = 64
+"""Greatest number of connections of one sandbox. Each uses two file descriptors of the node agent."""
+CONNECT_SECONDS = 30.0
+HEAD_SECONDS = 30.0
+MAX_HEAD_BYTES = 1 << 16
+_CHUNK = 1 << 16
+_OWN_HEADERS = (b"host", b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive")
+"""Headers of a plain request that the proxy replaces or drops."""
+
+
+class _Refused(Exception):
+    """Answer to a request that the proxy does not forward."""
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class EgressProxy:
+    """The proxy of one sandbox."""
+
+    def __init__(self, allowed: Sequence[HostPattern]) -> None:
+        self._allowed = allowed
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._refused_hosts: set[str] = set()
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections on `listener`, which the proxy closes at its end."""
+        self._server = await asyncio.start_server(self._accept, sock=listener, limit=MAX_HEAD_BYTES)
+
+    async def close(self) -> None:
+        """Close the listener and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if len(self._connections) >= MAX_CONNECTIONS:
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            await self._serve(reader, writer)
+        except _Refused as error:
+            body = f"{error}\n".encode()
+            about = f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close"
+            with contextlib.suppress(OSError):
+                writer.write(f"HTTP/1.1 {error.status}\r\n{about}\r\n\r\n".encode() + body)
+                await writer.drain()
+        except (OSError, EOFError, TimeoutError):
+            pass  # one side is gone
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        method, target, headers = await _read_head(reader)
+        tunnel = method == b"CONNECT"
+        try:
+            parts = urlsplit(f"//{target}" if tunnel else target)
+            host, port = parts.hostname or "", parts.port or (0 if tunnel else 80)
+        except ValueError:
+            host, port = "", 0
+        if not host or not port or (not tunnel and parts.scheme != "http"):
+            raise _Refused("400 Bad Request", "the proxy takes `CONNECT host:port` and `GET http://host/path`")
+        their_reader, their_writer = await self._connect(host, port)
+        try:
+            if tunnel:
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            else:
+                path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
+                line = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method, path.encode(), parts.netloc.encode())
+                kept = [h for h in headers if h.split(b":", 1)[0].strip().lower() not in _OWN_HEADERS]
+                their_writer.write(line + b"\r\n".join([*kept, b"Connection: close", b"", b""]))
+            async with running(_copy(reader, their_writer)) as up, running(_copy(their_reader, writer)) as down:
+                await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
+                if up.done() and up.exception() is None:  # a client may end its request's direction first
+                    await asyncio.wait({down})
+        finally:
+            their_writer.close()
+
+    async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        pattern = next((p for p in self._allowed if p.matches(host, port)), None)
+        if pattern is None:
+            self._log_refusal(f"{host}:{port}")
+            raise _Refused("403 Forbidden", f"the pool's sandbox.allowedHosts do not include {host}:{port}")
+        failure = "its name has no address"
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                for address in await _addresses(host, port):
+                    if not pattern.may_be_at(address):
+                        failure = f"its address {address} is one that sandbox.allowedHosts must name itself"
+                        continue
+                    try:
+                        return await asyncio.open_connection(str(address), port, limit=_CHUNK)
+                    except OSError as error:
+                        failure = error.strerror or str(error)
+        except TimeoutError:
+            failure = f"no connection within {CONNECT_SECONDS:g} s"
+        raise _Refused("502 Bad Gateway", f"{host}:{port} cannot be reached: {failure}")
+
+    def _log_refusal(self, where: str) -> None:
+        """Log each refused host once. The sandbox chooses the names, so their number is bounded."""
+        if where not in self._refused_hosts and len(self._refused_hosts) < 100:
+            self._refused_hosts.add(where)
+            log.info("a sandbox asked for %r, which its pool does not allow", where[:300])
+
+
+async def _addresses(host: str, port: int) -> Iterator[Address]:
+    """Return the addresses of a name."""
+    if (literal := address_of(host)) is not None:
+        return iter([literal])
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return iter([])
+    addresses = (address_of(str(sockaddr[0])) for *_, sockaddr in found)
+    return (address for address in addresses if address is not None)
+
+
+async def _read_head(reader: asyncio.StreamReader) -> tuple[bytes, str, list[bytes]]:
+    """Return the method, the target and the header lines of a request."""
+    try:
+        async with asyncio.timeout(HEAD_SECONDS):
+            head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise _Refused("431 Request Header Fields Too Large", f"a request has at most {MAX_HEAD_BYTES} bytes") from None
+    first, *headers = head[:-4].split(b"\r\n")
+    words = first.split(b" ")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+        raise _Refused("400 Bad Request", "this is not a request of HTTP/1.1")
+    return words[0], words[1].decode("ascii", "replace"), headers
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    while data := await source.read(_CHUNK):
+        sink.write(data)
+        await sink.drain()
+    if sink.can_write_eof():
+        sink.write_eof()
