@@ -28,6 +28,7 @@ RollyardError
 ├── SandboxError             the sandbox failed: the rollout is retried, and ends InfraFailed after the last attempt
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          the sandbox ended during a rollout
+│   ├── ImageUnavailable     the sandbox image cannot be had now: the rollout waits, and the attempt does not count
 │   └── ImageNotFound        the sandbox image is missing or unusable: the rollout ends Failed, without a retry
 ├── EndpointError            a model server failed; the rollout continues at another model server
 │   ├── EndpointLost         connection, 5xx or time-out
@@ -210,6 +211,13 @@ class SandboxStartFailed(SandboxError):
 
 class SandboxLost(SandboxError):
     pass
+
+
+class ImageUnavailable(SandboxError):
+    def __init__(self, image: str, why: str) -> None:
+        super().__init__(f"the image {image} cannot be used now: {why}")
+        self.image = image
+        """Name of the image in normal form."""
 
 
 class ImageNotFound(SandboxError):

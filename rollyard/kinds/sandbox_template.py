@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.base import KindModel
 from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.kinds.values.image_reference import ImageName
 from rollyard.kinds.values.paths import AbsolutePath
 from rollyard.kinds.values.quantity import Size, size_bytes
 
@@ -18,11 +19,30 @@ def _check_host(text: str) -> str:
     return text
 
 
+class SandboxImages(KindModel):
+    cache_size: Size = "40G"
+    """Greatest size of a node's cache of images. The images that no sandbox uses are deleted first, the least recently
+    used one before the others."""
+    shared_folder: AbsolutePath | None = None
+    """Folder that all nodes see. One node pulls an image from its registry into this folder; the other nodes read the
+    image from there."""
+    credentials_file: AbsolutePath | None = None
+    """File with the credentials of private registries, in the format of docker's config.json. Only its owner may be able to
+    read it (mode 0600)."""
+    insecure_registries: list[str] = []
+    """Registries, as HOST or HOST:PORT, that are asked by plain HTTP. localhost always is."""
+    give_up_after_seconds: int = Field(default=3600, ge=0)
+    """Seconds for which rollouts wait for an image that cannot be had. Then they end InfraFailed."""
+
+
 class SandboxTemplate(KindModel):
     runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
     """Container runtime. auto: the first runtime of Apptainer, Singularity and bubblewrap that works on the node."""
-    default_image: AbsolutePath | None = None
-    """Image for tasks that name none: a .sif file or a folder. Default: the node's own /usr, read-only."""
+    default_image: ImageName | None = None
+    """Image for tasks that name none: docker://HOST/REPOSITORY:TAG, a .sif file or a folder. Default: the node's own /usr,
+    read-only."""
+    images: SandboxImages = SandboxImages()
+    """The node's cache of images, and what is needed to fill it."""
     network: Literal["none"] = "none"
     """Network of sandboxes: a loopback of their own. `allowedHosts` and `hostNetwork` give more."""
     allowed_hosts: list[Annotated[str, AfterValidator(_check_host)]] = Field(default=[], max_length=256)

@@ -19,7 +19,7 @@ from rollyard.kinds.rollout import (
     Turn,
 )
 from rollyard.kinds.rollout_pool import Stages
-from rollyard.kinds.sandbox_template import SandboxTemplate
+from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import (
@@ -162,7 +162,14 @@ SAMPLES = (
         protocol=2,
         epoch=3,
         lease_seconds=30.0,
-        sandbox=SandboxTemplate(),
+        sandbox=SandboxTemplate(
+            default_image="docker://registry.example/swe:v1",
+            images=SandboxImages(
+                shared_folder="/shared/images",
+                credentials_file="/secrets/auth.json",
+                insecure_registries=["registry.example"],
+            ),
+        ),
         stages=Stages(),
         places=8,
         columns=1,

@@ -5,17 +5,21 @@ own. A YAML file may also have paths relative to that file; the CLI makes them a
 from __future__ import annotations
 
 import os.path
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
+
+from rollyard.kinds.values.image_reference import absolute_image
 
 FIELDS = (
     ("spec", "model", "path"),
     ("spec", "model", "tokenizer"),
     ("spec", "engine", "vllm", "image"),
-    ("spec", "sandbox", "defaultImage"),
+    ("spec", "sandbox", "images", "sharedFolder"),
+    ("spec", "sandbox", "images", "credentialsFile"),
 )
+IMAGE_FIELDS = (("spec", "sandbox", "defaultImage"),)
 
 
 def _check(path: str) -> str:
@@ -31,9 +35,16 @@ AbsolutePath = Annotated[str, AfterValidator(_check)]
 
 def make_absolute(data: Any, base: str) -> None:
     """Resolve the relative paths of a manifest in place."""
-    for *above, last in FIELDS:
-        inner = data
-        for part in above:
-            inner = inner.get(part) if isinstance(inner, Mapping) else None
-        if isinstance(inner, dict) and isinstance(inner.get(last), str):
-            inner[last] = os.path.normpath(os.path.join(base, inner[last]))
+    for field in FIELDS:
+        _replace(data, field, lambda path: os.path.normpath(os.path.join(base, path)))
+    for field in IMAGE_FIELDS:
+        _replace(data, field, lambda image: absolute_image(image, base))
+
+
+def _replace(data: Any, field: Sequence[str], change: Callable[[str], str]) -> None:
+    *above, last = field
+    inner = data
+    for part in above:
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    if isinstance(inner, dict) and isinstance(inner.get(last), str):
+        inner[last] = change(inner[last])

@@ -1,0 +1,163 @@
+"""Names of sandbox images: an image of a registry, an OCI layout or archive, or a file or folder. Pure: nothing is looked
+up."""
+
+from __future__ import annotations
+
+import os.path
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+FORMS = (
+    "write docker://HOST/REPOSITORY:TAG, oci:/LAYOUT:TAG, oci-archive:/FILE.tar, or the path of a .sif or .squashfs file, "
+    "of a folder with a root file system, of a .def file or of a Dockerfile"
+)
+DOCKER_HUB = "docker.io"
+_MOST = 1024
+"""Greatest length of a name in characters."""
+# The grammar of the OCI distribution specification, and of the program docker for hosts.
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?")
+_REPOSITORY = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_SCHEME = re.compile(r"[A-Za-z0-9+._-]+:")
+
+PathKind = Literal["folder", "sif", "squashfs", "def", "dockerfile"]
+
+
+@dataclass(frozen=True)
+class RegistryImage:
+    """An image of a registry. It has a tag, a digest or both; the digest decides."""
+
+    host: str
+    repository: str
+    tag: str | None
+    digest: str | None
+
+    @property
+    def text(self) -> str:
+        tag = f":{self.tag}" if self.tag else ""
+        digest = f"@{self.digest}" if self.digest else ""
+        return f"docker://{self.host}/{self.repository}{tag}{digest}"
+
+
+@dataclass(frozen=True)
+class LayoutImage:
+    """An image of an OCI layout (a folder) or an OCI archive (a tar file)."""
+
+    kind: Literal["oci", "oci-archive"]
+    path: str
+    tag: str | None
+
+    @property
+    def text(self) -> str:
+        return f"{self.kind}:{self.path}" + (f":{self.tag}" if self.tag else "")
+
+
+@dataclass(frozen=True)
+class PathImage:
+    """A file or folder. The end of its name shows its kind."""
+
+    path: str
+    kind: PathKind
+
+    @property
+    def text(self) -> str:
+        return self.path
+
+
+ImageReference = RegistryImage | LayoutImage | PathImage
+
+
+def parse_image(text: str) -> ImageReference:
+    """Return the parts of an image's name. Raises ValueError, with a sentence, for a name that can never work."""
+    if not text or len(text) > _MOST or not text.isprintable() or text != text.strip():
+        raise ValueError(f"{text[:80]!r} is not the name of an image: {FORMS}")
+    if text.startswith("docker://"):
+        return _registry_image(text)
+    for kind in ("oci", "oci-archive"):
+        if text.startswith(f"{kind}:"):
+            return _layout_image(kind, text)
+    if _SCHEME.match(text):  # library://, docker-daemon:, or docker's own short form such as ubuntu:24.04
+        raise ValueError(f"{text!r} has a form that is not supported: {FORMS}")
+    return PathImage(os.path.normpath(text), _path_kind(text))
+
+
+def _registry_image(text: str) -> RegistryImage:
+    rest, at, digest = text.removeprefix("docker://").partition("@")
+    if at and not _DIGEST.fullmatch(digest):
+        raise ValueError(f"{text!r} has no valid digest after the @: write sha256: and 64 hexadecimal digits")
+    above, slash, last = rest.rpartition("/")
+    last, colon, tag = last.partition(":")
+    if colon and not _TAG.fullmatch(tag):
+        raise ValueError(f"{text!r} has no valid tag after the last colon: {FORMS}")
+    first, cut, below = f"{above}{slash}{last}".partition("/")
+    if cut and ("." in first or ":" in first or first == "localhost"):
+        host, repository = first, below
+    else:
+        host, repository = DOCKER_HUB, f"{first}{cut}{below}"
+    if host in ("index.docker.io", "registry-1.docker.io"):
+        host = DOCKER_HUB
+    if host == DOCKER_HUB and "/" not in repository:
+        repository = f"library/{repository}"
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{text!r} has no valid host: {FORMS}")
+    if not _REPOSITORY.fullmatch(repository):
+        raise ValueError(f"{text!r} has no valid repository (lower-case letters, digits, '.', '_', '-', '/'): {FORMS}")
+    return RegistryImage(host.lower(), repository, tag or (None if digest else "latest"), digest or None)
+
+
+def _layout_image(kind: Literal["oci", "oci-archive"], text: str) -> LayoutImage:
+    rest = text.removeprefix(f"{kind}:")
+    above, slash, last = rest.rpartition("/")
+    last, colon, tag = last.partition(":")
+    path = f"{above}{slash}{last}"
+    if not path or rest.startswith("//"):
+        raise ValueError(f"{text!r} names no path: write {kind}:/PATH or {kind}:/PATH:TAG")
+    if colon and not tag:
+        raise ValueError(f"{text!r} ends with a colon: add a tag, or leave out the colon")
+    return LayoutImage(kind, os.path.normpath(path), tag or None)
+
+
+def _path_kind(path: str) -> PathKind:
+    name = os.path.basename(os.path.normpath(path))
+    if name.endswith(".sif"):
+        return "sif"
+    if name.endswith((".squashfs", ".sqfs")):
+        return "squashfs"
+    if name.endswith(".def"):
+        return "def"
+    if name == "Dockerfile" or name.startswith("Dockerfile.") or name.endswith(".Dockerfile"):
+        return "dockerfile"
+    return "folder"
+
+
+def absolute_image(text: str, base: str) -> str:
+    """Return the normal form of a name, with its path below the folder `base` unless the path is absolute. Return a
+    name that cannot be parsed as it is."""
+    try:
+        reference = parse_image(text)
+    except ValueError:
+        return text
+    match reference:
+        case RegistryImage():
+            return reference.text
+        case LayoutImage(kind, path, tag):
+            return LayoutImage(kind, os.path.normpath(os.path.join(base, path)), tag).text
+        case PathImage(path, kind):
+            return PathImage(os.path.normpath(os.path.join(base, path)), kind).text
+
+
+def _check(text: str) -> str:
+    reference = parse_image(text)
+    if not isinstance(reference, RegistryImage) and not os.path.isabs(reference.path):
+        raise ValueError(
+            "write an absolute path on the allocation's node (a YAML file may use a path relative to the file)"
+        )
+    return reference.text
+
+
+ImageName = Annotated[str, AfterValidator(_check)]
+"""The name of an image in normal form; a path is absolute."""

@@ -1,0 +1,56 @@
+"""Configuration of an image, and the interface of the places that images come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """The part of an OCI image's configuration that a sandbox needs, as the image has it."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    user: str | None = None
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        return cls(**{**data, "entrypoint": tuple(data["entrypoint"]), "cmd": tuple(data["cmd"])})
+
+
+@dataclass(frozen=True)
+class FillRoom:
+    """Limits of one filling of the cache."""
+
+    limit_bytes: int
+    """Bytes that the root may take on disk."""
+    lock_fd: int
+    """Descriptor of the lock of this image. A child process that writes into the cache inherits it, so that no other
+    process fills the same folder while the child lives."""
+
+
+class ImageSource(Protocol):
+    """A place from which one image comes."""
+
+    @property
+    def name(self) -> str:
+        """Normal form of the image's name, for errors."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether the shared tier keeps a copy. False for files that lie on a shared file system anyway."""
+
+    async def key(self) -> str:
+        """Return `sha256:` and 64 hexadecimal digits that stand for the content that `fill` gives on this machine.
+        Raises ImageUnavailable."""
+
+    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
+        """Make `root` in `folder`, which is empty. The account of the sandboxes owns the files. Raises ImageUnavailable."""
