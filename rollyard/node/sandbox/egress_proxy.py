@@ -5,7 +5,8 @@ each connection comes from this sandbox. `CONNECT` opens a tunnel, for HTTPS. A 
 request a connection.
 
 The proxy resolves names itself and connects to the address that it has checked. So a name whose address changes between
-the check and the connection gains nothing.
+the check and the connection gains nothing. Nodes of many sites reach the internet only through a proxy of the site, which
+their environment names (`https_proxy`). There the site's proxy resolves the names and decides where they may lead.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ import asyncio
 import contextlib
 import logging
 import socket
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from urllib.parse import urlsplit
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
 
 from rollyard.core.aio import running
 from rollyard.kinds.values.host_pattern import Address, HostPattern, address_of
@@ -100,14 +104,22 @@ class EgressProxy:
             host, port = "", 0
         if not host or not port or (not tunnel and parts.scheme != "http"):
             raise _Refused("400 Bad Request", "the proxy takes `CONNECT host:port` and `GET http://host/path`")
-        their_reader, their_writer = await self._connect(host, port)
+        site = _SiteProxy.of_environment(tunnel, host)
+        their_reader, their_writer = await self._connect(host, port, site)
         try:
             if tunnel:
+                if site is not None:
+                    await site.open_tunnel(their_reader, their_writer, target)
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
-                path = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
-                line = b"%s %s HTTP/1.1\r\nHost: %s\r\n" % (method, path.encode(), parts.netloc.encode())
+                seen = (
+                    parts._replace(fragment="")
+                    if site is not None
+                    else parts._replace(scheme="", netloc="", fragment="")
+                )
+                line = f"{method.decode()} {seen.geturl() or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n".encode()
                 kept = [h for h in headers if h.split(b":", 1)[0].strip().lower() not in _OWN_HEADERS]
+                kept += site.headers if site is not None else []
                 their_writer.write(line + b"\r\n".join([*kept, b"Connection: close", b"", b""]))
             async with running(_copy(reader, their_writer)) as up, running(_copy(their_reader, writer)) as down:
                 await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +128,10 @@ class EgressProxy:
         finally:
             their_writer.close()
 
-    async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(
+        self, host: str, port: int, site: _SiteProxy | None
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to an allowed host, or to the site's proxy, which then connects to this host."""
         pattern = next((p for p in self._allowed if p.matches(host, port)), None)
         if pattern is None:
             self._log_refusal(f"{host}:{port}")
@@ -124,6 +139,8 @@ class EgressProxy:
         failure = "its name has no address"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
+                if site is not None:
+                    return await asyncio.open_connection(site.host, site.port, limit=_CHUNK)
                 for address in await _addresses(host, port):
                     if not pattern.may_be_at(address):
                         failure = f"its address {address} is one that sandbox.allowedHosts must name itself"
@@ -134,6 +151,8 @@ class EgressProxy:
                         failure = error.strerror or str(error)
         except TimeoutError:
             failure = f"no connection within {CONNECT_SECONDS:g} s"
+        except OSError as error:
+            failure = f"the site's proxy {site} does not answer: {error.strerror or error}"
         raise _Refused("502 Bad Gateway", f"{host}:{port} cannot be reached: {failure}")
 
     def _log_refusal(self, where: str) -> None:
@@ -141,6 +160,44 @@ class EgressProxy:
         if where not in self._refused_hosts and len(self._refused_hosts) < 100:
             self._refused_hosts.add(where)
             log.info("a sandbox asked for %r, which its pool does not allow", where[:300])
+
+
+@dataclass(frozen=True)
+class _SiteProxy:
+    """The proxy through which this node reaches other hosts."""
+
+    host: str
+    port: int
+    headers: list[bytes]
+    """The proxy's password, as a header."""
+
+    @classmethod
+    def of_environment(cls, tunnel: bool, host: str) -> _SiteProxy | None:
+        """Return the proxy that `https_proxy` (for a tunnel) or `http_proxy` names, or None if there is none for `host`."""
+        url = getproxies_environment().get("https" if tunnel else "http")
+        if not url or proxy_bypass(host):
+            return None
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if not parts.hostname:
+            return None
+        headers = []
+        if parts.username is not None:
+            password = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            headers = [b"Proxy-Authorization: Basic " + b64encode(password.encode())]
+        return cls(parts.hostname, parts.port or 80, headers)
+
+    async def open_tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: str) -> None:
+        writer.write(b"\r\n".join([f"CONNECT {target} HTTP/1.1\r\nHost: {target}".encode(), *self.headers, b"", b""]))
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                answer = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")[0].decode(errors="replace")
+        except (TimeoutError, EOFError, asyncio.LimitOverrunError):
+            answer = "no answer"
+        if answer.split(" ")[1:2] != ["200"]:
+            raise _Refused("502 Bad Gateway", f"{target} cannot be reached: the site's proxy {self} says {answer!r}")
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 async def _addresses(host: str, port: int) -> Iterator[Address]:

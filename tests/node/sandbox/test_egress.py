@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -33,6 +35,16 @@ if " 200 " in answer:
     print(len(got), got[:4])
 """
 FETCH = "import urllib.request; print(urllib.request.urlopen({url!r}, timeout=20).read().decode())"
+
+SITE_PROXY = """
+import asyncio, socket, sys
+from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.node.sandbox.egress_proxy import EgressProxy
+async def main():
+    await EgressProxy([HostPattern.parse(host) for host in sys.argv[2:]]).start(socket.socket(fileno=int(sys.argv[1])))
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
 
 
 class _Site(http.server.BaseHTTPRequestHandler):
@@ -112,6 +124,33 @@ async def test_allowed_hosts_are_reached_and_no_others(sandboxes: SandboxFactory
             assert "ConnectionRefusedError" in await printed(sandbox, direct)
             shown = await sandbox.bash("echo $https_proxy; cat /proc/net/dev | wc -l", 10)
             assert shown.output == "http://127.0.0.1:3128\n3\n"
+
+
+async def test_a_node_behind_a_proxy_of_its_site(sandboxes: SandboxFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the site's proxy connects to the hosts. Here it is a proxy of the same class in a process of its own, which
+    allows two of the three hosts."""
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with site() as port, socket.create_server(("127.0.0.1", 0)) as listener:
+        async with echo() as far:
+            allowed = [f"127.0.0.1:{port}", f"127.0.0.1:{far}"]
+            site_proxy = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", SITE_PROXY, str(listener.fileno()), *allowed, pass_fds=[listener.fileno()]
+            )
+            for name in ("http_proxy", "https_proxy"):
+                monkeypatch.setenv(name, f"http://user:word@127.0.0.1:{listener.getsockname()[1]}")
+            async with await sandboxes.start(with_hosts(*allowed, "unknown.example")) as sandbox:
+                through_proxy = "import os; os.environ['no_proxy'] = os.environ['NO_PROXY'] = ''\n"
+                seen = await printed(sandbox, through_proxy + FETCH.format(url=f"http://127.0.0.1:{port}/x"))
+                assert seen.startswith(f"/x for 127.0.0.1:{port}")
+                tunnel = await printed(sandbox, CONNECT.format(where=f"127.0.0.1:{far}"))
+                assert tunnel == "HTTP/1.1 200 Connection established\n400000 b'ping'\n"
+                assert (
+                    await printed(sandbox, CONNECT.format(where="unknown.example:443")) == "HTTP/1.1 502 Bad Gateway\n"
+                )
+                assert await printed(sandbox, CONNECT.format(where="other.example:443")) == "HTTP/1.1 403 Forbidden\n"
+            site_proxy.kill()
+            await site_proxy.wait()
 
 
 async def test_connections_beyond_the_bound_are_closed_and_others_go_on(sandboxes: SandboxFactory) -> None:
