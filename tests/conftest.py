@@ -39,6 +39,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # none.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "support/no_ca.pem")
 
+# vLLM keeps what it knows of models' classes, and Apptainer its settings, elsewhere than in the user's home folder.
+_CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+os.environ.setdefault("VLLM_CACHE_ROOT", str(_CACHE / "vllm"))
+os.environ.setdefault("APPTAINER_CONFIGDIR", str(_CACHE / "apptainer-settings"))
+
 # On a busy machine an example of a millisecond may take a second.
 hypothesis.settings.register_profile("busy", deadline=None)
 hypothesis.settings.load_profile("busy")

@@ -111,7 +111,7 @@ class Training:
             )
             if mode == "Pause":
                 self.paused.add(version)
-            async with self.client.weights("policy", mode=mode) as weights:
+            async with self.client.weights("policy", folder=self.folder / "pushed", mode=mode) as weights:
                 await weights.push(self.weights[version], version)
             self.updated += 1
 

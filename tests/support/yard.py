@@ -62,9 +62,6 @@ class Yard:
         """Start the server and wait until it serves, or, with a failpoint, until it has started."""
         env = {**os.environ, **(self.cluster.env if self.cluster else {}), **self.env, "HOME": str(self.folder)}
         env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
-        env.setdefault(
-            "VLLM_CACHE_ROOT", str(Path(env["ROLLYARD_CACHE"]) / "vllm")
-        )  # vLLM's cache of model architectures
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
         command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]

@@ -24,6 +24,10 @@ TRIED = "0.32"
 """The vLLM version that the tests use."""
 
 
+_LONGEST_RPC_FOLDER = 107 - len("/00000000-0000-0000-0000-000000000000")
+"""Length of a folder's path whose sockets have paths of 107 bytes, the most that Linux takes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """The vLLM to start on this node."""
@@ -95,6 +99,9 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
     if engine.max_model_len is not None:
         argv += ["--max-model-len", str(engine.max_model_len)]
     defaults = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    if len(str(uds.parent)) <= _LONGEST_RPC_FOLDER:
+        # vLLM's own sockets are in /tmp otherwise, and each vLLM leaves two or three behind.
+        defaults["VLLM_RPC_BASE_PATH"] = str(uds.parent)
     wanted = list(_PREFERRED_OPTIONS)
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)

@@ -61,7 +61,8 @@ def test_vllm_gets_every_field_of_the_spec_and_the_users_arguments_last() -> Non
     )
     routes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # behind a socket of ours
     assert made.env == {"HF_HUB_OFFLINE": "0", "VLLM_CPU_KVCACHE_SPACE": "1", **routes}
-    assert made.defaults == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    sockets = {"VLLM_RPC_BASE_PATH": "/scratch/ry-1"}
+    assert made.defaults == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **sockets}
     assert made.foreign
 
 
