@@ -123,7 +123,7 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
     scratch.mkdir()
     async with yard.client() as client:
         place = {"allocation": {"scratch": str(scratch)}}
-        await yard.apply(client, policy=place, demo=place)
+        await yard.apply(client, policy=place, demo={**place, "sandbox": {"runtime": "auto"}})
         await yard.ready(client)
         rng = random.Random(7)
         await client.put_dataset("mixed", [rng.choice([sample_math, sample_code])(rng, True) for _ in range(TASKS)])
@@ -134,8 +134,8 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
                 client, storm, yard.folder, seconds=600, updates=20, target=32, rollouts=5000, limit=3600
             )
         else:
-            storm = Storm(yard, 11, pause=(1.0, 4.0), most=len(VICTIMS))
-            training = Training(client, storm, yard.folder, seconds=15, updates=2, target=4, rollouts=0, limit=0)
+            storm = Storm(yard, 11, pause=(0.5, 2.0), most=len(VICTIMS))
+            training = Training(client, storm, yard.folder, seconds=8, updates=2, target=4, rollouts=0, limit=0)
         async with running(training.read_ends()):
             async with asyncio.timeout(training.limit + 600), storm, asyncio.TaskGroup() as trainers:
                 for trainer in (training.by_targets, training.by_stream, training.update_weights):

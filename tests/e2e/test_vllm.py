@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.slow(250)]
 
 READY_SECONDS, END_SECONDS = 400.0, 300.0
 CLOSE = 0.02
-LONG = {"temperature": 1.0, "min_tokens": 800, "max_tokens": 1000}
+LONG = {"temperature": 1.0, "min_tokens": 600, "max_tokens": 800}
 """Sampling for a turn that is still under way when the weights change."""
 MODES: tuple[Mode, ...] = ("Drain", "Pause", "Abort")
 INTERRUPTING: set[Mode] = {"Pause", "Abort"}
@@ -32,7 +32,8 @@ async def load(client: AsyncClient, yard: Yard, prefix: str) -> list[str]:
     """
     ids: list[str] = []
     while True:
-        long = await client.submit(requests(4, 0, prefix=f"{prefix}-{len(ids)}-long", sampling=LONG))
+        one_turn = {"agent": {"max_turns": 1}, "sampling": LONG}
+        long = await client.submit(requests(4, 0, prefix=f"{prefix}-{len(ids)}-long", **one_turn))
         ids += long + await client.submit(requests(4, 4, prefix=f"{prefix}-{len(ids)}"))
         if await yard.until(lambda long=long: at_work(client, long), END_SECONDS) == "at work":
             return ids
@@ -48,6 +49,7 @@ async def at_work(client: AsyncClient, long: list[str]) -> str:
     return "" if len(live) >= 2 else "ended"
 
 
+@pytest.mark.usefixtures("long_leases")
 async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_them(vllm_python: str, yard: Yard) -> None:
     async with yard.client() as client:
         # In float32, as the logprobs are compared with those of transformers.
@@ -117,7 +119,7 @@ async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_the
         assert interrupting(trajectories, modes) == INTERRUPTING, "Drain waits for a turn's end, the others do not"
         paused = {version for version, mode in modes.items() if mode == "Pause"}
         off = await asyncio.to_thread(differences, trajectories, folders, paused)
-        assert len(off) >= 10_000
+        assert len(off) >= 5_000
         assert max(off) < CLOSE
         interrupted = [t for t in trajectories if any(after in paused for _, after in crossings(t))]
         assert max(await asyncio.to_thread(differences, interrupted, folders)) > CLOSE, "Pause keeps keys and values"

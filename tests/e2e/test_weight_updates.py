@@ -38,15 +38,15 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         await yard.until(lambda: serves_something(client, 2))
         old = await current_version(client)
         folders = {old: MODEL, "v2": other_weights(MODEL, yard.folder / "v2", amount=0.02)}
-        ids = await client.submit(requests(7, 3, n=2, sampling={"temperature": 1.0}))
+        ids = await client.submit(requests(4, 2, n=2, sampling={"temperature": 1.0}))
 
         async def under_way() -> bool:
             live = [r async for r in client.rollouts() if r.id.startswith("long") and not r.status.terminal]
             if not live:  # none was submitted yet, or a busy machine looks only when they have ended
-                more = requests(6, 0, prefix=f"long-{len(ids)}", priority=1, sampling=LONG)
+                more = requests(4, 0, prefix=f"long-{len(ids)}", priority=1, sampling=LONG, agent={"max_turns": 1})
                 ids.extend(await client.submit(more))
             in_run = sum(r.stage is Stage.RUN for r in live)
-            return in_run >= 3 and (await client.counts(pool="demo"))["Completed"] >= 2
+            return in_run >= 2 and (await client.counts(pool="demo"))["Completed"] >= 2
 
         await yard.until(under_way)
         update = WeightsUpdate(version="v2", path=str(folders["v2"]), mode=mode)
@@ -107,7 +107,7 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
         await yard.until(lambda: serves_something(client, 2))
         current = (await pool_of(client)).status.weights.current
         assert current is not None
-        ids = await client.submit(requests(7, 3, n=2, sampling={"temperature": 1.0}))
+        ids = await client.submit(requests(4, 2, n=2, sampling={"temperature": 1.0}))
 
         async def under_way() -> bool:
             return (await client.counts(pool="demo"))["Completed"] >= 4

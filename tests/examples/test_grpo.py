@@ -32,9 +32,9 @@ def trained(out: Path, *options: str) -> list[dict[str, Any]]:
 def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    shape = ("--steps", "4", "--minutes", "60", "--groups", "2", "--n", "4", "--held-out", "4")
+    shape = ("--steps", "3", "--minutes", "60", "--groups", "2", "--n", "4", "--held-out", "4")
     steps = trained(tmp_path, *shape, *options)
-    assert [s["step"] for s in steps] == [0, 1, 2, 3, 4]
+    assert [s["step"] for s in steps] == [0, 1, 2, 3]
     first = set(steps[1]["versions"])
     assert len(first) == 1, "before the first push there is one version"
     for step in steps[1:]:
@@ -46,7 +46,7 @@ def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
     assert set().union(*(s["versions"] for s in steps[1:])) - first, "no step trained on tokens of pushed weights"
     assert steps[0]["held_out"] is not None
     assert steps[-1]["held_out"] is not None
-    assert (tmp_path / "weights" / "step4" / "model.safetensors").exists()
+    assert (tmp_path / "weights" / "step3" / "model.safetensors").exists()
     assert (tmp_path / "model" / "model.safetensors").exists()
     assert (tmp_path / "curve.svg").exists()
 

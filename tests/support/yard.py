@@ -158,13 +158,14 @@ class Yard:
     # act
 
     async def apply(self, client: AsyncClient, **changes: dict[str, Any]) -> None:
-        """Apply the demo's two pools; `policy` and `demo` change their specs."""
+        """Apply the demo's two pools, with bubblewrap for sandboxes; `policy` and `demo` change their specs."""
         for text in yaml.safe_load_all((ROOT / "examples" / "demo" / "pools.yaml").read_text()):
             spec = text["spec"]
             if text["kind"] == "InferencePool":
                 spec["model"]["path"] = str(MODEL)
             else:  # each parallel EVAL needs a process with an algebra system
                 spec["stages"]["eval"]["workers"] = {"min": 1, "max": 2}
+                spec["sandbox"]["runtime"] = "bubblewrap"  # starts in half of Apptainer's CPU time
             merge(spec, changes.get(text["metadata"]["name"], {}))
             text["metadata"]["namespace"] = "default"
             await client.apply(parse_object(text))

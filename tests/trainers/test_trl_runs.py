@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 import os
-import random
 import sys
 from collections import defaultdict
 from collections.abc import Collection
@@ -27,11 +26,17 @@ RUN_SECONDS = 1200.0
 COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask", "logprobs")
 
 
+DOUBTED = (
+    (25, 90), (8, 22), (11, 19), (85, 69), (34, 4), (48, 55), (58, 18), (71, 88), (72, 55), (81, 34), (95, 29), (15, 77),
+)  # fmt: skip
+"""Numbers whose product the policy finds in some rollouts, asked for in these words; most others always or never."""
+
+
 def write_tasks(folder: Path, count: int, failing: Collection[int]) -> Path:
-    """Write tasks in a wording that the policy solves now and then. One rollout of each failing task will fail."""
-    rng, lines = random.Random(5), []
+    """Write tasks that the policy solves now and then. One rollout of each failing task will fail."""
+    lines = []
     for i in range(count):
-        a, b = rng.randint(2, 99), rng.randint(2, 99)
+        a, b = DOUBTED[i % len(DOUBTED)]
         task = {"kind": "flaky", "problem": f"Please tell me the value of {a} * {b}", "answer": str(a * b)}
         marker = folder / f"fails-{i}"
         if i in failing:
@@ -132,7 +137,7 @@ async def test_the_asynchronous_trainer_gets_whole_groups_that_differ_with_their
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
-        tasks = write_tasks(yard.folder, 60, failing=range(60))  # so many that some of the first groups differ
+        tasks = write_tasks(yard.folder, 60, failing=range(60))
         ((*samples, end),) = await trained(yard, "async", tasks)
         assert end["version"] == await current_version(client) == "step4"
         groups: dict[int, list[dict[str, Any]]] = defaultdict(list)

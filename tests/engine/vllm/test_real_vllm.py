@@ -43,15 +43,19 @@ async def why(asked: InferencePoolSpec, uds: Path) -> str:
     return str(failed.value)
 
 
-async def test_what_it_cannot_serve_it_says_in_its_own_words(vllm_python: str, tmp_path: Path) -> None:
+@pytest.mark.long  # each start takes 14 s of CPU time
+async def test_a_model_that_it_cannot_serve_is_told_in_its_own_words(vllm_python: str, tmp_path: Path) -> None:
     empty = tmp_path / "model"
     empty.mkdir()
     shutil.copy(MODEL / "model.safetensors", empty)
-    small = ["--kv-cache-memory-bytes", "100000"]
-    assert (await why(spec(empty, python=vllm_python), tmp_path / "a")).startswith(
+    assert (await why(spec(empty, python=vllm_python), tmp_path / "e")).startswith(
         f"EngineFailed: exit code 1: Invalid repository ID or local directory specified: '{empty}'"
     )
-    assert (await why(spec(MODEL, python=vllm_python, extraArgs=small), tmp_path / "b")).startswith("OutOfMemory: ")
+
+
+async def test_too_little_memory_is_told_as_such(vllm_python: str, tmp_path: Path) -> None:
+    small = ["--kv-cache-memory-bytes", "100000"]
+    assert (await why(spec(MODEL, python=vllm_python, extraArgs=small), tmp_path / "e")).startswith("OutOfMemory: ")
 
 
 async def test_it_is_found_in_a_container_image(vllm_python: str, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ async def check_priorities(made: Yard) -> None:
 
     async with made.supervisor.session() as http, asyncio.TaskGroup() as group:
         for number, (name, asked, tokens) in enumerate(
-            (("running", Sampling(), 1500), ("ordinary", Sampling(), 200), ("long", sampling, 200))
+            (("running", Sampling(), 800), ("ordinary", Sampling(), 200), ("long", sampling, 200))
         ):
             for _ in range(AT_ONCE):
                 group.create_task(ask(name, asked, tokens))
