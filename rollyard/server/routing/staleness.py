@@ -7,6 +7,7 @@ at any time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from rollyard.wire.endpoint import Endpoint
 
 POLICY_ROLE = "policy"
 """Role of the model from which an agent samples."""
+_NUMBERED = re.compile(r"(.*?)(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +149,17 @@ def why_none(pool: str, least: str, served: ServedVersions) -> str:
     current = served.weights.current
     now = f"it serves {current.version}" if current is not None else "its version is not known yet"
     if served.weights.record(least) is None:
+        if current is not None and _comes_after(current.version, least):
+            return (
+                f"InferencePool {pool} has not served version {least!r}, and serves {current.version}. A skipped version "
+                f"has no place in the order: serve {least!r} after all, or ask for a later one; "
+                "`rollyard weights follow --each` skips none"
+            )
         return f"InferencePool {pool} has not served version {least!r} yet; {now}"
     return f"no endpoint of InferencePool {pool} that serves {least!r} or a later version is ready; {now}"
+
+
+def _comes_after(version: str, other: str) -> bool:
+    """Whether both names end in a number behind the same words, and that of `version` is the higher one."""
+    found, than = _NUMBERED.fullmatch(version), _NUMBERED.fullmatch(other)
+    return found is not None and than is not None and found[1] == than[1] and int(found[2]) > int(than[2])

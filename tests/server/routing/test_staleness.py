@@ -127,6 +127,18 @@ def test_what_it_waits_for_is_said() -> None:
     assert unknown == "InferencePool policy has not served version 'v9' yet; it serves v3"
 
 
+def test_what_waits_for_a_skipped_version_says_what_one_can_do() -> None:
+    now = evolve(served("v3", current="v3").weights, history=[])
+    skipped = why_waiting(record(min_weights_version="v2"), "policy", ServedVersions(now))
+    assert skipped == (
+        "InferencePool policy has not served version 'v2', and serves v3. A skipped version has no place in the order: "
+        "serve 'v2' after all, or ask for a later one; `rollyard weights follow --each` skips none"
+    )
+    for other in ("v4", "v3", "step2", "v"):
+        told = why_waiting(record(min_weights_version=other), "policy", ServedVersions(now))
+        assert told == f"InferencePool policy has not served version {other!r} yet; it serves v3"
+
+
 # step
 
 
