@@ -27,6 +27,7 @@ from rollyard.kinds.base import KindObject, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 
 ROOT = Path(__file__).resolve().parents[1]
+DEVCLUSTER = ROOT / "deploy" / "slurm" / "devcluster"
 READY_SECONDS, DELETE_SECONDS, STOP_SECONDS = 60.0, 60.0, 30.0
 VLLM_READY_SECONDS = 600.0
 ENDED = b"ended"
@@ -35,7 +36,10 @@ ENDED = b"ended"
 
 @contextmanager
 def local_server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
-    """Run a server in a folder of its own; yield its kubeconfig. Its jobs run on this cluster, or as processes."""
+    """Run a server in a folder of its own; yield its kubeconfig. Its jobs run on this cluster, or as processes.
+
+    The guard deletes the folder if this process is killed, and first ends a throwaway cluster in it.
+    """
     command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(folder / "data")]
     command += ["--cluster", "slurm" if cluster else "local"]
     # ~/.rollyard links to the newest server; the user's own link stays unchanged
@@ -52,7 +56,7 @@ def local_server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
             start_new_session=True,  # ctrl-C ends only the demo, which needs the server to delete its pools
         )
     guard = subprocess.Popen(
-        [sys.executable, "-m", "examples.local_server", str(folder), str(server.pid), *(["keep"] if cluster else [])],
+        [sys.executable, "-m", "examples.local_server", str(folder), str(server.pid)],
         stdin=subprocess.PIPE,
         env=env,
         cwd=ROOT,
@@ -71,6 +75,28 @@ def local_server(folder: Path, cluster: Mapping[str, str]) -> Iterator[Path]:
         except subprocess.TimeoutExpired:
             server.kill()
         guard.communicate(ENDED)
+
+
+@contextmanager
+def throwaway_slurm(folder: Path) -> Iterator[tuple[dict[str, str], str]]:
+    """Run a Slurm cluster in the folder of a server; yield the environment that its users need, and what it is."""
+    done = subprocess.run([sys.executable, DEVCLUSTER, "up", cluster_of(folder)], text=True, capture_output=True)
+    if done.returncode:
+        raise SystemExit(f"the throwaway cluster did not come up:\n{done.stderr}")
+    try:
+        yield {"SLURM_CONF": str(cluster_of(folder) / "slurm.conf")}, done.stderr.removeprefix("# ").partition(";")[0]
+    finally:
+        end_cluster(folder)
+
+
+def cluster_of(folder: Path) -> Path:
+    """Return the folder of the throwaway cluster."""
+    return folder / "slurm"
+
+
+def end_cluster(folder: Path) -> None:
+    command = [sys.executable, DEVCLUSTER, "down", cluster_of(folder)]
+    subprocess.run(command, stderr=subprocess.PIPE, start_new_session=True)
 
 
 @contextmanager
@@ -107,9 +133,9 @@ async def end_pools(console: Console, kubeconfig: Path) -> None:
         await delete(console, client, [*models, *pools])
 
 
-def end_after_death(folder: Path, server: int, keep: bool) -> None:
+def end_after_death(folder: Path, server: int) -> None:
     """Wait until the process at the other end of stdin ends. If it ended without ENDED, such as by SIGKILL, delete the
-    server's pools, end the server, and delete the folder unless `keep` is set."""
+    server's pools, end the server and a throwaway cluster in its folder, and delete the folder."""
     if sys.stdin.buffer.read() == ENDED:
         return
     kubeconfig = folder / "data" / "admin.kubeconfig"
@@ -121,8 +147,9 @@ def end_after_death(folder: Path, server: int, keep: bool) -> None:
         signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         if not select.select([descriptor], [], [], STOP_SECONDS)[0]:
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)
+    if cluster_of(folder).exists():
+        end_cluster(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 async def until_ready(console: Console, client: AsyncClient, pools: Sequence[KindObject]) -> None:
@@ -157,4 +184,4 @@ async def delete(console: Console, client: AsyncClient, pools: Sequence[KindObje
 
 
 if __name__ == "__main__":
-    end_after_death(Path(sys.argv[1]), int(sys.argv[2]), keep="keep" in sys.argv[3:])
+    end_after_death(Path(sys.argv[1]), int(sys.argv[2]))

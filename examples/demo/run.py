@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from examples.local_server import ROOT, delete, local_server, until_ready
+from examples.local_server import ROOT, delete, local_server, throwaway_slurm, until_ready
 from examples.tiny_policy.families import sample_code, sample_math
 from rollyard.cli.manifests import read_manifests
 from rollyard.cli.rollouts import transcript
@@ -32,7 +32,6 @@ from rollyard.kinds.rollout import RolloutRequest, Task, Trajectory
 
 POOLS = ROOT / "examples" / "demo" / "pools.yaml"
 VLLM_POLICY = ROOT / "examples" / "demo" / "policy-vllm.yaml"
-DEVCLUSTER = ROOT / "deploy" / "slurm" / "devcluster"
 OUTPUT = ROOT / "demo-output"
 TASKS_PER_KIND, GROUP = 8, 4
 STAGES = ("queued", "INIT", "RUN", "EVAL")
@@ -58,7 +57,7 @@ def main() -> int:
     console = Console()
     with tempfile.TemporaryDirectory(prefix="rollyard-demo-") as name, ExitStack() as stack:
         folder = Path(name)
-        cluster = stack.enter_context(_slurm(console, folder / "slurm")) if given.slurm else {}
+        cluster = stack.enter_context(_cluster(console, folder, given.slurm))
         kubeconfig = stack.enter_context(local_server(folder, cluster))
         try:
             return asyncio.run(_demo(console, kubeconfig, seed, cluster, _pools(given.engine)))
@@ -81,16 +80,14 @@ def _pools(engine: str) -> list[KindObject]:
 
 
 @contextmanager
-def _slurm(console: Console, folder: Path) -> Iterator[dict[str, str]]:
-    """Run a throwaway Slurm; yield the environment that its users need."""
-    done = subprocess.run([sys.executable, DEVCLUSTER, "up", folder], text=True, capture_output=True)
-    if done.returncode:
-        raise SystemExit(f"the throwaway cluster did not come up:\n{done.stderr}")
-    try:
-        console.print(f"a throwaway Slurm cluster: {done.stderr.removeprefix('# ').partition(';')[0]}", highlight=False)
-        yield {"SLURM_CONF": str(folder / "slurm.conf")}
-    finally:
-        subprocess.run([sys.executable, DEVCLUSTER, "down", folder], stderr=subprocess.PIPE, start_new_session=True)
+def _cluster(console: Console, folder: Path, slurm: bool) -> Iterator[dict[str, str]]:
+    """Run a throwaway Slurm if it is asked for; yield the environment that its users need."""
+    if not slurm:
+        yield {}
+        return
+    with throwaway_slurm(folder) as (environment, what):
+        console.print(f"a throwaway Slurm cluster: {what}", highlight=False)
+        yield environment
 
 
 async def _demo(

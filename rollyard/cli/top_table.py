@@ -141,16 +141,16 @@ def _endpoint(endpoint: EndpointStatus, pool: InferencePoolTop) -> list[str]:
     return [f"  {name}", ready, str(endpoint.sessions), *_metric_cells(endpoint), version, endpoint.reason]
 
 
-def _metric_cells(figures: EndpointMetrics) -> list[str]:
+def _metric_cells(metrics: EndpointMetrics) -> list[str]:
     return [
-        UNKNOWN if figures.running is None else str(figures.running),
-        UNKNOWN if figures.waiting is None else str(figures.waiting),
-        _percent(figures.kv_usage),
-        _number(figures.tokens_per_second),
-        _number(figures.prompt_tokens_per_second),
-        _percent(figures.prefix_hit_rate),
-        _duration(figures.first_token_seconds),
-        _number(figures.preemptions_per_second),
+        UNKNOWN if metrics.running is None else str(metrics.running),
+        UNKNOWN if metrics.waiting is None else str(metrics.waiting),
+        _percent(metrics.kv_usage),
+        _number(metrics.tokens_per_second),
+        _number(metrics.prompt_tokens_per_second),
+        _percent(metrics.prefix_hit_rate),
+        _duration(metrics.first_token_seconds),
+        _number(metrics.preemptions_per_second),
     ]
 
 

@@ -6,17 +6,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from deploy.slurm.throwaway.machine import missing
+from deploy.slurm.throwaway.options import Options
 from tests.support.until import until
 from tests.support.yard import ROOT
 
 TRAINER = """
 import asyncio, sys
 from pathlib import Path
-from examples.local_server import local_server
+from contextlib import nullcontext
+from examples.local_server import local_server, throwaway_slurm
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectMeta
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
@@ -27,7 +31,9 @@ async def start(kubeconfig):
     async with AsyncClient(kubeconfig=kubeconfig) as client:
         await client.apply(RolloutPool(metadata=ObjectMeta(name="sleeps"), spec=spec))
 
-with local_server(Path(sys.argv[1]), {}) as kubeconfig:
+folder = Path(sys.argv[1])
+with throwaway_slurm(folder) if "slurm" in sys.argv else nullcontext(({}, "")) as (cluster, _), \
+        local_server(folder, cluster) as kubeconfig:
     asyncio.run(start(kubeconfig))
     sys.stdin.read()
 """
@@ -48,10 +54,12 @@ def processes_of(folder: Path) -> list[int]:
     return found
 
 
-async def test_the_server_and_its_jobs_end_after_the_sigkill_of_their_trainer(tmp_path: Path) -> None:
-    folder, runs = tmp_path / "server", tmp_path / "runs"
-    folder.mkdir()
-    command = [sys.executable, "-c", TRAINER, str(folder), str(runs)]
+@pytest.mark.parametrize("on", ["processes", "slurm"])
+async def test_the_server_and_its_jobs_end_after_the_sigkill_of_their_trainer(tmp_path: Path, on: str) -> None:
+    if on == "slurm" and (lacking := missing(Options())):
+        pytest.skip(f"no {', '.join(lacking)}; deploy/slurm/install.sh installs Slurm")
+    folder, runs = Path(tempfile.mkdtemp(prefix="rollyard-test-")), tmp_path / "runs"  # short, for Slurm's sockets
+    command = [sys.executable, "-c", TRAINER, str(folder), str(runs), on]
     with subprocess.Popen(command, stdin=subprocess.PIPE, cwd=ROOT) as trainer:
         await until(lambda: runs.exists() or trainer.poll() is not None)
         assert trainer.poll() is None
