@@ -26,6 +26,8 @@ from rollyard.node.memory_guard.process_memory import ProcessMemory
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks at the machine's shared memory."""
+SECOND_LOOK_SECONDS = 3.0
+"""Seconds after which a sandbox without a sandbox agent is looked at again. Meanwhile a sandbox that is ending has ended."""
 UNEXPLAINED = 64 << 20
 """Growth of the machine's shared memory after which every sandbox is measured. A memory file that no process has mapped
 shows nowhere else without a look at each open file."""
@@ -54,6 +56,8 @@ class Guard:
     def __init__(self, node_agent: socket.socket) -> None:
         self._node_agent = node_agent
         self._watched: dict[str, Watched] = {}
+        self._unseen: dict[str, tuple[float, Mapping[str, Any]]] = {}
+        """Sandbox whose sandbox agent was not seen -> time of the second look, and the message."""
         self._shared = process_memory.host_shared_bytes()
         self._look_at = 0.0
 
@@ -66,28 +70,36 @@ class Guard:
                 for message in messages.received(self._node_agent):
                     self._take(message)
                 self._look_at_shared_memory()
+                for due, unseen in list(self._unseen.values()):
+                    if due <= time.monotonic():
+                        self._take(unseen)
                 for sandbox, watched in list(self._watched.items()):
                     if watched.due <= time.monotonic():
                         self._check(sandbox, watched)
 
     def _take(self, message: Mapping[str, Any]) -> None:
         if "forget" in message:
-            self._drop(message["forget"])
-        elif (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
+            return self._drop(message["forget"])
+        sandbox = message["watch"]
+        looked_before = self._unseen.pop(sandbox, None) is not None
+        if (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
             with suppress(ProcessLookupError):
-                self._watched[message["watch"]] = Watched(agent, os.pidfd_open(agent), message["limit"])
-        elif os.path.exists(f"/proc/{message['launcher']}"):  # else the sandbox has ended already
-            sys.stderr.write(f"the memory of sandbox {message['watch']} is not limited: its processes are not seen\n")
+                self._watched[sandbox] = Watched(agent, os.pidfd_open(agent), message["limit"])
+        elif not looked_before:
+            self._unseen[sandbox] = time.monotonic() + SECOND_LOOK_SECONDS, message
+        elif os.path.exists(f"/proc/{message['launcher']}"):  # else the sandbox has ended
+            sys.stderr.write(f"the memory of sandbox {sandbox} is not limited: its processes are not seen\n")
 
     def _drop(self, sandbox: str) -> None:
+        self._unseen.pop(sandbox, None)
         if (watched := self._watched.pop(sandbox, None)) is not None:
             os.close(watched.handle)
 
     def _seconds_to_wait(self) -> float | None:
-        if not self._watched:
-            return None
-        due = min(self._look_at, *(watched.due for watched in self._watched.values()))
-        return max(0.0, due - time.monotonic())
+        due = [second_look for second_look, _ in self._unseen.values()]
+        if self._watched:
+            due += [self._look_at, *(watched.due for watched in self._watched.values())]
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _look_at_shared_memory(self) -> None:
         if time.monotonic() < self._look_at:
