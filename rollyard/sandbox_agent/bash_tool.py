@@ -16,24 +16,20 @@ How a command is passed to bash, how its end is detected, and which trap each ch
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
-import secrets
-import shlex
-import shutil
-import signal
 import termios
 import time
-from dataclasses import dataclass
 
-import ptyprocess
-
-from rollyard.sandbox_agent.child_processes import ChildProcesses, kill_family
+from rollyard.sandbox_agent.child_processes import SIGINT, SIGKILL, SIGSTOP, ChildProcesses, kill_family
 from rollyard.sandbox_agent.output_capture import OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
-from rollyard.sandbox_agent.settings import Settings
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rollyard.sandbox_agent.settings import Settings
 
 START_SECONDS = 10.0
 INTERRUPT_SECONDS = 1.0
@@ -48,14 +44,16 @@ are kept back."""
 _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
-@dataclass(frozen=True)
 class CommandFinished:
     """The result of one command. `exit_code` is None if the command did not end by itself."""
 
-    output: bytes
-    exit_code: int | None = None
-    timed_out: bool = False
-    restarted: bool = False
+    def __init__(
+        self, output: bytes, exit_code: int | None = None, timed_out: bool = False, restarted: bool = False
+    ) -> None:
+        self.output = output
+        self.exit_code = exit_code
+        self.timed_out = timed_out
+        self.restarted = restarted
 
 
 class ShellEnded(Exception):
@@ -115,7 +113,7 @@ class BashTool:
         """End the running command, and keep bash. Raises ShellEnded if bash ends, or if the command does not end."""
         assert self._terminal is not None
         self._terminal.forget_command()
-        for signal_number, seconds in ((signal.SIGINT, INTERRUPT_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+        for signal_number, seconds in ((SIGINT, INTERRUPT_SECONDS), (SIGKILL, KILL_SECONDS)):
             deadline = time.monotonic() + seconds
             while time.monotonic() < deadline:
                 # The signal is repeated, because a script may start another command after the stopped one.
@@ -132,25 +130,41 @@ class BashTool:
 
     def _argv(self) -> list[str]:
         options = ["--norc", "--noprofile", "--noediting", "-i"]
-        bash = shutil.which("bash", path=self._settings.env["PATH"])
+        places = (f"{folder}/bash" for folder in self._settings.env["PATH"].split(":"))
+        bash = next((path for path in places if os.access(path, os.X_OK) and not os.path.isdir(path)), None)
         if bash is None and os.path.exists(_OWN_BASH):
             return [*own_program(_OWN_BASH), *options]
         return [bash or "bash", *options]
 
 
-def _new_prompt() -> tuple[str, re.Pattern[bytes]]:
-    """Return a PROMPT_COMMAND that prints a new sentinel, and the pattern of this sentinel."""
-    nonce = secrets.token_hex(8)
+def _new_prompt() -> tuple[str, bytes]:
+    """Return a PROMPT_COMMAND that prints a new sentinel, and the beginning of this sentinel. After it come the exit
+    status and the byte 0x1e."""
+    nonce = os.urandom(8).hex()
     command = f"{{ printf '\\036{nonce} %d\\036' $?; }} >/dev/tty 2>/dev/null"
-    return command, re.compile(rb"\x1e" + nonce.encode() + rb" (\d+)\x1e")
+    return command, b"\x1e" + nonce.encode() + b" "
 
 
-def _no_translation() -> None:
-    """Turn off the translation of line ends. Must run before bash starts: after a job is killed, bash restores the
-    terminal modes from the time when bash started."""
-    mode = termios.tcgetattr(0)
-    mode[1] &= ~termios.OPOST
-    termios.tcsetattr(0, termios.TCSANOW, mode)
+def _fork_bash(terminal: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> int:
+    """Start bash on the terminal; return its process id."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_bash(terminal, argv, cwd, env)
+        except OSError as error:
+            os.write(2, f"{argv[0]}: {error.strerror}".encode())
+        finally:
+            os._exit(127)
+    return pid
+
+
+def _become_bash(terminal: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> None:
+    """Run bash on the terminal, in this process, which is a fork of the sandbox agent."""
+    os.login_tty(terminal)
+    os.closerange(3, _SCRIPT_FD)
+    os.closerange(_SCRIPT_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    os.chdir(cwd)
+    os.execve(argv[0], argv, env)
 
 
 class _Terminal:
@@ -165,27 +179,28 @@ class _Terminal:
             os.close(script)
         env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": prompt}
         cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
-        self._child = children.start(lambda: self._spawn(argv, cwd, env))
-        self.fd: int = self._process.fd
-        settings.confine(self._child.pid)
-        self._mode = termios.tcgetattr(self.fd)  # kept to undo a command's changes to the terminal
+        self.fd, terminal = os.openpty()
+        # The mode is set before bash starts: after a job is killed, bash restores the mode from the time of its start.
+        self._mode = termios.tcgetattr(terminal)  # kept to undo a command's changes to the terminal
         self._mode[1] &= ~termios.OPOST
+        self._mode[3] &= ~termios.ECHO
+        termios.tcsetattr(terminal, termios.TCSANOW, self._mode)
+        termios.tcsetwinsize(terminal, (50, 160))
+        self._child = children.start(lambda: _fork_bash(terminal, argv, cwd, env))
+        os.close(terminal)
+        settings.confine(self._child.pid)
         self._get_ready()
-
-    def _spawn(self, argv: list[str], cwd: str, env: dict[str, str]) -> int:
-        self._process = ptyprocess.PtyProcess.spawn(
-            argv, cwd=cwd, env=env, echo=False, dimensions=(50, 160), pass_fds=(_SCRIPT_FD,), preexec_fn=_no_translation
-        )
-        return int(self._process.pid)
 
     def _get_ready(self) -> None:
         output = OutputCapture()
         deadline = time.monotonic() + START_SECONDS
-        with contextlib.suppress(ShellEnded):
+        try:
             if self.until_prompt(output, deadline, None) is not None:
                 self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset HISTFILE; BASH_ARGV0=bash")
                 if self.until_prompt(output, deadline, None) is not None:
                     return
+        except ShellEnded:
+            pass
         self.end()
         raise RuntimeError(f"bash did not start; it said: {output.pop().decode(errors='replace')!r}")
 
@@ -203,16 +218,19 @@ class _Terminal:
         deadline = time.monotonic() + RESYNC_SECONDS
         while time.monotonic() < deadline:
             prompt, self._sentinel = _new_prompt()
-            self._type_line(f" PROMPT_COMMAND={shlex.quote(prompt)}\n".encode())
+            quoted = prompt.replace("'", "'\\''")
+            self._type_line(f" PROMPT_COMMAND='{quoted}'\n".encode())
             # Repeated, because bash drops a line that it reads while a signal is pending.
             if self.until_prompt(OutputCapture(), min(deadline, time.monotonic() + 0.25), None) is not None:
                 return
         raise ShellEnded
 
     def _type_line(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):
+        try:
             termios.tcsetattr(self.fd, termios.TCSANOW, self._mode)
             os.write(self.fd, line)
+        except OSError:
+            pass
 
     def until_prompt(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> int | None:
         """Feed `capture` until the next prompt; return the exit status, or None at the deadline or after `wake`.
@@ -249,10 +267,12 @@ class _Terminal:
 
     def _feed(self, chunk: bytes, capture: OutputCapture) -> int | None:
         pending = self._pending + chunk
-        if found := self._sentinel.search(pending):
-            capture.feed(pending[: found.start()])
-            self._pending = pending[found.end() :]
-            return int(found[1])
+        begin = pending.find(self._sentinel)
+        end = pending.find(b"\x1e", begin + 1) if begin >= 0 else -1
+        if end >= 0:
+            capture.feed(pending[:begin])
+            self._pending = pending[end + 1 :]
+            return int(pending[begin + len(self._sentinel) : end])
         start = pending.find(b"\x1e", max(0, len(pending) - _SENTINEL_ROOM))
         cut = len(pending) if start < 0 else start
         capture.feed(pending[:cut])
@@ -261,10 +281,12 @@ class _Terminal:
 
     def signal_foreground(self, signal_number: int) -> None:
         """Signal the command in the foreground. Bash itself gets only SIGINT."""
-        with contextlib.suppress(OSError):
+        try:
             group = os.tcgetpgrp(self.fd)
-            if group > 0 and (group != self._child.pid or signal_number == signal.SIGINT):
+            if group > 0 and (group != self._child.pid or signal_number == SIGINT):
                 os.killpg(group, signal_number)
+        except OSError:
+            pass
 
     def end(self) -> int | None:
         """Kill all remaining processes of bash's session; return bash's exit code, or None if bash had not ended
@@ -273,11 +295,10 @@ class _Terminal:
         status = self._child.status
         # Stop the processes before killing them: a running fork bomb starts processes faster than they are killed.
         deadline = time.monotonic() + KILL_SECONDS
-        while kill_family(self._child.pid, signal.SIGSTOP) and time.monotonic() < deadline:
-            kill_family(self._child.pid, signal.SIGKILL)
+        while kill_family(self._child.pid, SIGSTOP) and time.monotonic() < deadline:
+            kill_family(self._child.pid, SIGKILL)
         self._wait(KILL_SECONDS)
-        self._process.fileobj.close()
-        self._process.closed = True  # otherwise its destructor waits for bash; only `ChildProcesses` may wait
+        os.close(self.fd)
         self._child.close()
         return status
 

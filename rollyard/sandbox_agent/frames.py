@@ -6,13 +6,17 @@ The output of a tool, and a file that is read or written whole, are sent as a bo
 
 from __future__ import annotations
 
-import json
-import socket
+import _thread
 import struct
-import threading
-from typing import Any
 
-Header = dict[str, Any]
+from rollyard.sandbox_agent import light_json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from _socket import socket
+    from typing import Any, TypeAlias
+
+Header: TypeAlias = "dict[str, Any]"
 PROTOCOL = 2
 """Version in the hello message. Increase the version if an old peer could misread new frames."""
 
@@ -22,15 +26,15 @@ LENGTHS = struct.Struct("!II")
 class Stream:
     """One end of a socket. Any thread may call `send`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket) -> None:
         self._sock = sock
-        self._sending = threading.Lock()
+        self._sending = _thread.allocate_lock()
 
     def fileno(self) -> int:
         return self._sock.fileno()
 
     def send(self, header: Header, body: bytes = b"") -> None:
-        head = json.dumps(header, separators=(",", ":")).encode()
+        head = light_json.encode(header)
         with self._sending:
             self._sock.sendall(LENGTHS.pack(len(head), len(body)) + head + body)
 
@@ -44,7 +48,7 @@ class Stream:
         body = self._exactly(body_length) if head is not None else None
         if head is None or body is None:
             return None
-        header: Header = json.loads(head)
+        header: Header = light_json.decode(head)
         return header, body
 
     def close(self) -> None:

@@ -7,27 +7,33 @@ So programs in the sandbox reach the owner at 127.0.0.1, and reach nothing else.
 
 from __future__ import annotations
 
-import socket
+import os
+import struct
+from _socket import AF_INET, CMSG_LEN, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket
 
 BACKLOG = 1024
 
 
-def receive_gate(stdin: socket.socket) -> socket.socket:
+def receive_gate(stdin: socket) -> socket:
     """Receive the gate: the Unix socket through which listening sockets are passed to the owner. The owner sends the
     gate together with the first byte on standard input."""
-    _, fds, _, _ = socket.recv_fds(stdin, 1, 1)
-    if not fds:
+    room = struct.calcsize("i")
+    _, ancillary, _, _ = stdin.recvmsg(1, CMSG_LEN(room))
+    if not ancillary:
         raise EOFError("the owner was gone before it began")
-    gate = socket.socket(fileno=fds[0])
-    gate.set_inheritable(False)
-    return gate
+    (fd,) = struct.unpack("i", ancillary[0][2][:room])
+    os.set_inheritable(fd, False)
+    return socket(fileno=fd)
 
 
-def listen(gate: socket.socket, port: int) -> int:
+def listen(gate: socket, port: int) -> int:
     """Listen on a port of 127.0.0.1, pass the socket to the owner, and return the port. `port` 0: any free port."""
-    with socket.socket() as listener:
+    listener = socket(AF_INET, SOCK_STREAM)
+    try:
         listener.bind(("127.0.0.1", port))
         listener.listen(BACKLOG)
-        socket.send_fds(gate, [b"L"], [listener.fileno()])
+        gate.sendmsg([b"L"], [(SOL_SOCKET, SCM_RIGHTS, struct.pack("i", listener.fileno()))])
         bound: int = listener.getsockname()[1]
         return bound
+    finally:
+        listener.close()

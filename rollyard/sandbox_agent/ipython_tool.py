@@ -5,21 +5,22 @@ The kernel is a separate process, so that `os._exit`, a crash, or a cell that ig
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import signal
-import socket
 import sys
 import time
-from dataclasses import dataclass
+from _socket import socketpair
 
-from rollyard.sandbox_agent.child_processes import ChildProcesses, kill_family
-from rollyard.sandbox_agent.frames import Header, Stream
+from rollyard.sandbox_agent.child_processes import SIGINT, SIGKILL, SIGSTOP, ChildProcesses, kill_family
+from rollyard.sandbox_agent.frames import Stream
 from rollyard.sandbox_agent.output_capture import LIMIT, OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
-from rollyard.sandbox_agent.settings import Settings
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rollyard.sandbox_agent.frames import Header
+    from rollyard.sandbox_agent.settings import Settings
 
 START_SECONDS = 60.0
 INTERRUPT_SECONDS = 2.0
@@ -28,15 +29,15 @@ _KERNEL_FD = 3
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True)
 class CellFinished:
     """The result of one cell. `output`: what the cell printed, in bounded length, then the cell's value or
     traceback."""
 
-    output: bytes
-    error: bool = False
-    timed_out: bool = False
-    restarted: bool = False
+    def __init__(self, output: bytes, error: bool, timed_out: bool, restarted: bool) -> None:
+        self.output = output
+        self.error = error
+        self.timed_out = timed_out
+        self.restarted = restarted
 
 
 class KernelUnusable(Exception):
@@ -144,7 +145,7 @@ class _Kernel:
     """The kernel process, with its socket and the pipe to which it prints."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
-        ours, its = socket.socketpair()
+        ours, its = socketpair()
         self.printed, printing = os.pipe()
         os.set_blocking(self.printed, False)
         self._numbers = itertools.count(1)
@@ -158,17 +159,19 @@ class _Kernel:
         ]
         argv = [*own_program(sys.executable), "-I", "-u", "-m", "rollyard.sandbox_agent.ipython_kernel", cwd]
         env = dict(settings.env)
-        with its:
-            self._child = children.start(lambda: os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True))
+        self._child = children.start(lambda: os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True))
+        its.close()
         os.close(printing)
         settings.confine(self._child.pid)
         self._get_ready()
 
     def _get_ready(self) -> None:
         output = OutputCapture()
-        with contextlib.suppress(KernelUnusable):
+        try:
             if self._await_message(output, time.monotonic() + START_SECONDS, None):
                 return
+        except KernelUnusable:
+            pass
         self.end(output)
         raise RuntimeError(f"IPython did not start; it said: {output.pop().decode(errors='replace')[-2000:]!r}")
 
@@ -182,8 +185,10 @@ class _Kernel:
             "allow_stdin": False,
             "stop_on_error": True,
         }
-        with contextlib.suppress(ConnectionError):
+        try:
             self._stream.send({"header": header, "parent_header": {}, "metadata": {}, "content": content})
+        except ConnectionError:
+            pass  # the next wait for a message finds that the kernel has ended
 
     def until_reply(self, cell: _Cell, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> bool:
         """Read messages and output until the cell has ended; return False at the deadline or when `wake` is set.
@@ -236,14 +241,16 @@ class _Kernel:
             raise KernelUnusable
 
     def interrupt(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._child.pid, signal.SIGINT)
+        try:
+            os.killpg(self._child.pid, SIGINT)
+        except ProcessLookupError:
+            pass
 
     def end(self, capture: OutputCapture) -> None:
         """Kill all processes of the kernel's session, and read their last output into `capture`."""
         readable([self._child.exited], time.monotonic() + 0.1)
-        kill_family(self._child.pid, signal.SIGSTOP)
-        kill_family(self._child.pid, signal.SIGKILL)
+        kill_family(self._child.pid, SIGSTOP)
+        kill_family(self._child.pid, SIGKILL)
         readable([self._child.exited], time.monotonic() + 1.0)
         self._read_printed(capture)
         os.close(self.printed)

@@ -8,54 +8,56 @@ too.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import functools
+import _signal  # type: ignore[import-not-found]
 import os
-import signal
-import socket
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from _socket import socket
 
 from rollyard.sandbox_agent.bash_tool import BashTool
-from rollyard.sandbox_agent.child_processes import ChildProcesses
-from rollyard.sandbox_agent.editor_tool import edit
-from rollyard.sandbox_agent.frames import PROTOCOL, Header, Stream
+from rollyard.sandbox_agent.child_processes import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, ChildProcesses
+from rollyard.sandbox_agent.frames import PROTOCOL, Stream
 from rollyard.sandbox_agent.inside_listener import listen, receive_gate
 from rollyard.sandbox_agent.ipython_tool import IPythonTool
+from rollyard.sandbox_agent.process_control import prctl
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
 from rollyard.sandbox_agent.syscall_filter import set_filter
 from rollyard.sandbox_agent.tool_thread import QueuedCall, ToolThread
 from rollyard.sandbox_agent.whole_files import read_file, write_file
 
-Reply = tuple[Header, bytes]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from rollyard.sandbox_agent.frames import Header
+
+Reply: TypeAlias = "tuple[Header, bytes]"
 _PR_SET_DUMPABLE = 4
 
 
-@dataclass(frozen=True)
 class ToolRoute:
-    lane: ToolThread
-    run: Callable[[Header, bytes], Reply]
+    def __init__(self, lane: ToolThread, run: Callable[[Header, bytes], Reply]) -> None:
+        self.lane = lane
+        self.run = run
 
 
 class AgentServer:
-    def __init__(self, stream: Stream, gate: socket.socket, settings: Settings) -> None:
+    def __init__(self, stream: Stream, gate: socket, settings: Settings) -> None:
         children = ChildProcesses()
         self._stream = stream
         self._gate = gate
         self._shell = BashTool(settings, children)
         self._python = IPythonTool(settings, children)
-        bash = ToolThread("bash", stream, self._shell)
-        ipython = ToolThread("ipython", stream, self._python)
-        files = ToolThread("files", stream)
+        bash = ToolThread(stream, self._shell)
+        ipython = ToolThread(stream, self._python)
+        files = ToolThread(stream)
         self._lanes = (bash, ipython, files)
         self._routes = {
             "bash": ToolRoute(bash, self._bash),
             "prepare bash": ToolRoute(bash, self._prepare_bash),
             "ipython": ToolRoute(ipython, self._ipython),
             "prepare ipython": ToolRoute(ipython, self._prepare_ipython),
-            "edit": ToolRoute(files, functools.partial(_edit, settings.workdir)),
+            "edit": ToolRoute(files, lambda header, body: _edit(settings.workdir, header)),
             "read": ToolRoute(files, _read),
             "write": ToolRoute(files, _write),
             "listen": ToolRoute(files, self._listen),
@@ -93,7 +95,9 @@ class AgentServer:
         return {"port": listen(self._gate, header.get("port", 0))}, b""
 
 
-def _edit(workdir: str, header: Header, body: bytes) -> Reply:
+def _edit(workdir: str, header: Header) -> Reply:
+    from rollyard.sandbox_agent.editor_tool import edit
+
     output, ok = edit(header["command"], header["path"], header["arguments"], workdir)
     return {"ok": ok}, output.encode("utf-8", "surrogateescape")
 
@@ -125,14 +129,16 @@ def main() -> None:
     stream = Stream(stdin)
     _forbid_tracing()
     set_filter()
-    with contextlib.suppress(BrokenPipeError, EOFError):
+    try:
         gate = receive_gate(stdin)
         stream.send(
             {"hello": "rollyard sandbox agent", "protocol": PROTOCOL, "pid": os.getpid(), "python": sys.version}
         )
         frame = stream.receive()
         if frame is not None:
-            AgentServer(stream, gate, Settings.of_message(frame[0])).serve()
+            AgentServer(stream, gate, Settings(frame[0])).serve()
+    except (BrokenPipeError, EOFError):
+        pass  # the owner is gone
     # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so this exit ends all other processes too.
     os._exit(0)
 
@@ -141,14 +147,14 @@ def _restore_signals() -> None:
     """Restore the default handling of signals. If a script started the owner in the background, this process has
     inherited an ignored SIGINT. The sandbox's bash would inherit it too, and a shell cannot restore a signal that was
     ignored when the shell started."""
-    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGTSTP):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (SIGINT, SIGQUIT, SIGHUP, SIGTERM, SIGTSTP):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
 
 
-def _take_stdin() -> socket.socket:
+def _take_stdin() -> socket:
     """Take the owner's socket; children get /dev/null in its place."""
-    sock = socket.socket(fileno=os.dup(0))
+    sock = socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -157,4 +163,4 @@ def _take_stdin() -> socket.socket:
 
 def _forbid_tracing() -> None:
     """Forbid the task, which has the same uid, to trace this process and to open the process's memory or socket."""
-    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(_PR_SET_DUMPABLE, 0)

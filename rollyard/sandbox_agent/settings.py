@@ -3,13 +3,14 @@ processes."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 START_SECONDS = 10.0
 WORKSPACE = "/workspace"
@@ -39,30 +40,19 @@ _RUNTIMES = ("APPTAINER", "SINGULARITY")
 _HOST_VARIABLES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD", "OLDPWD", "SHLVL", "_"})
 
 
-@dataclass(frozen=True)
 class Settings:
-    env: Mapping[str, str]
-    memory_bytes: int
-    """Greatest address space of one process."""
-    file_bytes: int
-    """Greatest length of a file that a process writes."""
-    processes: int
-    """Greatest number of processes and threads in the whole sandbox."""
-    cpus: tuple[int, ...]
-    """CPUs to run on; empty for all."""
-    workdir: str = WORKSPACE
-    """Folder in which bash and IPython start, and in which the editor's relative paths start."""
-
-    @classmethod
-    def of_message(cls, message: Mapping[str, Any]) -> Settings:
-        return cls(
-            environment({**os.environ, **message.get("image_env", {})}, message["env"]),
-            message["memory_bytes"],
-            message["file_bytes"],
-            message["processes"],
-            tuple(message["cpus"]),
-            _workdir(message.get("workdir") or WORKSPACE),
-        )
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        self.env = environment({**os.environ, **message.get("image_env", {})}, message["env"])
+        self.memory_bytes: int = message["memory_bytes"]
+        """Greatest address space of one process."""
+        self.file_bytes: int = message["file_bytes"]
+        """Greatest length of a file that a process writes."""
+        self.processes: int = message["processes"]
+        """Greatest number of processes and threads in the whole sandbox."""
+        self.cpus: tuple[int, ...] = tuple(message["cpus"])
+        """CPUs to run on; empty for all."""
+        self.workdir = _workdir(message.get("workdir") or WORKSPACE)
+        """Folder in which bash and IPython start, and in which the editor's relative paths start."""
 
     def confine(self, pid: int) -> None:
         """Set the limits of a process, before the process runs code of the task. Child processes inherit the limits.
@@ -97,16 +87,17 @@ def _end_first(pid: int) -> None:
     cgroup. The processes can undo this."""
     deadline = time.monotonic() + START_SECONDS
     while True:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended already
-            try:
-                with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as score:
-                    score.write(b"1000")
-            except PermissionError:
-                # For a moment after its start, a child of this process, which nobody may trace, belongs to root.
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.001)
-                continue
+        try:
+            with open(f"/proc/{pid}/oom_score_adj", "wb", buffering=0) as score:
+                score.write(b"1000")
+        except PermissionError:
+            # For a moment after its start, a child of this process, which nobody may trace, belongs to root.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+            continue
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # it has ended already
         return
 
 

@@ -20,11 +20,16 @@ All later threads and processes have it, and none can remove it (seccomp(2)).
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import platform
+import os
 import struct
-from collections.abc import Sequence
+
+from rollyard.sandbox_agent.process_control import prctl
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -69,7 +74,7 @@ can read."""
 _LOOKED_INTO = ("clone", "unshare", "socket", "socketpair", "ioctl", "shmget")
 
 
-Instruction = tuple[int, int, int, int]
+Instruction: TypeAlias = "tuple[int, int, int, int]"
 """Code, jump if true, jump if false, value: struct sock_filter."""
 
 
@@ -78,16 +83,14 @@ def set_filter() -> None:
 
     Raises OSError if the kernel has no seccomp.
     """
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in _CALLS:
         return
     program = b"".join(struct.pack("HBBI", *one) for one in instructions(machine))
-    buffer = ctypes.create_string_buffer(program)
-    header = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
-    libc = ctypes.CDLL(None, use_errno=True)
-    for arguments in ((_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0)):
-        if libc.prctl(*arguments):
-            raise OSError(ctypes.get_errno(), "the seccomp filter cannot be set")
+    address = id(program) + bytes.__basicsize__ - 1  # CPython keeps the content of `bytes` behind the object's head
+    header = struct.pack("HxxxxxxP", len(program) // 8, address)
+    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
 
 
 def instructions(machine: str) -> Sequence[Instruction]:

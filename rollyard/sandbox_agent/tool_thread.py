@@ -3,16 +3,20 @@ calls one after the other. Between calls it reads the output of the tool's proce
 
 from __future__ import annotations
 
-import collections
-import threading
+import _thread
+import sys
 import time
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
-from rollyard.sandbox_agent.frames import Header, Stream
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from rollyard.sandbox_agent.frames import Header, Stream
+else:
+    Protocol = object
 
 
 class InteractiveTool(Protocol):
@@ -29,22 +33,23 @@ class InteractiveTool(Protocol):
         """Read the output that was printed between calls."""
 
 
-@dataclass(frozen=True)
 class QueuedCall:
-    id: int
-    header: Header
-    body: bytes
-    run: Callable[[Header, bytes], tuple[Header, bytes]]
+    def __init__(
+        self, call_id: int, header: Header, body: bytes, run: Callable[[Header, bytes], tuple[Header, bytes]]
+    ) -> None:
+        self.id = call_id
+        self.header = header
+        self.body = body
+        self.run = run
 
 
-class ToolThread(threading.Thread):
-    def __init__(self, name: str, stream: Stream, tool: InteractiveTool | None = None) -> None:
-        super().__init__(name=name, daemon=True)
+class ToolThread:
+    def __init__(self, stream: Stream, tool: InteractiveTool | None = None) -> None:
         self._stream = stream
         self._tool = tool
         self._arrived = WakeFlag()
-        self._queue: collections.deque[QueuedCall] = collections.deque()
-        self._lock = threading.Lock()
+        self._queue: list[QueuedCall] = []
+        self._lock = _thread.allocate_lock()
         self._running: int | None = None
 
     def submit(self, call: QueuedCall) -> None:
@@ -56,12 +61,14 @@ class ToolThread(threading.Thread):
         """Remove a waiting call, or stop the running one. An unknown id is ignored: the call has ended, or it belongs
         to another tool. A running call of a thread without a tool is not stopped."""
         with self._lock:
-            waiting = [call for call in self._queue if call.id != call_id]
-            self._queue = collections.deque(waiting)
+            self._queue = [call for call in self._queue if call.id != call_id]
             if self._running == call_id and self._tool is not None:
                 self._tool.wake.set()
 
-    def run(self) -> None:
+    def start(self) -> None:
+        _thread.start_new_thread(self._run, ())
+
+    def _run(self) -> None:
         while True:
             self._wait()
             while (call := self._next()) is not None:
@@ -76,7 +83,7 @@ class ToolThread(threading.Thread):
 
     def _next(self) -> QueuedCall | None:
         with self._lock:
-            call = self._queue.popleft() if self._queue else None
+            call = self._queue.pop(0) if self._queue else None
             self._running = call.id if call else None
             if self._tool is not None:
                 self._tool.wake.clear()
@@ -87,6 +94,6 @@ class ToolThread(threading.Thread):
         try:
             header, body = call.run(call.header, call.body)
         except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the caller gets the error
-            traceback.print_exc()
+            sys.excepthook(*sys.exc_info())
             header, body = {"fault": f"{type(error).__name__}: {error}"}, b""
         self._stream.send({"id": call.id, "seconds": time.monotonic() - started, **header}, body)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import time
@@ -19,8 +18,10 @@ class WakeFlag:
         os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.eventfd_read(self._fd)
+        except BlockingIOError:
+            pass
 
 
 def readable(fds: list[int], deadline: float | None) -> set[int]:

@@ -109,3 +109,12 @@ def test_what_commands_see_of_the_environment() -> None:
     assert (seen["HOME"], seen["LANG"], seen["_PRIVATE"], seen["EXTRA"]) == ("/home/agent", "C.UTF-8", "kept", "1")
     assert not {"PS1", "APPTAINER_NAME"} & seen.keys()
     assert os.environ.get("ROLLYARD_NEVER") is None
+
+
+def test_the_agent_starts_without_slow_imports() -> None:
+    own = own_python(node_cache())
+    start = [part.replace(OWN, str(own)) for part in agent_argv(own)[:-1]]
+    code = "import sys, rollyard.sandbox_agent.server; print(*sys.modules)"
+    done = subprocess.run([*start, code], env={}, capture_output=True, text=True, check=True)
+    slow = {"re", "enum", "typing", "collections", "functools", "contextlib", "dataclasses", "socket", "ctypes", "site"}
+    assert slow.isdisjoint(done.stdout.split())

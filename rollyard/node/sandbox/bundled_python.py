@@ -1,7 +1,7 @@
 """Our own Python for the inside of sandboxes, collected once on a node from the Python that runs this process.
 
 An image may have no Python, an old one, or another C library. So the bundle contains everything: interpreter, dynamic
-loader and shared libraries, standard library, ptyprocess and IPython with their dependencies, the sandbox agent, and a
+loader and shared libraries, standard library, IPython with its dependencies, the sandbox agent, and a
 bash for images without one. The bundle is mounted read-only at /opt/rollyard, with these folders:
 
     so/         the loader and the shared libraries
@@ -36,7 +36,7 @@ LAYOUT = 3
 UNUSED_SECONDS = 30 * 86_400
 """If no node agent has started with a bundle for this many seconds, the bundle is removed. The walltime of an allocation
 must be shorter than this, because an allocation uses its bundle to the end."""
-ROOTS = ("ptyprocess", "ipython")
+ROOTS = ("ipython",)
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
 _OMITTED = shutil.ignore_patterns(
     "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3", "site-packages", "dist-packages",
@@ -57,7 +57,7 @@ def own_python(cache: Path) -> Path:
 def agent_argv(own: Path) -> list[str]:
     """Return the command that starts the sandbox agent inside a sandbox with the folder `own` at `OWN`."""
     loader = next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
-    return [*_start(loader), "-I", "-W", "ignore", "-m", "rollyard.sandbox_agent"]
+    return [*_start(loader), "-I", "-S", "-c", "from rollyard.sandbox_agent.server import main; main()"]
 
 
 def _start(loader: str) -> list[str]:

@@ -68,7 +68,7 @@ def test_our_python_needs_nothing_of_the_machine() -> None:
     own = own_python(node_cache())
     loader = next((own / "so").glob("ld-*"))
     python = next((own / "bin").glob("python3*"))
-    code = "import IPython, ptyprocess, sys, rollyard.sandbox_agent.server as s; print(sys.prefix, s.__cached__)"
+    code = "import IPython, sys, rollyard.sandbox_agent.server as s; print(sys.prefix, s.__cached__)"
     done = subprocess.run(
         [loader, "--library-path", own / "so", python, "-I", "-c", code],
         env={},
