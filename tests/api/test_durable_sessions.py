@@ -114,7 +114,7 @@ async def test_an_answer_that_did_not_arrive_is_given_again_and_sampled_once(
                 await stored.wait()  # the turn is on disk, the caller has not got it
                 call.cancel()
                 await asyncio.gather(call, return_exceptions=True)
-                await until(lambda: api.gateway_session("mine")._undelivered.any_free)
+                await until(lambda: api.gateway_session("mine")._answered.any_to_repeat)
                 monkeypatch.setattr(SessionTables, "append", real)
                 stored.clear()
                 assert await say_all(opened, QUESTION, stream=not streamed) == ("Two." if streamed else "One.")

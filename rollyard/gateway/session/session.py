@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import time
 import zlib
@@ -36,16 +35,16 @@ from rollyard.gateway.requests.call_errors import (
 )
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, Piece
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
+from rollyard.gateway.session.answered_calls import AnsweredCalls, CallJournal
 from rollyard.gateway.session.chat_to_ids import PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt
 from rollyard.gateway.session.recorded_turns import RecordedTurn, RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session_config import SessionConfig
-from rollyard.gateway.session.stored_call import StoredCall, StoredChat, StoredPrompt, checksum
+from rollyard.gateway.session.stored_call import StoredCall, StoredChat, StoredPrompt
 from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.streaming_text import StreamingText
 from rollyard.gateway.session.token_logprobs import LogprobStream
-from rollyard.gateway.session.undelivered import UndeliveredCalls
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling, Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
@@ -92,23 +91,6 @@ class TimedSample:
     seconds: float
 
 
-class CallJournal(Protocol):
-    """Makes the calls of a session durable."""
-
-    def add(self, turn: int, call: StoredCall) -> None:
-        """Add a recorded call. `turn`: index of its first turn. Calls are added in the order of their turns."""
-        ...
-
-    def note_delivered(self, turn: int) -> None:
-        """Note that the answer of the call with this first turn reached its caller. The note may be lost if the process
-        ends soon after."""
-        ...
-
-    async def flush(self) -> None:
-        """Return when all added calls are durable. Raises GatewayError."""
-        ...
-
-
 class GatewaySession:
     """A session that accepts parallel calls. An error after which the sampler cannot go on (see `SessionSampler`) ends
     the session, and is kept in `failure`."""
@@ -144,8 +126,7 @@ class GatewaySession:
         self._template = template
         self._policy = policy
         self._recorded = RecordedTurns(template, STRUCTURED if is_constrained(config.sampling) else None)
-        self._undelivered = UndeliveredCalls()
-        self._journal = journal
+        self._answered = AnsweredCalls(journal)
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
         """Overrides of the last call, and the sampling that resulted from them."""
@@ -162,9 +143,7 @@ class GatewaySession:
         every prompt. Raises TaskError or TemplateUnusable, as `RecordedTurns.restore` does."""
         for call, delivered in calls:
             turns = self._recorded.restore(call)
-            self._note_turns(call.identity, turns, held=False)
-            if delivered:
-                self._undelivered.remove(turns[0].response.turn)
+            self._answered.restore(call.identity, turns, delivered=delivered)
             self._calls_begun = max(self._calls_begun, call.begun + len(turns))
         self._calls_admitted = self.calls
 
@@ -231,7 +210,7 @@ class GatewaySession:
         self._check_open()
         if self.failure.done():
             raise unavailable("this session has failed, not because of its caller; its rollout restarts")
-        if may_repeat and self._undelivered.any_free:
+        if may_repeat and self._answered.any_to_repeat:
             return
         limit = self.config.max_calls
         if limit is not None and self._calls_admitted + calls > limit:
@@ -331,7 +310,7 @@ class GatewaySession:
                     call = history.describe(prepared)
                     pairs = zip(turns, sampled, strict=True)
                     recorded = [add(turn, one.sampled, stops, one.seconds) for turn, one in pairs]
-                    return self._keep(call, prepared, wanted, begun, recorded)
+                    return self._answered.keep(call, prepared, wanted, begun, recorded)
 
                 tokens = sum(len(one.sampled.token_ids) for one in sampled)
                 # Raises GatewayError if the session has been closed, or by a check.
@@ -339,80 +318,39 @@ class GatewaySession:
         except BaseException:
             self._executor.run_soon(partial(history.release, prepared))
             raise
-        with self._kept_on_error(responses):
-            await self._flush()
+        with self._answered.kept_on_error(responses):
+            await self._answered.flush()
             if on_piece is not None:
                 for i, (speech, response) in enumerate(zip(speeches, responses, strict=True)):
                     if rest := speech.finish(response.content):
                         await on_piece(Piece(i, rest))
         return responses
 
-    # durable calls, and calls whose answers did not arrive
+    # calls whose answers did not arrive
 
     def delivered(self, responses: Sequence[ChatResponse]) -> None:
         """Note that the answers of a call were written to its caller's connection."""
-        self._note_delivered(responses[0].turn)
+        self._answered.delivered(responses)
 
     def not_delivered(self, responses: Sequence[ChatResponse]) -> None:
         """Keep the answers for a repetition of their call, because the caller's connection broke."""
-        self._undelivered.release(responses[0].turn)
-
-    def _keep(
-        self,
-        call: StoredChat | StoredPrompt,
-        prepared: PreparedChat | PreparedPrompt,
-        wanted: SamplingOverrides,
-        begun: int,
-        recorded: Sequence[RecordedTurn],
-    ) -> list[ChatResponse]:
-        """Add a recorded call to the journal; return its answers."""
-        identity = _identity(prepared.request_key, wanted)
-        self._note_turns(identity, recorded, held=True)
-        if self._journal is not None:
-            # The alternatives to each token would take many times as much space as the tokens.
-            turns = [replace(one.stored, likeliest=[]) for one in recorded]
-            stored = StoredCall(call, checksum(prepared.prompt), turns, wanted.top_logprobs, begun, identity)
-            self._journal.add(recorded[0].response.turn, stored)
-        return [one.response for one in recorded]
-
-    def _note_turns(self, identity: str, recorded: Sequence[RecordedTurn], *, held: bool) -> None:
-        for one in recorded:
-            if one.previous is not None:  # the caller has sent that turn back, so it had arrived
-                self._note_delivered(one.previous)
-        self._undelivered.add(identity, [one.response for one in recorded], held=held)
-
-    def _note_delivered(self, turn: int) -> None:
-        first = self._undelivered.remove(turn)
-        if first is not None and self._journal is not None:
-            self._journal.note_delivered(first)
+        self._answered.not_delivered(responses)
 
     async def _repeat(
         self, key: Callable[[], str], wanted: SamplingOverrides, on_piece: SendPiece | None
     ) -> list[ChatResponse] | None:
         """Return the recorded answers if this call repeats one whose answers were not delivered. Raises GatewayError."""
-        responses = self._undelivered.take(_identity(key(), wanted)) if self._undelivered.any_free else None
+        responses = self._answered.repeated(key(), wanted) if self._answered.any_to_repeat else None
         if responses is None:
             return None
         log.info("session %s: a repeated call gets the answer that was recorded as turn %d", self.id, responses[0].turn)
-        with self._kept_on_error(responses):
-            await self._flush()
+        with self._answered.kept_on_error(responses):
+            await self._answered.flush()
             if on_piece is not None:
                 for i, response in enumerate(responses):
                     if response.content:
                         await on_piece(Piece(i, response.content))
         return responses
-
-    async def _flush(self) -> None:
-        if self._journal is not None:
-            await self._journal.flush()
-
-    @contextlib.contextmanager
-    def _kept_on_error(self, responses: Sequence[ChatResponse]) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self.not_delivered(responses)
-            raise
 
     async def prompt_tokens(self, request: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""
@@ -580,8 +518,3 @@ class GatewaySession:
             raise bad_request(
                 f"the parser of tool calls does not support these tools: {error!r}", param="tools"
             ) from error
-
-
-def _identity(request_key: str, wanted: SamplingOverrides) -> str:
-    """Return a digest by which the repetition of a call is recognised."""
-    return hashlib.sha256(f"{request_key}\0{wanted}".encode("utf-8", "surrogatepass")).hexdigest()
