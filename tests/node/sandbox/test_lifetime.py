@@ -180,3 +180,19 @@ async def test_a_cancelled_start_leaves_nothing(sandboxes: SandboxFactory, spec:
 def orphans() -> set[HostProcess]:
     """First processes of sandboxes whose launchers are gone."""
     return {one for one in host_processes() if one.parent == 1 and one.pid_inside == 1}
+
+
+def held() -> tuple[int, int, int]:
+    """Processes, mounts and file descriptors of this process."""
+    mounts = Path("/proc/self/mountinfo").read_text().count("\n")
+    return len(descendants(os.getpid())), mounts, len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("waves", [2, pytest.param(40, marks=pytest.mark.long)])
+async def test_waves_of_sandboxes_leave_nothing(sandboxes: SandboxFactory, spec: SandboxSpec, waves: int) -> None:
+    before, size = held(), 10 if waves == 2 else 25
+    for _ in range(waves):
+        started = await asyncio.gather(*(sandboxes.start(spec) for _ in range(size)))
+        await asyncio.gather(*(box.bash("echo x > /tmp/x; setsid sleep 1000 &", 60) for box in started))
+        await asyncio.gather(*(box.close() for box in started))
+    await until(lambda: held() == before)
