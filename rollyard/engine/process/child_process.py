@@ -17,6 +17,9 @@ from rollyard.core.exit_codes import exit_code_text
 from rollyard.kinds.base import Reason
 
 STOP_SECONDS = 10.0
+CLEAN_UP_SECONDS = 0.5
+"""Time that the children of an ended engine have. Python's resource tracker deletes the engine's semaphores in it, which
+would stay in /dev/shm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,11 @@ async def end_engine(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
+    with contextlib.suppress(ProcessLookupError, TimeoutError):
+        async with asyncio.timeout(CLEAN_UP_SECONDS):
+            while process.returncode is not None:
+                os.killpg(process.pid, 0)
+                await asyncio.sleep(0.01)
     # KILL is sent even if the leader has ended: surviving workers would keep memory that the next engine needs.
     _signal_group(process.pid, signal.SIGKILL)
     await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
