@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.heavy, pytest.mark.slow(250)]
 
 READY_SECONDS, END_SECONDS = 400.0, 300.0
 CLOSE = 0.02
-LONG = {"temperature": 1.0, "min_tokens": 600, "max_tokens": 800}
+LONG = {"temperature": 1.0, "min_tokens": 800, "max_tokens": 1000}
 """Sampling for a turn that is still under way when the weights change."""
 MODES: tuple[Mode, ...] = ("Drain", "Pause", "Abort")
 INTERRUPTING: set[Mode] = {"Pause", "Abort"}
