@@ -51,6 +51,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
+- node/images: BadManifest, BrokenArchive, BrokenLayer, DiskFull, TooBig, UnusableCredentials
 - node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
 - slurm/rest: NotJson

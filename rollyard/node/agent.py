@@ -142,7 +142,8 @@ class NodeAgent:
         self._stop_leases(welcome.lost, "the server gave it to another node agent")
         if self._node is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
-            self._sandboxes, self._capacity = SandboxFactory(runtime), welcome.places
+            self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images)
+            self._capacity = welcome.places
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
             self._node = NodeContext(
                 pools=StagePools(widths),

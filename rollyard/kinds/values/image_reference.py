@@ -1,18 +1,17 @@
-"""Names of sandbox images: an image of a registry, an OCI layout or archive, or a file or folder. Pure: nothing is looked
-up."""
+"""Names of sandbox images: an image of a registry, a layout or archive, or a file or folder. Pure: nothing is looked up."""
 
 from __future__ import annotations
 
 import os.path
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator
 
 FORMS = (
-    "write docker://HOST/REPOSITORY:TAG, oci:/LAYOUT:TAG, oci-archive:/FILE.tar, or the path of a .sif or .squashfs file, "
-    "of a folder with a root file system, of a .def file or of a Dockerfile"
+    "write docker://HOST/REPOSITORY:TAG, oci:/LAYOUT:TAG, oci-archive:/FILE.tar, docker-archive:/FILE.tar, or the path of "
+    "a .sif or .squashfs file, of a folder with a root file system, of a .def file or of a Dockerfile"
 )
 DOCKER_HUB = "docker.io"
 _MOST = 1024
@@ -24,6 +23,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _SCHEME = re.compile(r"[A-Za-z0-9+._-]+:")
 
+LayoutKind = Literal["oci", "oci-archive", "docker-archive"]
 PathKind = Literal["folder", "sif", "squashfs", "def", "dockerfile"]
 
 
@@ -45,9 +45,9 @@ class RegistryImage:
 
 @dataclass(frozen=True)
 class LayoutImage:
-    """An image of an OCI layout (a folder) or an OCI archive (a tar file)."""
+    """An image of an OCI layout (a folder), an OCI archive or an archive of `docker save` (tar files)."""
 
-    kind: Literal["oci", "oci-archive"]
+    kind: LayoutKind
     path: str
     tag: str | None
 
@@ -77,7 +77,7 @@ def parse_image(text: str) -> ImageReference:
         raise ValueError(f"{text[:80]!r} is not the name of an image: {FORMS}")
     if text.startswith("docker://"):
         return _registry_image(text)
-    for kind in ("oci", "oci-archive"):
+    for kind in get_args(LayoutKind):
         if text.startswith(f"{kind}:"):
             return _layout_image(kind, text)
     if _SCHEME.match(text):  # library://, docker-daemon:, or docker's own short form such as ubuntu:24.04
@@ -109,11 +109,14 @@ def _registry_image(text: str) -> RegistryImage:
     return RegistryImage(host.lower(), repository, tag or (None if digest else "latest"), digest or None)
 
 
-def _layout_image(kind: Literal["oci", "oci-archive"], text: str) -> LayoutImage:
+def _layout_image(kind: LayoutKind, text: str) -> LayoutImage:
     rest = text.removeprefix(f"{kind}:")
-    above, slash, last = rest.rpartition("/")
-    last, colon, tag = last.partition(":")
-    path = f"{above}{slash}{last}"
+    if kind == "docker-archive":  # the tag is a name with a tag, such as a/b:v1
+        path, colon, tag = rest.partition(":")
+    else:
+        above, slash, last = rest.rpartition("/")
+        last, colon, tag = last.partition(":")
+        path = f"{above}{slash}{last}"
     if not path or rest.startswith("//"):
         raise ValueError(f"{text!r} names no path: write {kind}:/PATH or {kind}:/PATH:TAG")
     if colon and not tag:

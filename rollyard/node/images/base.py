@@ -54,3 +54,10 @@ class ImageSource(Protocol):
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
         """Make `root` in `folder`, which is empty. The account of the sandboxes owns the files. Raises ImageUnavailable."""
+
+
+class DiskFull(Exception):
+    """The disk of the cache has no room. The cache makes room and tries once more."""
+
+    def __init__(self, image: str, folder: Path) -> None:
+        super().__init__(f"no room for {image} in {folder}")

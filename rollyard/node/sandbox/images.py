@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollyard.core.errors import ImageNotFound, SandboxStartFailed
 from rollyard.core.sandbox_account import sandbox_account
+from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.node.images.cache import ImageCache, LocalImage
 from rollyard.node.sandbox.base import OWN, Root, Runtime
 from rollyard.node.sandbox.build_once import build_once
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
 UNPACK_SECONDS = 900.0
-_IMAGE_FORMS = "name a .sif file, a folder with a root file system, or null for the default image"
+_IMAGE_FORMS = (
+    "name docker://HOST/REPOSITORY:TAG, a .sif file, a folder with a root file system, or null for the default image"
+)
 _MOUNT_POINTS = (OWN, WORKSPACE, HOME, "/proc", "/dev", "/tmp", "/var/tmp", "/run")
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _CERTIFICATES = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs")
@@ -30,14 +35,56 @@ _ETC = {
 }
 
 
+@dataclass(frozen=True)
+class HeldRoot:
+    """The root of an image, which stays on this machine until `release`."""
+
+    root: Root
+    image: LocalImage | None = None
+
+    def release(self) -> None:
+        if self.image is not None:
+            self.image.release()
+
+
 class Images:
     """Resolves image names. An image that must be unpacked is unpacked once on a node, into `cache`."""
 
-    def __init__(self, runtime: Runtime, cache: Path, folder: Path) -> None:
+    def __init__(self, runtime: Runtime, cache: Path, folder: Path, settings: SandboxImages | None = None) -> None:
         self._runtime = runtime
         self._cache = cache
         self._folder = folder
         """Folder below which relative names are looked up."""
+        self._settings = settings
+        self._pulled: ImageCache | None = None
+
+    @property
+    def pulled(self) -> ImageCache:
+        """The node's cache of pulled images."""
+        if self._pulled is None:
+            self._pulled = ImageCache(self._cache / "image-cache", self._settings)
+        return self._pulled
+
+    async def hold(self, image: str | None) -> HeldRoot:
+        """Return the root of an image, and keep the image on this machine until it is released. An image of a registry is
+        pulled if it is missing.
+
+        Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound, for which no retry helps.
+        """
+        if image is None or not image.startswith("docker://"):
+            return HeldRoot(await asyncio.to_thread(self.root, image))
+        local = await self.pulled.get(image)
+        try:
+            root = replace(self._root_of_folder(local.root), env=local.config.env, workdir=local.config.workdir)
+        except BaseException:
+            local.release()
+            raise
+        return HeldRoot(root, local)
+
+    async def close(self) -> None:
+        """End the pulls that are under way."""
+        if self._pulled is not None:
+            await self._pulled.close()
 
     def root(self, image: str | None) -> Root:
         """Return the root of an image. The first call for a `.sif` file on a node blocks until the file is unpacked.

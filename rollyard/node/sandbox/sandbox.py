@@ -21,13 +21,14 @@ from typing import Any, Self
 from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
+from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.memory_guard.client import MemoryGuard
 from rollyard.node.sandbox import egress_proxy
 from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
 from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
-from rollyard.node.sandbox.images import Images, with_certificates, with_name_service
+from rollyard.node.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
 from rollyard.node.sandbox.sandbox_connection import SandboxConnection
 from rollyard.sandbox_agent.frames import PROTOCOL, Header
 
@@ -52,9 +53,11 @@ class Sandbox:
         gate: socket.socket,
         guard: MemoryGuard,
         spec: SandboxSpec,
+        held: HeldRoot,
     ) -> None:
         self.id = sandbox_id
         self.spec = spec
+        self._held = held
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
@@ -138,7 +141,10 @@ class Sandbox:
         await self._egress.close()
         self._gate.close()
         self._connection.abort("the sandbox was closed")
-        await self._launcher.end()
+        try:
+            await self._launcher.end()
+        finally:
+            self._held.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,29 +170,43 @@ class Sandbox:
 class SandboxFactory:
     """Starts sandboxes with one runtime. Closing the factory ends the sandboxes that are still open."""
 
-    def __init__(self, runtime: Runtime, *, cache: Path | None = None, images: Path | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        cache: Path | None = None,
+        images: Path | None = None,
+        image_settings: SandboxImages | None = None,
+    ) -> None:
         """`cache`: folder for everything that is built once on a node. `images`: folder below which relative image names
         are looked up; default: the working directory."""
         self._runtime = runtime
         self._cache = cache or node_cache()
-        self._images = Images(runtime, self._cache, images or Path.cwd())
+        self._images = Images(runtime, self._cache, images or Path.cwd(), image_settings)
         self._own_python: Path | None = None
         self._guard = MemoryGuard()
         self._open: set[Sandbox] = set()
         self._started = 0
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound or SandboxStartFailed."""
+        """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound, ImageUnavailable or
+        SandboxStartFailed."""
         if self._own_python is None:
             self._own_python = await asyncio.to_thread(own_python, self._cache)
-        root = await asyncio.to_thread(self._images.root, spec.image)
+        held = await self._images.hold(spec.image)
+        try:
+            return await self._start(spec, held, self._own_python)
+        except BaseException:
+            held.release()
+            raise
+
+    async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path) -> Sandbox:
+        root = held.root
         if spec.image is None and (spec.host_network or spec.allowed_hosts):
             root = with_certificates(root)
         if spec.host_network:
             root = with_name_service(root)
-        argv = self._runtime.command(
-            root, spec.limits, self._own_python, agent_argv(self._own_python), host_network=spec.host_network
-        )
+        argv = self._runtime.command(root, spec.limits, own, agent_argv(own), host_network=spec.host_network)
         launcher, ours = await _Launcher.start(argv)
         gate, connection, sandbox_id = _send_gate(ours), SandboxConnection(), secrets.token_hex(6)
         try:
@@ -201,7 +221,7 @@ class SandboxFactory:
             gate.close()
             await launcher.end()
             raise
-        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec)
+        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec, held)
         self._open = {other for other in self._open if other.alive} | {sandbox}
         if spec.allowed_hosts:
             try:
@@ -216,6 +236,7 @@ class SandboxFactory:
             for sandbox in self._open:
                 group.create_task(sandbox.close())
         self._open = set()
+        await self._images.close()
         await asyncio.to_thread(self._guard.close)
 
     async def __aenter__(self) -> Self:

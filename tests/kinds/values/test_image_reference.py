@@ -34,6 +34,7 @@ DIGEST = "sha256:" + "0a" * 32
         ("oci:/a/layout:v1", LayoutImage("oci", "/a/layout", "v1")),
         ("oci:/a:b/layout", LayoutImage("oci", "/a:b/layout", None)),
         ("oci-archive:/a/x.tar:v1", LayoutImage("oci-archive", "/a/x.tar", "v1")),
+        ("docker-archive:/a/x.tar:b/c:v1", LayoutImage("docker-archive", "/a/x.tar", "b/c:v1")),
         ("/a/x.sif", PathImage("/a/x.sif", "sif")),
         ("/a/x.squashfs", PathImage("/a/x.squashfs", "squashfs")),
         ("/a/x.def", PathImage("/a/x.def", "def")),

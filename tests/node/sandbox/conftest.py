@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import cast
 
@@ -51,15 +49,6 @@ async def sandbox(sandboxes: SandboxFactory, spec: SandboxSpec) -> AsyncIterator
     """One sandbox for all tests of a module that leave it usable."""
     async with await sandboxes.start(spec) as started:
         yield started
-
-
-@pytest.fixture
-def open_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder that the sandboxes' account can reach, unlike pytest's own folders, which only their owner can."""
-    folder = Path(tempfile.mkdtemp(prefix="rollyard-test-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -1,0 +1,352 @@
+"""The cache of a node's images, addressed by content. All node agents of a node share it.
+
+Folders below the cache: `entries` has an unpacked image for each digest, complete or absent; `filling` has the ones that
+are being made; `blobs` has downloaded layers; `names` which digest each name meant; `locks` one lock file for each image
+and blob; `rubbish` what is being deleted. Who fills or deletes an image holds its lock exclusively. Who uses an image
+shares its lock. The kernel releases the locks of dead processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollyard.core.errors import ImageNotFound, ImageUnavailable
+from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.kinds.values.image_reference import ImageReference, RegistryImage, parse_image
+from rollyard.kinds.values.quantity import size_bytes
+from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig, ImageSource
+from rollyard.node.images.blob_store import BlobStore, file_name
+from rollyard.node.images.local_sources import FolderInPlace, local_source
+from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock
+from rollyard.node.images.registry_source import RegistrySource
+from rollyard.node.images.resolved_tags import ResolvedTags
+
+log = logging.getLogger(__name__)
+
+ROOM_SECONDS = 60.0
+"""Seconds for which a new image waits until sandboxes let go of others, if all images of a full cache are in use."""
+_POLL_SECONDS = 0.5
+_TRIES = 20
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """One image of the cache."""
+
+    name: str
+    """Name under which it was first asked for."""
+    digest: str
+    bytes: int
+    last_used: float
+    """In seconds since the epoch."""
+    held: bool
+
+
+class LocalImage:
+    """An image on this machine. It is not deleted until `release`. Use as a context manager, or call `release`."""
+
+    def __init__(self, name: str, digest: str, root: Path, config: ImageConfig, lock: FileLock | None) -> None:
+        self.name = name
+        self.digest = digest
+        self.root = root
+        self.config = config
+        self._lock = lock
+
+    def release(self) -> None:
+        """Let go of the image. A second call has no effect."""
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                os.utime(self.root.parent)
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> LocalImage:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class ImageCache:
+    def __init__(self, folder: Path, settings: SandboxImages | None = None, *, images: Path | None = None) -> None:
+        """`images`: folder below which relative names are looked up; default: the working directory."""
+        self._settings = settings or SandboxImages()
+        self._images = images
+        self._folder = folder
+        for name in ("", "entries", "filling", "blobs", "names", "locks", "rubbish"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).chmod(0o755)  # regardless of the umask: sandboxes may run as another user
+        self._blobs = BlobStore(folder / "blobs", folder / "locks")
+        self._resolved = ResolvedTags(folder / "names")
+        self._fills: dict[str, asyncio.Task[None]] = {}
+        self._pulling: dict[str, int] = {}
+        self._evicting = asyncio.Lock()
+        self._limit = size_bytes(self._settings.cache_size)
+        self._remove_leftovers()
+
+    async def get(self, image: str) -> LocalImage:
+        """Return an image, and hold it. If it is missing, it is pulled first; the pull goes on if the caller is cancelled.
+
+        Raises ImageNotFound for a name that can never work, and ImageUnavailable.
+        """
+        source = self._source(image)
+        if isinstance(source, FolderInPlace):
+            return LocalImage(image, "", source.root, source.config, None)
+        try:
+            key = await source.key()
+            for _ in range(_TRIES):
+                if (held := self._hold(source.name, key)) is not None:
+                    return held
+                await self._filled(source, key)
+        except OSError as error:
+            raise ImageUnavailable(
+                source.name, f"the cache {self._folder} cannot be used: {error.strerror or error}"
+            ) from error
+        raise ImageUnavailable(source.name, "it was deleted as soon as it was there: raise `sandbox.images.cacheSize`")
+
+    async def stage(self, image: str) -> None:
+        """Pull an image without holding it. Raises as `get`."""
+        (await self.get(image)).release()
+
+    def ready(self) -> set[str]:
+        """Return the names, in normal form, of the images of registries that are complete on this node."""
+        return {one.image for one in self._resolved.all() if self._entry(one.digest).is_dir()}
+
+    def pulling(self) -> set[str]:
+        """Return the names of the images that this process is fetching."""
+        return set(self._pulling)
+
+    def entries(self) -> list[CacheEntry]:
+        """Return the images of the cache, the least recently used first."""
+        return [
+            replace(entry, held=self._is_held(file_name(entry.digest))) for entry in sorted(self._entries(), key=_used)
+        ]
+
+    async def prune(self, unused_seconds: float, now: float) -> int:
+        """Delete the images and blobs that nobody holds or has used for this time. Return the number of freed bytes."""
+        async with self._evicting:
+            return await asyncio.to_thread(self._prune, now - unused_seconds)
+
+    async def close(self) -> None:
+        """End the pulls of this process."""
+        for task in self._fills.values():
+            task.cancel()
+        await asyncio.gather(*self._fills.values(), return_exceptions=True)
+
+    # sources
+
+    def _source(self, image: str) -> ImageSource | FolderInPlace:
+        try:
+            reference: ImageReference = parse_image(image)
+        except ValueError as error:
+            raise ImageNotFound(str(error)) from None
+        if isinstance(reference, RegistryImage):
+            return RegistrySource(reference, self._settings, self._blobs, self._resolved)
+        return local_source(reference, self._settings)
+
+    # holding and filling
+
+    def _entry(self, key: str) -> Path:
+        return self._folder / "entries" / file_name(key)
+
+    def _lock_path(self, name: str) -> Path:
+        return self._folder / "locks" / name
+
+    def _hold(self, name: str, key: str) -> LocalImage | None:
+        """Return the image, held; None if it is missing or being filled."""
+        entry = self._entry(key)
+        lock = try_lock(self._lock_path(entry.name), shared=True)
+        if lock is None:
+            return None
+        try:
+            config = ImageConfig.from_json(json.loads((entry / "image.json").read_bytes())["config"])
+            os.utime(entry)
+        except BaseException as error:
+            lock.release()
+            if isinstance(error, FileNotFoundError):
+                return None
+            raise
+        return LocalImage(name, key, entry / "root", config, lock)
+
+    async def _filled(self, source: ImageSource, key: str) -> None:
+        task = self._fills.get(key)
+        if task is None:
+            task = self._fills[key] = asyncio.create_task(self._fill(source, key))
+            task.add_done_callback(lambda done: self._forget(key, done))
+        self._pulling[source.name] = self._pulling.get(source.name, 0) + 1
+        try:
+            await asyncio.shield(task)
+        finally:
+            self._pulling[source.name] -= 1
+            if not self._pulling[source.name]:
+                del self._pulling[source.name]
+
+    def _forget(self, key: str, done: asyncio.Task[None]) -> None:
+        del self._fills[key]
+        if not done.cancelled():
+            done.exception()  # it is raised in the callers that still wait, if there are any
+
+    async def _fill(self, source: ImageSource, key: str) -> None:
+        entry = self._entry(key)
+        lock = await wait_for_lock(self._lock_path(entry.name))
+        try:
+            if entry.is_dir():
+                return
+            await self._wait_for_room(source.name)
+            try:
+                await self._fill_locked(source, entry, lock)
+            except DiskFull:
+                freed = await self.prune(0.0, float("inf"))
+                log.warning(
+                    "the disk of %s is full: deleted %d bytes of images that no sandbox uses", self._folder, freed
+                )
+                await self._fill_locked(source, entry, lock)
+        except DiskFull:
+            raise ImageUnavailable(
+                source.name, f"the disk of {self._folder} is full: free some, or lower `sandbox.images.cacheSize`"
+            ) from None
+        finally:
+            lock.release()
+        await self._make_room(keep=entry.name)
+
+    async def _fill_locked(self, source: ImageSource, entry: Path, lock: FileLock) -> None:
+        growing = self._folder / "filling" / entry.name
+        await asyncio.to_thread(self._discard, growing)
+        growing.mkdir()
+        growing.chmod(0o755)
+        try:
+            config = await source.fill(growing, FillRoom(self._limit, lock.fd))
+            size = await asyncio.to_thread(bytes_on_disk, growing)
+            about = {"name": source.name, "digest": entry.name, "bytes": size, "config": config.to_json()}
+            (growing / "image.json").write_text(json.dumps(about))
+            growing.rename(entry)
+        finally:
+            await asyncio.to_thread(self._discard, growing)
+
+    # the bound
+
+    async def _wait_for_room(self, name: str) -> None:
+        """Wait while the images in use alone fill the cache."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + ROOM_SECONDS
+        while not await self._make_room():
+            if loop.time() > ends:
+                raise ImageUnavailable(
+                    name, "sandboxes use all images of the full cache: raise `sandbox.images.cacheSize`, or wait"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _make_room(self, keep: str = "") -> bool:
+        """Delete the least recently used blobs, then images, until the cache is within its bound. Return whether it is."""
+        async with self._evicting:
+            return await asyncio.to_thread(self._evict, keep)
+
+    def _evict(self, keep: str) -> bool:
+        blobs, images = sorted(self._blob_files()), sorted(self._entries(), key=_used)
+        total = sum(size for _, size, _ in blobs) + sum(one.bytes for one in images)
+        for _, size, path in blobs:
+            if total <= self._limit:
+                return True
+            if self._delete(path, self._blobs.lock_path(path.name)):
+                total -= size
+        for one in images:
+            if total <= self._limit:
+                return True
+            name = file_name(one.digest)
+            if name != keep and self._delete(self._folder / "entries" / name, self._lock_path(name)):
+                log.info("deleted %s from the cache of images: %d bytes", one.name, one.bytes)
+                total -= one.bytes
+        return total <= self._limit
+
+    def _prune(self, before: float) -> int:
+        freed = 0
+        for used, size, path in self._blob_files():
+            if used < before and self._delete(path, self._blobs.lock_path(path.name)):
+                freed += size
+        for one in self._entries():
+            name = file_name(one.digest)
+            if one.last_used < before and self._delete(self._folder / "entries" / name, self._lock_path(name)):
+                freed += one.bytes
+        return freed
+
+    def _delete(self, path: Path, lock_path: Path) -> bool:
+        """Delete an image or a blob, unless somebody holds it."""
+        lock = try_lock(lock_path, shared=False)
+        if lock is None:
+            return False
+        try:
+            if path.exists():
+                self._discard(path)
+        finally:
+            lock.release_and_delete()
+        return True
+
+    def _discard(self, path: Path) -> None:
+        """Delete a file or folder; whoever looks sees it whole or not at all."""
+        rubbish = self._folder / "rubbish" / secrets.token_hex(8)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(rubbish)
+            _remove(rubbish)
+
+    def _remove_leftovers(self) -> None:
+        """Delete what dead processes have left."""
+        for path in (self._folder / "rubbish").iterdir():
+            _remove(path)
+        for path in (self._folder / "filling").iterdir():
+            lock = try_lock(self._lock_path(path.name), shared=False)
+            if lock is not None:
+                self._discard(path)
+                lock.release()
+
+    def _blob_files(self) -> Iterator[tuple[float, int, Path]]:
+        for file in os.scandir(self._folder / "blobs"):
+            with contextlib.suppress(FileNotFoundError):
+                info = file.stat()
+                yield info.st_mtime, info.st_blocks * 512, Path(file.path)
+
+    def _entries(self) -> Iterator[CacheEntry]:
+        for folder in os.scandir(self._folder / "entries"):
+            try:
+                about = json.loads(Path(folder.path, "image.json").read_bytes())
+                used = folder.stat().st_mtime
+            except FileNotFoundError:
+                continue
+            yield CacheEntry(about["name"], folder.name.replace("-", ":", 1), about["bytes"], used, held=False)
+
+    def _is_held(self, name: str) -> bool:
+        lock = try_lock(self._lock_path(name), shared=False)
+        if lock is not None:
+            lock.release()
+        return lock is None
+
+
+def _used(entry: CacheEntry) -> float:
+    return entry.last_used
+
+
+def bytes_on_disk(folder: Path) -> int:
+    """Return the size of a folder with all that is in it. A file with several names counts once."""
+    total, seen = 0, set()
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            info = os.lstat(os.path.join(above, name))
+            if info.st_nlink == 1 or info.st_ino not in seen:
+                total += info.st_blocks * 512
+                seen.add(info.st_ino)
+    return total
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,107 @@
+"""Images of registries, as a source of the cache."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+from rollyard.core.errors import ImageUnavailable
+from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.kinds.values.image_reference import RegistryImage
+from rollyard.node.images.base import FillRoom, ImageConfig
+from rollyard.node.images.blob_store import BlobStore
+from rollyard.node.images.oci_manifest import (
+    BadManifest,
+    Manifest,
+    choose_platform,
+    is_index,
+    machine,
+    parse_json,
+    read_config,
+    read_manifest,
+)
+from rollyard.node.images.registry_client import RegistryClient
+from rollyard.node.images.resolved_tags import ResolvedTags
+from rollyard.node.images.unpack import BrokenLayer, unpack_layers
+
+log = logging.getLogger(__name__)
+
+
+class RegistrySource:
+    shared = True
+
+    def __init__(self, image: RegistryImage, settings: SandboxImages, blobs: BlobStore, resolved: ResolvedTags) -> None:
+        self._image = image
+        self._settings = settings
+        self._blobs = blobs
+        self._resolved = resolved
+        self._digest = ""
+
+    @property
+    def name(self) -> str:
+        return self._image.text
+
+    async def key(self) -> str:
+        """Return the digest of the manifest for this machine. If the registry cannot be asked, the last known digest of a
+        tag is used."""
+        known = self._resolved.find(self.name)
+        if known is None or not known.fresh(self._image):
+            try:
+                self._digest = await self._resolve()
+                self._resolved.keep(self.name, self._digest)
+            except ImageUnavailable as error:
+                if known is None:
+                    raise
+                log.warning("%s; the last known digest is used: %s", error, known.digest)
+                self._digest = known.digest
+        else:
+            self._digest = known.digest
+        return self._digest
+
+    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
+        """Raises ImageUnavailable and DiskFull."""
+        with ExitStack() as held:
+            try:
+                async with self._client() as client:
+                    manifest = await self._manifest(client)
+                    layers = await self._blobs.fetch(client, manifest.layers, held)
+                    await self._blobs.fetch(client, [manifest.config], held)
+                config = read_config(parse_json(self._blobs.read(manifest.config.digest) or b""))
+                await unpack_layers(self.name, layers, folder / "root", room)
+            except BadManifest as error:
+                raise ImageUnavailable(self.name, str(error)) from None
+            except BrokenLayer as error:
+                broken = manifest.layers[error.number].digest
+                raise ImageUnavailable(
+                    self.name, f"its layer {broken} cannot be unpacked, {error}: build and push the image again"
+                ) from None
+        return config
+
+    def _client(self) -> RegistryClient:
+        settings = self._settings
+        return RegistryClient(
+            self._image, credentials_file=settings.credentials_file, insecure=settings.insecure_registries
+        )
+
+    async def _resolve(self) -> str:
+        image = self._image
+        try:
+            async with self._client() as client:
+                data, digest = await client.manifest(image.digest or image.tag or "latest")
+                parsed = parse_json(data)
+                if is_index(parsed):
+                    data, digest = await client.manifest(choose_platform(parsed, machine()).digest)
+                    parsed = parse_json(data)
+            read_manifest(parsed)
+        except BadManifest as error:
+            raise ImageUnavailable(self.name, str(error)) from None
+        self._blobs.keep(data)
+        return digest
+
+    async def _manifest(self, client: RegistryClient) -> Manifest:
+        data = self._blobs.read(self._digest)
+        if data is None:
+            data, _ = await client.manifest(self._digest)
+            self._blobs.keep(data)
+        return read_manifest(parse_json(data))

@@ -1,0 +1,57 @@
+"""Remembers which digest a name meant, so that a registry is asked for each tag once in a while, and for a digest once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollyard.kinds.values.image_reference import RegistryImage
+from rollyard.node.images.oci_manifest import machine
+
+TAG_SECONDS = 300.0
+"""Seconds after which a moved tag is seen."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    image: str
+    digest: str
+    """Digest of the manifest for this machine."""
+    at: float
+    """Time of the registry's answer, in seconds since the epoch."""
+
+    def fresh(self, reference: RegistryImage) -> bool:
+        return reference.digest is not None or 0 <= time.time() - self.at < TAG_SECONDS
+
+
+class ResolvedTags:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find(self, image: str) -> Resolved | None:
+        return _read(self._path(image))
+
+    def keep(self, image: str, digest: str) -> None:
+        path = self._path(image)
+        growing = path.with_name(f".{path.name}.{os.getpid()}")
+        growing.write_text(json.dumps({"image": image, "digest": digest, "at": time.time()}))
+        growing.rename(path)
+
+    def all(self) -> list[Resolved]:
+        found = (_read(path) for path in self._folder.glob(f"*.{machine()}.json"))
+        return [one for one in found if one is not None]
+
+    def _path(self, image: str) -> Path:
+        return self._folder / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}.{machine()}.json"
+
+
+def _read(path: Path) -> Resolved | None:
+    try:
+        data = json.loads(path.read_bytes())
+        return Resolved(data["image"], data["digest"], data["at"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

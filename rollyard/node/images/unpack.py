@@ -1,0 +1,92 @@
+"""Unpacking of layers by a process of its own, so that a node agent's event loop goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rollyard.core.errors import ImageUnavailable
+from rollyard.core.sandbox_account import Account, sandbox_account
+from rollyard.node.images.base import DiskFull, FillRoom
+
+UNPACK_SECONDS = 3600.0
+
+
+class BrokenLayer(Exception):
+    """A layer, by its number, that cannot be unpacked."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
+
+
+async def unpack_layers(image: str, layers: Sequence[Path], root: Path, room: FillRoom) -> None:
+    """Unpack gzip, zstd or plain tar files, the lowest layer first, into the new folder `root`.
+
+    Raises ImageUnavailable, DiskFull, and BrokenLayer for a layer that is damaged.
+    """
+    await _unpack(image, layers, root, room, flat=False)
+
+
+async def unpack_flat(image: str, file: Path, root: Path, room: FillRoom) -> None:
+    """Unpack a file that `flat_image.pack` made. Raises as `unpack_layers`."""
+    await _unpack(image, [file], root, room, flat=True)
+
+
+async def _unpack(image: str, layers: Sequence[Path], root: Path, room: FillRoom, *, flat: bool) -> None:
+    account = sandbox_account()
+    _make_root(root, account)
+    job = {
+        "layers": [str(layer) for layer in layers],
+        "root": str(root),
+        "limit": room.limit_bytes,
+        "uid": account.uid,
+        "gid": account.gid,
+        "flat": flat,
+    }
+    result = await run_child("rollyard.node.images.unpack_main", job, room)
+    if "bytes" in result:
+        return
+    if "broken" in result:
+        raise BrokenLayer(result["broken"], result["why"])
+    if "disk_full" in result:
+        raise DiskFull(image, root)
+    if "too_big" in result:
+        raise ImageUnavailable(
+            image,
+            f"it needs more than the {room.limit_bytes} bytes of the node's cache: raise `sandbox.images.cacheSize`",
+        )
+    raise ImageUnavailable(image, f"it could not be unpacked into {root}: {result['failed']}")
+
+
+def _make_root(root: Path, account: Account) -> None:
+    root.mkdir()
+    root.chmod(0o755)
+    os.chown(root, account.uid, account.gid)
+
+
+async def run_child(module: str, job: dict[str, Any], room: FillRoom) -> dict[str, Any]:
+    """Run a module with a job, and return the object that it prints. The process is killed if this call is cancelled."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, json.dumps(job), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, pass_fds=[room.lock_fd],
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(UNPACK_SECONDS):
+            output, complaints = await process.communicate()
+    except TimeoutError:
+        return {"failed": f"it took more than {UNPACK_SECONDS:g} s"}
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = complaints.decode(errors="replace").strip().splitlines()
+        return {"failed": lines[-1] if lines else f"its process ended with status {process.returncode}"}
+    result: dict[str, Any] = json.loads(output)
+    return result

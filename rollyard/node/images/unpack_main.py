@@ -1,0 +1,62 @@
+"""The process that unpacks an image, as the account of the sandboxes. Its argument is a job in JSON; it prints the result in
+JSON (`unpack.py`).
+
+It ends when the node agent ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import json
+import os
+import resource
+import signal
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+from rollyard.node.images.flat_image import flat_chunks
+from rollyard.node.images.layer_chunks import layer_chunks
+from rollyard.node.images.layer_unpacker import LayerUnpacker, TooBig
+from rollyard.node.images.tar_stream import BrokenArchive
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(job: dict[str, Any]) -> dict[str, Any]:
+    """Unpack the layers, or the flat image, into the folder `root`."""
+    parent = os.getppid()
+    with ExitStack() as stack:
+        files = [stack.enter_context(open(path, "rb")) for path in job["layers"]]  # they may be readable for root only
+        if job["uid"] != os.geteuid():
+            os.setgroups([])
+            os.setgid(job["gid"])
+            os.setuid(job["uid"])
+        # the signal is cancelled by a change of the user
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(1)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        os.umask(0)
+        unpacker = LayerUnpacker(job["root"], job["limit"])
+        try:
+            for number, file in enumerate(files):
+                try:
+                    unpacker.apply(flat_chunks(file) if job["flat"] else layer_chunks(file))
+                except BrokenArchive as error:
+                    return {"broken": number, "why": str(error)}
+            unpacker.finish()
+        except TooBig:
+            return {"too_big": True}
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                return {"disk_full": True}
+            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR):
+                return {"broken": number, "why": f"it has an impossible file name ({error.strerror})"}
+            return {"failed": f"{error.strerror}"}
+    return {"bytes": unpacker.bytes}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))  # noqa: T201

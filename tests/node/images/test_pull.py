@@ -1,0 +1,175 @@
+"""Images pulled from a real registry: names, platforms, media types, layers, and a registry that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from rollyard.core.errors import ImageNotFound, ImageUnavailable
+from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.node.images import registry_client, resolved_tags
+from rollyard.node.images.cache import ImageCache
+from rollyard.node.images.oci_manifest import machine
+from tests.support.image_registry import BASE, Front, Pusher, digest, gz, hard_link, symlink, tar
+
+
+async def test_an_image_by_tag_and_by_digest_has_its_files_and_its_configuration(
+    registry: Pusher, cache: ImageCache
+) -> None:
+    config = {"Env": ["A=b=c", "PATH=/x"], "WorkingDir": "/app", "User": "1001", "Entrypoint": ["e"], "Cmd": ["c"]}
+    pushed = registry.image("names/one", "v1", config=config)
+    with await cache.get(f"docker://{registry.host}/names/one:v1") as image:
+        assert image.digest == pushed
+        assert (image.root / "etc/name").read_text() == "base\n"
+        assert os.stat(image.root / "bin/tool").st_mtime == 1_600_000_000
+        assert image.config.env == {"A": "b=c", "PATH": "/x"}
+        assert (image.config.workdir, image.config.user, image.config.cmd) == ("/app", "1001", ("c",))
+    with await cache.get(f"docker://{registry.host}/names/one@{pushed}") as same:
+        assert same.root == image.root
+    assert cache.ready() == {
+        f"docker://{registry.host}/names/one:v1",
+        f"docker://{registry.host}/names/one@{pushed}",
+    }
+
+
+@pytest.mark.parametrize("media", [0, 1])
+async def test_an_index_gives_the_image_of_this_machine(registry: Pusher, cache: ImageCache, media: int) -> None:
+    name = f"names/many{media}"
+    ours = registry.image(name, "ours", [BASE, gz(tar(("etc/mine", b"1")))], media=media)
+    other = registry.image(name, "other", [gz(tar(("etc/other", b"1")))], media=media)
+    index = registry.index(name, "v1", {"mips": other, machine(): ours}, media=media)
+    for reference in (f"{name}:v1", f"{name}@{index}"):
+        with await cache.get(f"docker://{registry.host}/{reference}") as image:
+            assert image.digest == ours
+            assert sorted(os.listdir(image.root / "etc")) == ["mine", "name"]
+    registry.index(name, "foreign", {"mips": other})
+    with pytest.raises(ImageUnavailable, match=f"built for linux/mips, not for linux/{machine()}"):
+        await cache.get(f"docker://{registry.host}/{name}:foreign")
+
+
+async def test_layers_in_zstd_and_plain_tar(registry: Pusher, cache: ImageCache) -> None:
+    packed = zstandard.compress(tar(("etc/packed", b"1")))
+    registry.image("names/zstd", "v1", [BASE, packed, tar(("etc/plain", b"1"))])
+    with await cache.get(f"docker://{registry.host}/names/zstd:v1") as image:
+        assert sorted(os.listdir(image.root / "etc")) == ["name", "packed", "plain"]
+
+
+async def test_a_layer_that_two_images_share_is_downloaded_once(
+    registry: Pusher, front: Front, cache: ImageCache
+) -> None:
+    shared = gz(tar(("big", os.urandom(1000))))
+    registry.image("shared/a", "v1", [shared, gz(tar(("a", b"1")))])
+    registry.image("shared/b", "v1", [shared, gz(tar(("b", b"1")))])
+    names = [f"docker://{front.host}/shared/{name}:v1" for name in "ab"]
+    await asyncio.gather(*(cache.stage(name) for name in names))
+    assert front.count(digest(shared)) == 1
+
+
+async def test_a_tag_is_asked_for_again_after_a_while_and_a_digest_never(
+    registry: Pusher, front: Front, cache: ImageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = registry.image("moved/it", "v1")
+    tag, pinned = f"docker://{front.host}/moved/it:v1", f"docker://{front.host}/moved/it@{first}"
+    await cache.stage(tag)
+    await cache.stage(pinned)
+    asked = front.count("manifests")
+    second = registry.image("moved/it", "v1", [gz(tar(("bin/x", b"2")))])
+    with await cache.get(tag) as image:
+        assert image.digest == first
+    monkeypatch.setattr(resolved_tags, "TAG_SECONDS", 0.0)
+    with await cache.get(pinned) as image:
+        assert image.digest == first
+    assert front.count("manifests") == asked
+    with await cache.get(tag) as image:
+        assert image.digest == second
+    front.faults.append(("manifests", "503", 1000))
+    monkeypatch.setattr(registry_client, "ATTEMPTS", 1)
+    with await cache.get(tag) as image:  # the last known digest
+        assert image.digest == second
+
+
+async def test_whiteouts_links_and_replaced_files(registry: Pusher, cache: ImageCache) -> None:
+    below = tar(
+        ("a", None), ("a/gone", b"1"), ("a/kept", b"1"), ("dir", None), ("dir/sub", None), ("dir/sub/f", b"1"),
+        ("opaque", None), ("opaque/old", b"1"), ("opaque/deep", None), ("opaque/deep/old", b"1"), ("file", b"1"),
+        ("lib", symlink("usr/lib")), ("usr", None), ("usr/lib", None), ("two", b"22"), ("one", hard_link("two")),
+    )  # fmt: skip
+    above = tar(
+        ("a/.wh.gone", b""), (".wh.dir", b""), ("opaque/new", b"2"), ("opaque/.wh..wh..opq", b""),
+        ("opaque/last", b"2"), ("file", None), ("file/inside", b"2"), ("lib/x", b"2"), ("a/.wh.new", b""),
+        ("a/new", b"2"), (".wh.missing", b""), (".wh..wh.aufs", b""),
+    )  # fmt: skip
+    registry.image("layers/white", "v1", [gz(below), gz(above)])
+    with await cache.get(f"docker://{registry.host}/layers/white:v1") as image:
+        found = sorted(str(path.relative_to(image.root)) for path in image.root.rglob("*"))
+        assert found == [
+            "a", "a/kept", "a/new", "file", "file/inside", "lib", "one", "opaque", "opaque/last", "opaque/new", "two",
+            "usr", "usr/lib", "usr/lib/x",
+        ]  # fmt: skip
+        assert os.stat(image.root / "one").st_ino == os.stat(image.root / "two").st_ino
+
+
+@pytest.mark.parametrize(
+    ("fault", "times"), [("503", 2), ("cut", 3), ("stall", 1), ("hang", 1), ("wrong", 1), ("429", 1)]
+)
+async def test_a_registry_that_fails_for_a_while(
+    registry: Pusher, front: Front, cache: ImageCache, monkeypatch: pytest.MonkeyPatch, fault: str, times: int
+) -> None:
+    monkeypatch.setattr(registry_client, "STALL_SECONDS", 0.5)
+    layer = gz(tar(("big", os.urandom(3_000_000))))
+    registry.image("broken/while", fault, [layer])
+    front.faults.append((f"blobs/{digest(layer)}", fault, times))
+    with await cache.get(f"docker://{front.host}/broken/while:{fault}") as image:
+        assert (image.root / "big").stat().st_size == 3_000_000
+    assert front.count(digest(layer)) == times + 1
+
+
+async def test_a_blob_is_continued_where_it_was_cut_even_by_another_process(
+    registry: Pusher, front: Front, cache: ImageCache, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_client, "ATTEMPTS", 1)
+    layer = gz(tar(("big", os.urandom(3_000_000))))
+    registry.image("broken/part", "v1", [layer])
+    monkeypatch.setattr(registry_client, "STALL_SECONDS", 2.0)
+    front.faults += [(digest(layer), "stall", 1), (digest(layer), "503", 1), (digest(layer), "no ranges", 1)]
+    with pytest.raises(ImageUnavailable, match="answers 503"):
+        await cache.get(f"docker://{front.host}/broken/part:v1")
+    (part,) = (open_folder / "cache/blobs").glob("*.part")
+    assert 1 << 16 <= part.stat().st_size < len(layer)
+    other = ImageCache(open_folder / "cache", SandboxImages())
+    with await other.get(f"docker://{front.host}/broken/part:v1") as image:
+        assert (image.root / "big").stat().st_size == 3_000_000
+    await other.close()
+
+
+async def test_each_failure_is_a_sentence_with_the_image_and_what_to_do(
+    registry: Pusher, front: Front, cache: ImageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_client, "ATTEMPTS", 2)
+    registry.image("broken/all", "v1")
+
+    async def failure(name: str) -> str:
+        with pytest.raises(ImageUnavailable) as caught:
+            await cache.get(name)
+        assert caught.value.image == name
+        return str(caught.value)
+
+    host = front.host
+    missing = await failure(f"docker://{host}/broken/all:v2")
+    assert f"the image docker://{host}/broken/all:v2 cannot be used now" in missing
+    assert f"the registry {host} has no broken/all:v2: check the name, or push the image" in missing
+    front.faults.append(("broken/all/manifests", "503", 2))
+    assert "answers 503" in await failure(f"docker://{host}/broken/all:v1")
+    registry.image("broken/all", "gzip", [BASE[: len(BASE) // 2]])
+    assert "its gzip data ends too early: build and push" in await failure(f"docker://{host}/broken/all:gzip")
+    registry.image("broken/all", "junk", [gz(b"no archive" * 200)])
+    assert "it is no tar archive" in await failure(f"docker://{host}/broken/all:junk")
+    front.faults.append(("broken/all/blobs", "wrong", 9))
+    assert "sent wrong bytes for layer" in await failure(f"docker://{host}/broken/all:v1")
+    assert "does not answer properly: ClientConnectorError: Connect" in await failure("docker://localhost:1/a:v1")
+    with pytest.raises(ImageNotFound, match="no valid repository"):
+        await cache.get("docker://localhost:1/UPPER")

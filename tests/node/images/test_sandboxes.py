@@ -1,0 +1,50 @@
+"""Sandboxes from pulled images: their files, variables and working folder, and how long the image is held."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.node_cache import node_cache
+from rollyard.node.images.cache import ImageCache
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.bundled_python import own_python
+from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.node.sandbox.sandbox import SandboxFactory
+from tests.support.image_registry import BASE, Pusher, gz, tar
+
+LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
+
+
+@pytest.mark.parametrize("name", ["bubblewrap", "apptainer"])
+async def test_a_sandbox_holds_its_pulled_image(registry: Pusher, open_folder: Path, name: str) -> None:
+    try:
+        runtime = find_runtime(cast(RuntimeName, name))
+    except SandboxStartFailed:
+        pytest.skip(f"{name} does not start here")
+    config = {"Env": ["GREETING=hello"], "WorkingDir": "/app"}
+    registry.image(f"sandboxes/{name}", "v1", [BASE, gz(tar(("app", None), ("app/file", b"shipped\n")))], config)
+    cache, own = open_folder / "cache", own_python(node_cache())
+    cache.mkdir(mode=0o755)
+    (cache / own.name).symlink_to(own)  # made once for all tests
+    image = f"docker://{registry.host}/sandboxes/{name}:v1"
+    async with SandboxFactory(runtime, cache=cache) as sandboxes:
+        other = ImageCache(cache / "image-cache")
+        async with await sandboxes.start(SandboxSpec(image, LIMITS)) as sandbox:
+            done = await sandbox.bash(
+                'echo "$GREETING"; pwd; echo "$(<file)"; echo changed > file; echo x > /etc/new', 20
+            )
+            assert done.output == "hello\n/app\nshipped\n"
+            assert [entry.held for entry in other.entries()] == [True]
+            assert await other.prune(0.0, time.time() + 9) > 0  # the layers
+            assert len(other.entries()) == 1
+        assert [entry.held for entry in other.entries()] == [False]
+        async with await sandboxes.start(SandboxSpec(image, LIMITS)) as fresh:
+            assert await fresh.read_file("/app/file", 100) == b"shipped\n"
+        assert await other.prune(0.0, time.time() + 9) > 0
+        assert other.entries() == []
+        assert other.ready() == set()
