@@ -206,8 +206,9 @@ class Front:
     registry: str
     faults: list[tuple[str, str, int]] = field(default_factory=list)
     """(path, fault, times). Faults: "503", "429", "cut" after half of the body, "stall" after half of it, "hang" before the
-    answer, "wrong" bytes, "no ranges"."""
+    answer, "wrong" bytes, "no ranges", and "to HOST:PORT", a redirect."""
     requests: Counter[str] = field(default_factory=Counter)
+    authorizations: list[str | None] = field(default_factory=list)
     host: str = ""
 
     async def __aenter__(self) -> Front:
@@ -239,9 +240,12 @@ class Front:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self.requests[request.path] += 1
+        self.authorizations.append(request.headers.get("Authorization"))
         fault = self._fault(request.path)
         if fault in ("503", "429"):
             return web.Response(status=int(fault))
+        if fault is not None and fault.startswith("to "):
+            return web.Response(status=307, headers={"Location": f"http://{fault[3:]}{request.path}"})
         if fault == "hang":
             await self._closing.wait()
             return web.Response(status=503)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -34,7 +35,7 @@ class BlobStore:
         """Store a small blob and return its digest."""
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         path = self.path(digest)
-        growing = path.with_name(f".{path.name}.{os.getpid()}")
+        growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         growing.write_bytes(data)
         growing.rename(path)
         return digest

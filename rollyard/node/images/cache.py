@@ -29,6 +29,7 @@ from rollyard.node.images.local_sources import FolderInPlace, local_source
 from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock
 from rollyard.node.images.registry_source import RegistrySource
 from rollyard.node.images.resolved_tags import ResolvedTags
+from rollyard.node.images.shared_tier import SharedTier
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +151,20 @@ class ImageCache:
         except ValueError as error:
             raise ImageNotFound(str(error)) from None
         if isinstance(reference, RegistryImage):
-            return RegistrySource(reference, self._settings, self._blobs, self._resolved)
+            tier = self._tier()
+            names = ResolvedTags(tier.names) if tier is not None else None
+            return RegistrySource(reference, self._settings, self._blobs, self._resolved, names)
         return local_source(reference, self._settings)
+
+    def _tier(self) -> SharedTier | None:
+        """Return the shared tier, if the pool has one that can be used now."""
+        if self._settings.shared_folder is None:
+            return None
+        try:
+            return SharedTier(Path(self._settings.shared_folder))
+        except OSError as error:
+            log.warning("the shared folder %s cannot be used: %s", self._settings.shared_folder, error.strerror)
+            return None
 
     # holding and filling
 
@@ -224,7 +237,11 @@ class ImageCache:
         growing.mkdir()
         growing.chmod(0o755)
         try:
-            config = await source.fill(growing, FillRoom(self._limit, lock.fd))
+            room, tier = FillRoom(self._limit, lock.fd), self._tier() if source.shared else None
+            if tier is not None:
+                config = await tier.fill(source, f"sha256:{entry.name.removeprefix('sha256-')}", growing, room)
+            else:
+                config = await source.fill(growing, room)
             size = await asyncio.to_thread(bytes_on_disk, growing)
             about = {"name": source.name, "digest": entry.name, "bytes": size, "config": config.to_json()}
             (growing / "image.json").write_text(json.dumps(about))

@@ -23,6 +23,7 @@ from rollyard.node.images.oci_manifest import (
 )
 from rollyard.node.images.registry_client import RegistryClient
 from rollyard.node.images.resolved_tags import ResolvedTags
+from rollyard.node.images.shared_lease import shared_lease
 from rollyard.node.images.unpack import BrokenLayer, unpack_layers
 
 log = logging.getLogger(__name__)
@@ -31,11 +32,20 @@ log = logging.getLogger(__name__)
 class RegistrySource:
     shared = True
 
-    def __init__(self, image: RegistryImage, settings: SandboxImages, blobs: BlobStore, resolved: ResolvedTags) -> None:
+    def __init__(
+        self,
+        image: RegistryImage,
+        settings: SandboxImages,
+        blobs: BlobStore,
+        resolved: ResolvedTags,
+        shared_names: ResolvedTags | None,
+    ) -> None:
+        """`shared_names`: what all nodes know about tags, if there is a shared tier."""
         self._image = image
         self._settings = settings
         self._blobs = blobs
         self._resolved = resolved
+        self._shared_names = shared_names
         self._digest = ""
 
     @property
@@ -45,19 +55,41 @@ class RegistrySource:
     async def key(self) -> str:
         """Return the digest of the manifest for this machine. If the registry cannot be asked, the last known digest of a
         tag is used."""
-        known = self._resolved.find(self.name)
-        if known is None or not known.fresh(self._image):
-            try:
-                self._digest = await self._resolve()
-                self._resolved.keep(self.name, self._digest)
-            except ImageUnavailable as error:
-                if known is None:
-                    raise
-                log.warning("%s; the last known digest is used: %s", error, known.digest)
-                self._digest = known.digest
+        if (known := self._known(self._resolved)) is not None:
+            self._digest = known
+            return known
+        try:
+            self._digest = await self._ask()
+        except ImageUnavailable as error:
+            last = self._resolved.find(self.name)
+            if last is None:
+                raise
+            log.warning("%s; the last known digest is used: %s", error, last.digest)
+            self._digest = last.digest
         else:
-            self._digest = known.digest
+            self._resolved.keep(self.name, self._digest)
         return self._digest
+
+    def _known(self, names: ResolvedTags) -> str | None:
+        found = names.find(self.name)
+        return found.digest if found is not None and found.fresh(self._image) else None
+
+    async def _ask(self) -> str:
+        """Ask the other nodes, then the registry. One node at a time asks the registry."""
+        names = self._shared_names
+        if names is None:
+            return await self._resolve()
+        try:
+            lease = names.path(self.name).with_suffix(".lease")
+            async with shared_lease(lease, lambda: self._known(names) is not None):
+                if (known := self._known(names)) is not None:
+                    return known
+                digest = await self._resolve()
+                names.keep(self.name, digest)
+                return digest
+        except OSError as error:
+            log.warning("the shared folder %s cannot be used: %s", lease.parent, error.strerror)
+            return await self._resolve()
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
         """Raises ImageUnavailable and DiskFull."""

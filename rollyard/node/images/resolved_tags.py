@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +33,11 @@ class ResolvedTags:
         self._folder = folder
 
     def find(self, image: str) -> Resolved | None:
-        return _read(self._path(image))
+        return _read(self.path(image))
 
     def keep(self, image: str, digest: str) -> None:
-        path = self._path(image)
-        growing = path.with_name(f".{path.name}.{os.getpid()}")
+        path = self.path(image)
+        growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         growing.write_text(json.dumps({"image": image, "digest": digest, "at": time.time()}))
         growing.rename(path)
 
@@ -45,7 +45,7 @@ class ResolvedTags:
         found = (_read(path) for path in self._folder.glob(f"*.{machine()}.json"))
         return [one for one in found if one is not None]
 
-    def _path(self, image: str) -> Path:
+    def path(self, image: str) -> Path:
         return self._folder / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}.{machine()}.json"
 
 

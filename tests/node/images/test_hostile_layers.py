@@ -18,7 +18,7 @@ from tests.support.image_registry import hard_link, symlink, tar
 
 @pytest.fixture
 def room(tmp_path: Path) -> FillRoom:
-    return FillRoom(64 << 20, os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))
+    return FillRoom(8 << 20, os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT))
 
 
 async def _unpack(folder: Path, room: FillRoom, *layers: bytes) -> Path:
@@ -109,10 +109,10 @@ async def test_a_damaged_layer_is_named(open_folder: Path, room: FillRoom, make:
 
 async def test_an_image_that_grows_without_end_stops_at_the_limit(open_folder: Path, room: FillRoom) -> None:
     bombs = (
-        tar(("zeros", bytes(70 << 20))),
-        tar(*((f"f{number}", b"") for number in range(17_000))),
+        tar(("zeros", bytes(9 << 20))),
+        tar(*((f"f{number}", b"") for number in range(2_500))),
     )
     for bomb in bombs:
-        with pytest.raises(ImageUnavailable, match=r"more than the 67108864 bytes.*raise `sandbox.images.cacheSize`"):
+        with pytest.raises(ImageUnavailable, match=r"more than the 8388608 bytes.*raise `sandbox.images.cacheSize`"):
             await _unpack(open_folder, room, bomb)
         (open_folder / "root").rename(open_folder / f"old{len(os.listdir(open_folder))}")

@@ -1,0 +1,107 @@
+"""Images in a folder that all nodes see: one file for each digest. One node makes the file, the others unpack it.
+
+A file appears by a rename, so it is complete or absent. Its pieces are verified when it is unpacked. A damaged file is
+deleted and made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import time
+from pathlib import Path
+
+from rollyard.node.images import flat_image
+from rollyard.node.images.base import FillRoom, ImageConfig, ImageSource
+from rollyard.node.images.blob_store import file_name
+from rollyard.node.images.shared_lease import shared_lease
+from rollyard.node.images.tar_stream import BrokenArchive
+from rollyard.node.images.unpack import BrokenLayer, run_child, unpack_flat
+
+log = logging.getLogger(__name__)
+
+
+class SharedTier:
+    """If the folder cannot be used, each node pulls for itself, and the log says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "images"
+        self.names = folder / "names"
+        """Folder for what the nodes know about tags."""
+        for made in (self._folder, self.names):
+            made.mkdir(parents=True, exist_ok=True)
+
+    async def fill(self, source: ImageSource, key: str, folder: Path, room: FillRoom) -> ImageConfig:
+        """Make `root` in `folder`, from this tier or else from the source. Raises as `ImageSource.fill`."""
+        path = self._folder / f"{file_name(key)}.tar.zst"
+        while True:
+            if (config := await self._unpacked(source.name, path, folder, room)) is not None:
+                return config
+            try:
+                async with shared_lease(path.with_suffix(".lease"), path.exists) as held:
+                    if held and not path.exists():
+                        config = await source.fill(folder, room)
+                        await self._publish(source.name, path, folder / "root", config, room)
+                        return config
+            except OSError as error:
+                log.warning("the shared folder %s cannot be used: %s", self._folder, error.strerror)
+                await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
+                return await source.fill(folder, room)
+
+    async def _unpacked(self, name: str, path: Path, folder: Path, room: FillRoom) -> ImageConfig | None:
+        """Return the configuration of the unpacked image; None if the file was damaged, and is deleted."""
+        try:
+            config = await asyncio.to_thread(_read_config, path)
+            await unpack_flat(name, path, folder / "root", room)
+        except FileNotFoundError:
+            return None
+        except (BrokenArchive, BrokenLayer, ValueError, KeyError, TypeError) as error:
+            log.warning("%s is damaged (%s), and is made again", path, error)
+            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)  # for `prune`
+        return config
+
+    async def _publish(self, name: str, path: Path, root: Path, config: ImageConfig, room: FillRoom) -> None:
+        growing = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            await asyncio.to_thread(_remove_leftovers, path)
+            job = {"root": str(root), "config": config.to_json(), "file": str(growing)}
+            result = await run_child("rollyard.node.images.pack_main", job, room)
+            if "failed" in result:
+                log.warning("%s cannot be shared in %s: %s", name, self._folder, result["failed"])
+            else:
+                growing.rename(path)
+        except OSError as error:
+            log.warning("%s cannot be shared in %s: %s", name, self._folder, error.strerror)
+        finally:
+            with contextlib.suppress(OSError):
+                growing.unlink(missing_ok=True)
+
+    def prune(self, unused_seconds: float) -> int:
+        """Delete the files that no node has read for this time. Return the number of freed bytes."""
+        freed, before = 0, time.time() - unused_seconds
+        for path in self._folder.glob("*.tar.zst"):
+            with contextlib.suppress(FileNotFoundError):
+                info = path.stat()
+                if info.st_mtime < before:
+                    path.unlink()
+                    freed += info.st_size
+        return freed
+
+
+def _read_config(path: Path) -> ImageConfig:
+    with open(path, "rb") as file:
+        return ImageConfig.from_json(flat_image.read_config(file))
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete the incomplete files of dead nodes. A slow node that is taken for dead finds that it cannot rename."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        left.unlink(missing_ok=True)

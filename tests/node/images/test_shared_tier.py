@@ -1,0 +1,109 @@
+"""The shared tier: one pull for many nodes, damaged files, and nodes that die in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.node.images import shared_lease
+from rollyard.node.images.cache import ImageCache
+from tests.support.image_registry import BASE, Front, Pusher, gz, hard_link, symlink, tar
+
+
+def _nodes(folder: Path, count: int) -> list[ImageCache]:
+    """Caches of nodes that share a tier."""
+    settings = SandboxImages(shared_folder=str(folder / "tier"))
+    return [ImageCache(folder / f"node{number}", settings) for number in range(count)]
+
+
+def _tree(root: Path) -> dict[str, object]:
+    return {
+        str(path.relative_to(root)): (
+            os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None,
+            None if path.is_symlink() else path.stat().st_mode,
+            path.lstat().st_mtime,
+        )
+        for path in root.rglob("*")
+    }
+
+
+async def test_eight_nodes_pull_an_image_once(registry: Pusher, front: Front, open_folder: Path) -> None:
+    layer = tar(
+        ("d", None), ("d/long" + "n" * 150, b"1"), ("d/run", {"mode": 0o755}), ("d/link", symlink("run")),
+        ("d/hard", hard_link("d/run")), ("big", os.urandom(9 << 20)),
+    )  # fmt: skip
+    registry.image("tier/one", "v1", [BASE, gz(layer)], {"Env": ["A=b"], "WorkingDir": "/d"})
+    nodes = _nodes(open_folder, 8)
+    images = await asyncio.gather(*(node.get(f"docker://{front.host}/tier/one:v1") for node in nodes))
+    assert front.count("manifests") == 1
+    assert sorted(front.requests.values()) == [1, 1, 1, 1]
+    trees = [_tree(image.root) for image in images]
+    assert len(trees[0]) == 10
+    assert all(tree == trees[0] for tree in trees)
+    assert {image.config.workdir for image in images} == {"/d"}
+    assert {os.stat(image.root / "d/hard").st_nlink for image in images} == {2}
+    (packed,) = (open_folder / "tier/images").iterdir()
+    listed = subprocess.run(["tar", "--zstd", "-tf", packed], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 10
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+async def test_a_damaged_file_is_made_again(registry: Pusher, front: Front, open_folder: Path, damage: str) -> None:
+    registry.image("tier/damaged", "v1", [BASE, gz(tar(("big", os.urandom(5 << 20))))])
+    name, (first, second) = f"docker://{front.host}/tier/damaged:v1", _nodes(open_folder, 2)
+    await first.stage(name)
+    (packed,) = (open_folder / "tier/images").iterdir()
+    whole = packed.read_bytes()
+    middle = len(whole) // 2
+    packed.write_bytes(
+        {
+            "cut": whole[:middle],
+            "flip": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+            "empty": b"",
+        }[damage]
+    )
+    with await second.get(name) as image:
+        assert (image.root / "big").stat().st_size == 5 << 20
+    assert packed.stat().st_size == len(whole)
+    assert front.count("blobs") == 6
+
+
+async def test_a_dead_puller_is_taken_over(
+    registry: Pusher, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_lease, "LEASE_SECONDS", 0.3)
+    digest = registry.image("tier/dead", "v1")
+    (node,) = _nodes(open_folder, 1)
+    (open_folder / "tier/images").mkdir(parents=True)
+    stem = open_folder / "tier/images" / digest.replace(":", "-")
+    stem.with_suffix(".tar.lease").write_text("a dead node")
+    (open_folder / "tier/images" / f".{stem.name}.tar.zst.0123").write_text("incomplete")
+    with await node.get(f"docker://{registry.host}/tier/dead@{digest}") as image:
+        assert (image.root / "etc/name").exists()
+    assert [path.name for path in (open_folder / "tier/images").iterdir()] == [f"{stem.name}.tar.zst"]
+
+
+async def test_two_pullers_at_worst_work_twice(
+    registry: Pusher, front: Front, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A puller that is only slow is taken over, and both end well."""
+    monkeypatch.setattr(shared_lease, "LEASE_SECONDS", 0.0)
+    monkeypatch.setattr(shared_lease, "RENEW_SECONDS", 1000.0)
+    registry.image("tier/slow", "v1", [BASE, gz(tar(("big", os.urandom(2 << 20))))])
+    images = await asyncio.gather(*(node.get(f"docker://{front.host}/tier/slow:v1") for node in _nodes(open_folder, 3)))
+    assert {(image.root / "big").stat().st_size for image in images} == {2 << 20}
+    (packed,) = (open_folder / "tier/images").iterdir()
+    subprocess.run(["zstd", "-qt", packed], check=True)
+
+
+async def test_a_shared_folder_that_cannot_be_used_costs_a_pull_only(registry: Pusher, open_folder: Path) -> None:
+    registry.image("tier/none", "v1")
+    (open_folder / "tier").write_text("no folder")
+    (node,) = _nodes(open_folder, 1)
+    with await node.get(f"docker://{registry.host}/tier/none:v1") as image:
+        assert (image.root / "etc/name").exists()
