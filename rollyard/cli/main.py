@@ -23,6 +23,7 @@ COMMANDS = {
     "events": ("objects", "Show events, oldest first."),
     "explain": ("explain", "Describe a kind or one of its fields."),
     "get": ("objects", "Show objects of one kind, or of several: `get ip,rp`."),
+    "images": ("images", "List, pull or delete sandbox images of this node, or of a shared folder."),
     "inference-server": ("processes", "Run an engine; batch scripts of InferencePools call this."),
     "logs": ("logs", "Print the output of an allocation, or of a pool's jobs."),
     "node-agent": ("processes", "Run a node agent; batch scripts of RolloutPools call this."),

@@ -13,16 +13,30 @@ import os
 import secrets
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollyard.node.images import flat_image
 from rollyard.node.images.base import FillRoom, ImageConfig, ImageSource
 from rollyard.node.images.blob_store import file_name
+from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.shared_lease import shared_lease
 from rollyard.node.images.tar_stream import BrokenArchive
 from rollyard.node.images.unpack import BrokenLayer, run_child, unpack_flat
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SharedFile:
+    """One image of the shared folder."""
+
+    name: str | None
+    """A name that the nodes know for it; None if the name has another digest now."""
+    digest: str
+    bytes: int
+    last_used: float
+    """In seconds since the epoch."""
 
 
 class SharedTier:
@@ -83,6 +97,17 @@ class SharedTier:
         finally:
             with contextlib.suppress(OSError):
                 growing.unlink(missing_ok=True)
+
+    def files(self) -> list[SharedFile]:
+        """Return the images of the folder, the least recently used first."""
+        names = {one.digest: one.image for one in ResolvedTags(self.names).all()}
+        found = []
+        for path in self._folder.glob("*.tar.zst"):
+            digest = path.name.removesuffix(".tar.zst").replace("-", ":", 1)
+            with contextlib.suppress(FileNotFoundError):
+                info = path.stat()
+                found.append(SharedFile(names.get(digest), digest, info.st_size, info.st_mtime))
+        return sorted(found, key=lambda file: file.last_used)
 
     def prune(self, unused_seconds: float) -> int:
         """Delete the files that no node has read for this time. Return the number of freed bytes."""

@@ -1,0 +1,47 @@
+"""`rollyard images`: the sandbox images of this node's cache, and of the folder that all nodes share."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from rollyard.cli.output import align
+
+
+@click.group()
+def images() -> None:
+    """List, pull or delete sandbox images of this node, or of a shared folder."""
+
+
+@images.command("list")
+@click.option("--shared", type=click.Path(path_type=Path), help="a pool's `sandbox.images.sharedFolder`, not this node")
+def list_(shared: Path | None) -> None:
+    """List images, the least recently used one first."""
+    from rollyard.core.node_cache import node_cache
+    from rollyard.kinds.schema.columns import age
+    from rollyard.node.images.cache import ImageCache
+    from rollyard.node.images.shared_tier import SharedTier
+
+    now = datetime.now(UTC)
+    if shared is None:
+        cache = ImageCache(node_cache() / "image-cache")
+        rows = [["NAME", "DIGEST", "SIZE", "IN USE", "LAST USED"]]
+        for entry in cache.entries():
+            used = datetime.fromtimestamp(entry.last_used, UTC)
+            held = "yes" if entry.held else "no"
+            rows.append([entry.name, entry.digest[:19], megabytes(entry.bytes), held, age(used, now)])
+    else:
+        if not shared.is_dir():
+            raise click.UsageError(f"--shared: there is no folder {shared}")
+        rows = [["NAME", "DIGEST", "SIZE", "LAST USED"]]
+        for file in SharedTier(shared).files():
+            used = datetime.fromtimestamp(file.last_used, UTC)
+            rows.append([file.name or "-", file.digest[:19], megabytes(file.bytes), age(used, now)])
+    click.echo("\n".join(align(rows)))
+
+
+def megabytes(count: int) -> str:
+    """Return a number of bytes in MiB, rounded up, in the unit of `cacheSize`."""
+    return f"{-(-count >> 20)}M"
