@@ -76,7 +76,8 @@ async def shared_lease(path: Path, done: Callable[[], bool]) -> AsyncIterator[bo
 
 
 async def _taken(file: _LeaseFile, done: Callable[[], bool]) -> bool:
-    loop, pause, seen, since = asyncio.get_running_loop(), _FIRST_SECONDS, "", 0.0
+    loop, pause, seen = asyncio.get_running_loop(), _FIRST_SECONDS, ""
+    since = loop.time()  # the holder's file is empty for a moment after it has appeared
     while not await asyncio.to_thread(done):
         if await asyncio.to_thread(file.take):
             return True

@@ -88,6 +88,20 @@ async def test_a_dead_puller_is_taken_over(
     assert [path.name for path in (open_folder / "tier/images").iterdir()] == [f"{stem.name}.tar.zst"]
 
 
+async def test_a_lease_that_is_still_empty_has_a_holder(open_folder: Path) -> None:
+    lease, asked = open_folder / "lease", 0
+    lease.touch()
+
+    def done() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked > 3
+
+    async with shared_lease.shared_lease(lease, done) as held:
+        assert not held
+    assert lease.exists()
+
+
 async def test_two_pullers_at_worst_work_twice(
     registry: Pusher, front: Front, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
