@@ -144,10 +144,12 @@ def _install(folder: Path) -> None:
 def bare(runtime: Runtime) -> list[str]:
     """Return the command of the runtime alone, which runs `python3 -c pass`."""
     cache = node_cache()
-    argv = runtime.command(default_root(cache), LIMITS, own_python(cache), ["/usr/bin/python3", "-c", "pass"])
+    argv = list(
+        runtime.command(default_root(cache), LIMITS, own_python(cache), ["/usr/bin/python3", "-c", "pass"]).argv
+    )
     if runtime.name != "bubblewrap":
         return argv
-    words, kept = iter(argv[argv.index(runtime.program) :]), []  # type: ignore[attr-defined]
+    words, kept = iter(argv), []
     for word in words:
         if word == "--bind":  # a folder of the common tmpfs
             next(words)

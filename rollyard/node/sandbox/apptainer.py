@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollyard.node.sandbox.base import OWN, Limits, Root
+from rollyard.node.sandbox_starter.client import Launch
 
 _ISOLATION = (
     "--userns", "--containall", "--no-home", "--cleanenv", "--writable-tmpfs",
@@ -34,7 +35,7 @@ class Apptainer:
 
     def command(
         self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
-    ) -> list[str]:
+    ) -> Launch:
         config = ["-c", str(self._config(limits))] if self.own_config else []
         binds = [part for path in (*root.binds, f"{own}:{OWN}") for part in ("--bind", _read_only(path))]
         # Apptainer makes no /tmp in an image without one.
@@ -42,7 +43,7 @@ class Apptainer:
         scratch = [part for path in ("/dev/shm", *lacking, *root.empty) for part in ("--scratch", path)]
         network = () if host_network else ("--net", "--network", "none")
         options = [*config, "exec", *_ISOLATION, *network, *scratch, *binds]
-        return [self.program, "-s", *options, str(root.folder), *argv]
+        return Launch([self.program, "-s", *options, str(root.folder), *argv])
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         return [self.program, "build", "--sandbox", str(folder), str(image)]

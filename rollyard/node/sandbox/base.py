@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.node.sandbox_starter.client import Launch
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
 OWN = "/opt/rollyard"
@@ -116,8 +117,8 @@ class Runtime(Protocol):
 
     def command(
         self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
-    ) -> list[str]:
-        """Return the argv of the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`."""
+    ) -> Launch:
+        """Return the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`."""
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         """Return the argv that unpacks a `.sif` into the new `folder`. Raises ImageNotFound if the runtime cannot read

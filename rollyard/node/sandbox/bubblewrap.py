@@ -13,6 +13,7 @@ from rollyard.core.errors import ImageNotFound
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.base import OWN, Limits, Root
 from rollyard.node.sandbox.build_once import build_once
+from rollyard.node.sandbox_starter.client import Launch, Scratch
 
 _UID = "1000"
 _ISOLATION = (
@@ -25,12 +26,6 @@ _ISOLATION = (
 )  # fmt: skip
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-
-_MOUNT = (
-    'mount -t tmpfs -o "size=$1,nr_inodes=$2,mode=755" sandbox "$3" && cd "$3" && mkdir terminals $4 && '
-    "mount -t devpts -o newinstance,ptmxmode=0666,mode=620,max=64 terminals terminals && "
-    'cd / && shift 4 && exec "$@"'
-)
 _BLOCK = 4096
 """Bytes of a file's first block. A tmpfs gets as many inodes as it has blocks."""
 
@@ -48,7 +43,7 @@ class Bubblewrap:
 
     def command(
         self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
-    ) -> list[str]:
+    ) -> Launch:
         written = {path: path.strip("/").replace("/", "-") for path in ("/tmp", "/var/tmp", "/dev/shm", *root.empty)}
         base, folders = ["--ro-bind", str(root.folder), "/"], list(written.values())
         if not root.read_only:
@@ -59,22 +54,22 @@ class Bubblewrap:
         binds += ["--ro-bind", str(own), OWN, "--proc", "/proc", "--dev", "/dev"]
         binds += ["--dev-bind", str(self.scratch / "terminals"), "/dev/pts"]
         binds += [part for path, folder in written.items() for part in ("--bind", str(self.scratch / folder), path)]
-        size, inodes = str(limits.disk_bytes), str(limits.disk_bytes // _BLOCK)
-        return [
-            *["unshare", "--map-root-user", "--mount", "sh", "-c", _MOUNT, "sh", size, inodes, str(self.scratch)],
-            " ".join(folders),
-            *[
-                self.program,
-                *_ISOLATION,
-                *([] if host_network else ["--unshare-net"]),
-                *base,
-                *binds,
-                "--remount-ro",
-                "/dev",
-            ],
-            *["--setenv", "PATH", _PATH, "--chdir", "/", "--"],
-            *argv,
+        network = [] if host_network else ["--unshare-net"]
+        options = [
+            *_ISOLATION,
+            *network,
+            *base,
+            *binds,
+            "--remount-ro",
+            "/dev",
+            "--setenv",
+            "PATH",
+            _PATH,
+            "--chdir",
+            "/",
         ]
+        scratch = Scratch(str(self.scratch), limits.disk_bytes, limits.disk_bytes // _BLOCK, folders)
+        return Launch([self.program, *options, "--", *argv], scratch)
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         raise ImageNotFound(

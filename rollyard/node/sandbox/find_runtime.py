@@ -11,12 +11,12 @@ from typing import Literal
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.core.find_apptainer import apptainer_programs
 from rollyard.core.node_cache import node_cache
-from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.apptainer import Apptainer
 from rollyard.node.sandbox.base import Limits, Runtime
 from rollyard.node.sandbox.bubblewrap import Bubblewrap, bubblewrap_program
 from rollyard.node.sandbox.build_once import build_once
 from rollyard.node.sandbox.images import default_root
+from rollyard.node.sandbox_starter.client import run_alone
 
 RuntimeName = Literal["auto", "apptainer", "singularity", "bubblewrap"]
 PROBE_SECONDS = 60.0
@@ -58,13 +58,9 @@ def _candidates(name: RuntimeName, cache: Path) -> Iterator[Runtime]:
 def _probe(runtime: Runtime, cache: Path) -> str | None:
     """Return None if the runtime can run /usr/bin/true in the default image, else the error."""
     root = default_root(cache)
-    argv = runtime.command(root, Limits(1, 1 << 30, 64 << 20), root.mount_points, ["/usr/bin/true"])
-    account = sandbox_account()
+    launch = runtime.command(root, Limits(1, 1 << 30, 64 << 20), root.mount_points, ["/usr/bin/true"])
     try:
-        done = subprocess.run(
-            argv, env=LAUNCH_ENVIRONMENT, cwd="/", stdin=subprocess.DEVNULL, capture_output=True,
-            timeout=PROBE_SECONDS, check=False, **account.credentials,
-        )  # fmt: skip
+        done = run_alone(launch, LAUNCH_ENVIRONMENT, PROBE_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    return None if done.returncode == 0 else done.stderr.decode(errors="replace").strip()[-500:] or "it failed"
+    return None if done.returncode == 0 else done.stdout.strip()[-500:] or "it failed"

@@ -20,7 +20,6 @@ from typing import Any, Self
 
 from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
-from rollyard.core.sandbox_account import sandbox_account
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.memory_guard.client import MemoryGuard
 from rollyard.node.sandbox import egress_proxy
@@ -30,6 +29,7 @@ from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
 from rollyard.node.sandbox.sandbox_connection import SandboxConnection
+from rollyard.node.sandbox_starter.client import Launch, SandboxStarter, StartedProcess
 from rollyard.sandbox_agent.frames import PROTOCOL, Header
 
 START_SECONDS = 120.0
@@ -185,6 +185,7 @@ class SandboxFactory:
         self._images = Images(runtime, self._cache, images or Path.cwd(), image_settings)
         self._own_python: Path | None = None
         self._guard = MemoryGuard()
+        self._starter = SandboxStarter(LAUNCH_ENVIRONMENT)
         self._open: set[Sandbox] = set()
         self._started = 0
 
@@ -206,8 +207,8 @@ class SandboxFactory:
             root = with_certificates(root)
         if spec.host_network:
             root = with_name_service(root)
-        argv = self._runtime.command(root, spec.limits, own, agent_argv(own), host_network=spec.host_network)
-        launcher, ours = await _Launcher.start(argv)
+        launch = self._runtime.command(root, spec.limits, own, agent_argv(own), host_network=spec.host_network)
+        launcher, ours = await _Launcher.start(self._starter, launch)
         gate, connection, sandbox_id = _send_gate(ours), SandboxConnection(), secrets.token_hex(6)
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
@@ -238,6 +239,7 @@ class SandboxFactory:
         self._open = set()
         await self._images.close()
         await asyncio.to_thread(self._guard.close)
+        await asyncio.to_thread(self._starter.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -284,31 +286,26 @@ class SandboxFactory:
 class _Launcher:
     """The runtime's process on the host, and its output."""
 
-    def __init__(self, process: asyncio.subprocess.Process, complaints: int) -> None:
+    def __init__(self, process: StartedProcess, complaints: int) -> None:
         self._process = process
         self._complaints: int | None = complaints
         self._words = ""
 
     @classmethod
-    async def start(cls, argv: list[str]) -> tuple[_Launcher, socket.socket]:
-        """Run `argv` with one end of a new socket as its standard input; return the other end too."""
+    async def start(cls, starter: SandboxStarter, launch: Launch) -> tuple[_Launcher, socket.socket]:
+        """Run `launch` with one end of a new socket as its standard input; return the other end too."""
         ours, its = socket.socketpair()
         complaints = os.memfd_create("complaints")
         with its:
-            starting = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    *argv, stdin=its.fileno(), stdout=complaints, stderr=complaints, cwd="/", env=LAUNCH_ENVIRONMENT,
-                    start_new_session=True, **sandbox_account().credentials,
-                )
-            )  # fmt: skip
+            starting = asyncio.ensure_future(starter.start(launch, its.fileno(), complaints))
             try:
                 process = await asyncio.shield(starting)
-            except OSError as error:
+            except SandboxStartFailed:
                 ours.close()
                 os.close(complaints)
-                raise SandboxStartFailed(f"{argv[0]} cannot be started: {error.strerror}") from None
+                raise
             except asyncio.CancelledError:
-                # asyncio would kill the launcher. If bwrap is killed before it has set up its child, the child stays for ever.
+                # If bwrap is killed before it has set up its child, the child stays for ever.
                 (done,) = await asyncio.gather(starting, return_exceptions=True)
                 its.close()
                 ours.close()
@@ -330,8 +327,7 @@ class _Launcher:
             async with asyncio.timeout(END_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            self._process.kill()
             await self._process.wait()
         if self._complaints is not None:
             self._words = self.last_output()

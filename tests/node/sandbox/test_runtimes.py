@@ -119,7 +119,7 @@ async def test_a_launcher_that_fails_is_quoted(open_folder: Path) -> None:
             with pytest.raises(SandboxStartFailed, match=said):
                 await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 1 << 20)))
     async with SandboxFactory(Bubblewrap("/nonexistent/bwrap", scratch)) as sandboxes:
-        with pytest.raises(SandboxStartFailed, match="/nonexistent/bwrap: not found"):
+        with pytest.raises(SandboxStartFailed, match="/nonexistent/bwrap: No such file"):
             await sandboxes.start(SandboxSpec(None, Limits(1, 1 << 30, 1 << 20)))
 
 

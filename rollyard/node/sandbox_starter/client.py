@@ -1,0 +1,160 @@
+"""The node agent's side of the sandbox starter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.sandbox_account import sandbox_account
+
+log = logging.getLogger(__name__)
+
+ANSWER_SECONDS = 30.0
+END_SECONDS = 5.0
+_ARGV = (sys.executable, "-I", "-S", str(Path(__file__).with_name("__main__.py")))
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """A tmpfs that is mounted in a mount namespace around the launcher, and in which everything is that a sandbox writes.
+    So one limit holds for all folders together."""
+
+    path: str
+    """Empty folder, on which the tmpfs is mounted."""
+    size: int
+    inodes: int
+    folders: Sequence[str]
+    terminals: int = 64
+    """Greatest number of pseudo-terminals in the folder `terminals`."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The launcher's command line, and the tmpfs around it."""
+
+    argv: Sequence[str]
+    scratch: Scratch | None = None
+
+
+def run_alone(launch: Launch, env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run a launcher to its end, without a starter; its errors are in `stdout`. Blocks, at most for `seconds`.
+
+    Raises OSError and subprocess.TimeoutExpired.
+    """
+    return subprocess.run(
+        [*_ARGV, _request(launch, env)], env=env, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+        errors="replace", timeout=seconds, check=False,
+    )  # fmt: skip
+
+
+def _request(launch: Launch, env: Mapping[str, str]) -> str:
+    account = sandbox_account()
+    changed = (account.uid, account.gid) if account.credentials else None
+    scratch = launch.scratch and asdict(launch.scratch)
+    return json.dumps({"argv": launch.argv, "scratch": scratch, "account": changed, "env": dict(env)})
+
+
+class StartedProcess:
+    """A child of this process that the starter started. It is waited for on the event loop."""
+
+    def __init__(self, pid: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.pid = pid
+        self._handle = os.pidfd_open(pid)
+        self._ended: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self._handle, self._reap, loop)
+
+    async def wait(self) -> None:
+        await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        if not self._ended.done():
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    def _reap(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.remove_reader(self._handle)
+        os.close(self._handle)
+        os.waitpid(self.pid, 0)
+        self._ended.set_result(None)
+
+
+class SandboxStarter:
+    """The starter's process. It starts with the first sandbox. If it is gone, the next call starts another. All launchers run
+    under the account of sandboxes."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        """`env`: environment of the launchers, and of the starter."""
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._turn = asyncio.Lock()
+
+    async def start(self, launch: Launch, stdin: int, output: int) -> StartedProcess:
+        """Start a launcher. `stdin` and `output` are file descriptors. Do not cancel: the process would not be waited for.
+
+        Raises SandboxStartFailed. If the starter ended before it answered, the launcher may have been started.
+        """
+        async with self._turn:
+            answer = await self._ask(_request(launch, self._env).encode(), [stdin, output])
+        if "error" in answer:
+            raise SandboxStartFailed(f"{launch.argv[0]} cannot be started: {answer['error']}")
+        return StartedProcess(answer["pid"])
+
+    async def _ask(self, packet: bytes, fds: list[int]) -> dict[str, Any]:
+        sock = self._socket or self._open()
+        try:
+            try:
+                socket.send_fds(sock, [packet], fds)
+            except ConnectionError:
+                sock = self._open()
+                socket.send_fds(sock, [packet], fds)
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answer = await asyncio.get_running_loop().sock_recv(sock, 1 << 12)
+        except (ConnectionError, TimeoutError):
+            answer = b""
+        if not answer:
+            self._end()
+            raise SandboxStartFailed("the sandbox starter was killed: start the sandbox again")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _open(self) -> socket.socket:
+        if self._process is not None:
+            self._end()
+        self._socket, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        with its:
+            # Launchers end with the thread that starts the starter: --die-with-parent of bubblewrap. It is the loop's.
+            self._process = subprocess.Popen(
+                _ARGV, stdin=its.fileno(), stdout=subprocess.DEVNULL, env=self._env, cwd="/"
+            )
+        return self._socket
+
+    def _end(self) -> None:
+        if self._process is not None and self._socket is not None:
+            self._socket.close()
+            self._process.kill()
+            log.warning("the sandbox starter ended with status %s; another starts", self._process.wait())
+            self._process = self._socket = None
+
+    def close(self) -> None:
+        """End the starter. The launchers live on."""
+        if self._process is not None and self._socket is not None:
+            self._socket.close()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(END_SECONDS)
+            self._process.kill()
+            self._process.wait()
+            self._process = self._socket = None
