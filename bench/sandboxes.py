@@ -6,6 +6,7 @@
   PyPI, in a folder of their own), a tmux loop, and an IPython kernel through jupyter_client over ZMQ.
 - Cold start to the first answer of bash, beside the bare runtime, which runs `python3 -c pass` with the same isolation and
   the same image. For bubblewrap the bare start has no limit on the sum of the files.
+- The claim of a warm sandbox to the first answer of bash, beside the same.
 - A number of sandboxes at once, beside as many bare starts; and the memory of each (PSS of all its processes).
 - `--waves N`: N sandboxes in waves of 25, and what stays.
 """
@@ -38,6 +39,7 @@ from rollyard.node.sandbox.bundled_python import own_python
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
 from rollyard.node.sandbox.images import default_root
 from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.node.sandbox.warm_sandboxes import WarmSandboxes
 
 LIMITS = Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=256 << 20)
 SPEC = SandboxSpec(None, LIMITS)
@@ -181,6 +183,24 @@ async def cold(sandboxes: SandboxFactory, argv: list[str], starts: int) -> tuple
     return ours[1:], theirs[1:]
 
 
+async def claims(sandboxes: SandboxFactory, count: int) -> list[float]:
+    """Return the seconds from a claim to the first answer of bash in a warm sandbox."""
+    warm, seconds = WarmSandboxes(sandboxes, most=1, places=2), []
+    try:
+        for _ in range(count + 1):
+            expected = warm.expect(SPEC, ["bash"])
+            while not warm.counts.ready:
+                await asyncio.sleep(0.01)
+            started = time.perf_counter()
+            async with await expected.claim() as sandbox:
+                assert (await sandbox.bash("echo hi", 60)).output == "hi\n"
+                seconds.append(time.perf_counter() - started)
+    finally:
+        await warm.close()
+    assert warm.counts.claimed == count + 1
+    return seconds[1:]
+
+
 async def at_once(sandboxes: SandboxFactory, argv: list[str], count: int) -> tuple[float, float, float]:
     """Return the seconds of our starts, the seconds of the bare starts, and the MiB of one sandbox."""
     started = time.perf_counter()
@@ -283,6 +303,7 @@ async def main() -> None:
             ours, theirs = await cold(sandboxes, argv, chosen.starts)
             line("to the first answer of bash", ours, theirs)
             line("bare: python3 -c pass", theirs, theirs)
+            line("warm: from the claim to the first answer", await claims(sandboxes, chosen.starts), theirs)
             if runtime is apptainer:
                 line("hpc-sandbox, to the first answer", peer["hpc-sandbox start"], theirs)
             together, alone, memory = await at_once(sandboxes, argv, chosen.at_once)

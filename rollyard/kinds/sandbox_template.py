@@ -35,6 +35,12 @@ class SandboxImages(KindModel):
     """Seconds for which rollouts wait for an image that cannot be had. Then they end InfraFailed."""
 
 
+class WarmSpec(KindModel):
+    max: int = Field(default=8, ge=0, le=4096)
+    """Greatest number of sandboxes that a node agent starts before rollouts need them. They use only places of the
+    allocation that no rollout uses. 0: every sandbox starts when a rollout needs it."""
+
+
 class SandboxTemplate(KindModel):
     runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
     """Container runtime. auto: the first runtime of Apptainer, Singularity and bubblewrap that works on the node."""
@@ -57,6 +63,9 @@ class SandboxTemplate(KindModel):
     allocation sets memory, this amount of the allocation's memory is counted for each sandbox."""
     disk: Size = "1G"
     """Size limit of each file that a sandbox writes, and of all of them together."""
+
+    warm: WarmSpec = WarmSpec()
+    """Sandboxes that are started in advance."""
 
     @model_validator(mode="after")
     def _one_network(self) -> SandboxTemplate:

@@ -23,6 +23,7 @@ from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.node.sandbox.warm_sandboxes import WarmSandboxes
 from rollyard.node.stage_workers import StagePools
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
@@ -102,6 +103,8 @@ class NodeAgent:
                 task.cancel()
             await asyncio.gather(*tasks, *works, return_exceptions=True)
             await self._handlers.close()
+            if self._node is not None:
+                await self._node.sandboxes.close()
             if self._sandboxes is not None:
                 await self._sandboxes.close()
 
@@ -127,11 +130,14 @@ class NodeAgent:
                     policy.rechoose(now=now)
             case Drain():
                 self._drain = True
+                if self._node is not None:
+                    self._node.sandboxes.drain()
                 self._heartbeat_soon()
             case Resize(widths=widths, places=places):
                 if self._node is not None:
                     known = {stage: widths[stage] for stage in Stage if stage in widths}
                     self._node.pools.request(known, places)
+                    self._node.sandboxes.places = places
                     self._heartbeat_soon()
 
     async def _welcome(self, welcome: Welcome) -> None:
@@ -147,7 +153,7 @@ class NodeAgent:
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
             self._node = NodeContext(
                 pools=StagePools(widths),
-                sandboxes=self._sandboxes,
+                sandboxes=WarmSandboxes(self._sandboxes, welcome.sandbox.warm.max, welcome.places),
                 handlers=self._handlers,
                 uploads=self._uploads,
                 template=self._templates.get,
@@ -156,6 +162,8 @@ class NodeAgent:
                 stages=welcome.stages,
                 node=self._identity.node,
             )
+            if self._drain:
+                self._node.sandboxes.drain()
         self._heartbeat_soon()
 
     # leases

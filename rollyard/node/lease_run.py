@@ -41,7 +41,8 @@ from rollyard.node.harness import Harness
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.node.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
 from rollyard.node.stage_workers import StagePools
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
@@ -72,7 +73,7 @@ class NodeContext:
     """The objects that all rollouts of a node agent share."""
 
     pools: StagePools
-    sandboxes: SandboxFactory
+    sandboxes: WarmSandboxes
     handlers: Handlers
     uploads: ResultUploads
     template: Callable[[str], Awaitable[ChatTemplate]]
@@ -134,6 +135,7 @@ class LeaseRun:
         self._timings: dict[str, float] = {}
         self._partial_outcome: Outcome | None = None
         self._endpoint: str | None = None
+        self._for_eval: ExpectedSandbox | None = None
 
     @property
     def ref(self) -> LeaseRef:
@@ -177,6 +179,9 @@ class LeaseRun:
             return self._failed(TaskError(str(error)))
         except (SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded) as error:
             return self._failed(error)
+        finally:
+            if self._for_eval is not None:
+                self._for_eval.drop()
 
     def _handler(self) -> GuardedHandler:
         handlers, kind = self._node.handlers, self._lease.task.kind
@@ -204,6 +209,8 @@ class LeaseRun:
             sandbox, environment = await self._init(handler, stack)
             template = await self._node.template(self._lease.endpoints[ROLE].tokenizer)
             async with self._stage_worker(Stage.RUN):
+                if handler.eval_needs_sandbox:
+                    self._for_eval = self._node.sandboxes.expect(self._sandbox_spec(handler))
                 run, artifact = await self._agent(handler, sandbox, environment, template)
         outcome = self._partial_outcome = Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
@@ -222,10 +229,9 @@ class LeaseRun:
     ) -> tuple[Sandbox, GuardedEnvironment | None]:
         task, budget = self._lease.task, self._budget(Stage.INIT)
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
-            sandbox = await stack.enter_async_context(await self._node.sandboxes.start(self._sandbox_spec(handler)))
-            await sandbox.prepare(
-                ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
-            )
+            tools = ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
+            claimed = await self._node.sandboxes.claim(self._sandbox_spec(handler), tools)
+            sandbox = await stack.enter_async_context(claimed)
             await handler.init(task, sandbox)
             environment = await handler.environment(task, sandbox)
             if environment is not None:
@@ -330,7 +336,8 @@ class LeaseRun:
         task, turns = self._lease.task, run.outcome.turns
         if not handler.eval_needs_sandbox:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
-        async with await self._node.sandboxes.start(self._sandbox_spec(handler)) as fresh:
+        coming = self._for_eval or self._node.sandboxes.expect(self._sandbox_spec(handler))
+        async with await coming.claim() as fresh:
             return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
     # helpers

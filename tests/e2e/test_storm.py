@@ -123,7 +123,8 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
     scratch.mkdir()
     async with yard.client() as client:
         place = {"allocation": {"scratch": str(scratch)}}
-        await yard.apply(client, policy=place, demo={**place, "sandbox": {"runtime": "auto"}})
+        # One warm sandbox at a time: the storm cannot tell it from others, and shall hit those that rollouts use.
+        await yard.apply(client, policy=place, demo={**place, "sandbox": {"runtime": "auto", "warm": {"max": 1}}})
         await yard.ready(client)
         rng = random.Random(7)
         await client.put_dataset("mixed", [rng.choice([sample_math, sample_code])(rng, True) for _ in range(TASKS)])

@@ -166,6 +166,7 @@ class Yard:
             else:  # each parallel EVAL needs a process with an algebra system
                 spec["stages"]["eval"]["workers"] = {"min": 1, "max": 2}
                 spec["sandbox"]["runtime"] = "bubblewrap"  # starts in half of Apptainer's CPU time
+                spec["sandbox"]["warm"] = {"max": 0}  # tests count and kill the sandboxes that rollouts use
             merge(spec, changes.get(text["metadata"]["name"], {}))
             text["metadata"]["namespace"] = "default"
             await client.apply(parse_object(text))

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageNotFound, ImageUnavailable
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.image_reference import ImageReference, RegistryImage, parse_image
@@ -91,6 +92,8 @@ class ImageCache:
         self._fills: dict[str, asyncio.Task[None]] = {}
         self._pulling: dict[str, int] = {}
         self._evicting = asyncio.Lock()
+        self.full = Signal[[]]()
+        """Signal: a new image has no room, because the images in use fill the cache."""
         self._limit = size_bytes(self._settings.cache_size)
         self._remove_leftovers()
 
@@ -113,6 +116,14 @@ class ImageCache:
                 source.name, f"the cache {self._folder} cannot be used: {error.strerror or error}"
             ) from error
         raise ImageUnavailable(source.name, "it was deleted as soon as it was there: raise `sandbox.images.cacheSize`")
+
+    def is_current(self, image: str, held: LocalImage) -> bool:
+        """Return whether `get` would return the same image of a registry without asking the registry."""
+        reference: ImageReference = parse_image(image)
+        if not isinstance(reference, RegistryImage):
+            return False
+        found = self._resolved.find(reference.text)
+        return found is not None and found.fresh(reference) and found.digest == held.digest
 
     async def stage(self, image: str) -> None:
         """Pull an image without holding it. Raises as `get`."""
@@ -256,6 +267,7 @@ class ImageCache:
         loop = asyncio.get_running_loop()
         ends = loop.time() + ROOM_SECONDS
         while not await self._make_room():
+            self.full.emit()
             if loop.time() > ends:
                 raise ImageUnavailable(
                     name, "sandboxes use all images of the full cache: raise `sandbox.images.cacheSize`, or wait"

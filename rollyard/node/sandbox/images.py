@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageNotFound, SandboxStartFailed
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.kinds.sandbox_template import SandboxImages
@@ -41,6 +42,8 @@ class HeldRoot:
 
     root: Root
     image: LocalImage | None = None
+    identity: tuple[object, ...] | None = None
+    """Marks of the image's file or folder. Another file or folder under the same name has others."""
 
     def release(self) -> None:
         if self.image is not None:
@@ -57,12 +60,15 @@ class Images:
         """Folder below which relative names are looked up."""
         self._settings = settings
         self._pulled: ImageCache | None = None
+        self.full = Signal[[]]()
+        """Signal of the cache: the images in use fill it."""
 
     @property
     def pulled(self) -> ImageCache:
         """The node's cache of pulled images."""
         if self._pulled is None:
             self._pulled = ImageCache(self._cache / "image-cache", self._settings)
+            self._pulled.full.connect(self.full.emit)
         return self._pulled
 
     async def hold(self, image: str | None) -> HeldRoot:
@@ -72,7 +78,8 @@ class Images:
         Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound, for which no retry helps.
         """
         if image is None or not image.startswith("docker://"):
-            return HeldRoot(await asyncio.to_thread(self.root, image))
+            identity = await asyncio.to_thread(self._identity, image)
+            return HeldRoot(await asyncio.to_thread(self.root, image), identity=identity)
         local = await self.pulled.get(image)
         try:
             root = replace(self._root_of_folder(local.root), env=local.config.env, workdir=local.config.workdir)
@@ -80,6 +87,20 @@ class Images:
             local.release()
             raise
         return HeldRoot(root, local)
+
+    def is_current(self, image: str, held: HeldRoot) -> bool:
+        """Return whether `hold` would give the same root now. No registry is asked."""
+        if held.image is not None:
+            return self.pulled.is_current(image, held.image)
+        return held.identity is not None and held.identity == self._identity(image)
+
+    def _identity(self, image: str | None) -> tuple[object, ...] | None:
+        try:
+            path = (self._folder / (image or "")).resolve()
+            info = path.stat()
+        except (OSError, ValueError):
+            return None
+        return path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
 
     async def close(self) -> None:
         """End the pulls that are under way."""

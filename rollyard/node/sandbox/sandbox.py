@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from rollyard.core.aio import Signal
 from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.kinds.sandbox_template import SandboxImages
@@ -57,7 +58,7 @@ class Sandbox:
     ) -> None:
         self.id = sandbox_id
         self.spec = spec
-        self._held = held
+        self.held = held
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
@@ -144,7 +145,7 @@ class Sandbox:
         try:
             await self._launcher.end()
         finally:
-            self._held.release()
+            self.held.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -189,6 +190,11 @@ class SandboxFactory:
         self._open: set[Sandbox] = set()
         self._started = 0
 
+    @property
+    def images_full(self) -> Signal[[]]:
+        """Signal: the images of sandboxes fill the cache of images, and another image needs room."""
+        return self._images.full
+
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound, ImageUnavailable or
         SandboxStartFailed."""
@@ -231,6 +237,12 @@ class SandboxFactory:
                 await sandbox.close()
                 raise
         return sandbox
+
+    async def has_current_image(self, sandbox: Sandbox) -> bool:
+        """Return whether a new sandbox of this image would have the same root. No registry is asked: the answer is no if
+        the image's tag must be looked up again."""
+        image = sandbox.spec.image
+        return image is None or await asyncio.to_thread(self._images.is_current, image, sandbox.held)
 
     async def close(self) -> None:
         async with asyncio.TaskGroup() as group:

@@ -63,7 +63,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_21 = """
+_VERSION_22 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -144,7 +144,7 @@ CREATE TABLE session_calls (
 );
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 21: _VERSION_21}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 22: _VERSION_22}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 

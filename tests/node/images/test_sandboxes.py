@@ -11,11 +11,14 @@ import pytest
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.node.images.cache import ImageCache
+from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.bundled_python import own_python
 from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
 from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.node.sandbox.warm_sandboxes import WarmSandboxes
 from tests.support.image_registry import BASE, Pusher, gz, tar
+from tests.support.until import until
 
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 
@@ -48,3 +51,24 @@ async def test_a_sandbox_holds_its_pulled_image(registry: Pusher, open_folder: P
         assert await other.prune(0.0, time.time() + 9) > 0
         assert other.entries() == []
         assert other.ready() == set()
+
+
+async def test_a_tag_that_moved_gives_a_new_sandbox_in_place_of_a_warm_one(registry: Pusher, open_folder: Path) -> None:
+    """No registry is asked at a claim: another process of the node has looked the tag up."""
+    registry.image("warm", "v1", [BASE, gz(tar(("mark", b"first\n")))], {})
+    cache, own = open_folder / "cache", own_python(node_cache())
+    cache.mkdir(mode=0o755)
+    (cache / own.name).symlink_to(own)
+    image = f"docker://{registry.host}/warm:v1"
+    async with SandboxFactory(find_runtime("bubblewrap"), cache=cache) as sandboxes:
+        warm, names = WarmSandboxes(sandboxes, 2, 4), ResolvedTags(cache / "image-cache" / "names")
+        expected = [warm.expect(SandboxSpec(image, LIMITS)) for _ in range(2)]
+        await until(lambda: warm.counts.ready == 2)
+        async with await expected[0].claim() as sandbox:
+            assert await sandbox.read_file("/mark", 100) == b"first\n"
+        assert warm.counts.claimed == 1
+        (first,) = names.all()
+        names.keep(first.image, registry.image("warm", "v1", [BASE, gz(tar(("mark", b"second\n")))], {}))
+        async with await expected[1].claim() as sandbox:
+            assert await sandbox.read_file("/mark", 100) == b"second\n"
+        await warm.close()
