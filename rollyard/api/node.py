@@ -45,6 +45,7 @@ from rollyard.wire.node import (
     HandBack,
     Heartbeat,
     Hello,
+    ImageChanges,
     LeaseRef,
     NewEndpoint,
     Renewed,
@@ -110,6 +111,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     agent = ConnectedAgent(hello.identity, pool.pool_key, outbox.put_nowait, expel=expelled.set)
     agent.capacity = _capacity(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
+    agent.ready_images = set(hello.ready_images)
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
         await services.rollouts.lose(LeaseRef(namespace=namespace, id=id, fence=lease.fence), "NotReceived")
@@ -189,6 +191,8 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
                     await services.rollouts.fail(
                         message.lease, agent.identity.uid, message.reason, message.message, limit
                     )
+                elif message.image is not None:
+                    await services.images.hand_back(message.lease, agent, message.image)
                 else:
                     # Other node agents of the same release cannot read the lease either. The hand-back therefore counts
                     # as a loss, and the number of losses is limited.
@@ -196,6 +200,11 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
                     await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
             except RollyardError as error:  # when the lease expires, the rollout is queued again
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
+        case ImageChanges():
+            try:
+                await services.images.report(agent, message)
+            except RollyardError as error:  # the holds end by themselves
+                log.warning("the images of node agent %s were not stored: %s", agent.holder, error)
         case _:
             pass  # a message from a newer version
 

@@ -38,7 +38,10 @@ async def queue_view(services: Services, namespace: str, name: str, records: Seq
         sum(services.rollouts.leases.has_exclusive(a.holder) for a in agents),
         served_versions(services.endpoints, pool),
         await _groups(services, namespace, records),
-        await services.store.queue_places(namespace, name, now, LOOK_AHEAD_RECORDS),
+        await services.store.queue_places(
+            namespace, name, now, LOOK_AHEAD_RECORDS, pool.spec.sandbox.default_image or ""
+        ),
+        {hold.image: hold for hold in await services.store.image_holds(PoolKey(namespace, name))},
     )
 
 

@@ -16,6 +16,7 @@ from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
 from rollyard.server.batches.service import BatchService
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.image_holds import ImageHolds
 from rollyard.server.rollouts.queue_limit import QueueLimit
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_choice import EndpointChoice
@@ -30,6 +31,7 @@ class Services:
     store: Store
     clock: Clock
     rollouts: RolloutService
+    images: ImageHolds
     queue_limit: QueueLimit
     batches: BatchService
     agents: ConnectedAgents

@@ -46,6 +46,7 @@ def _lease(entry: HistoryEntry) -> str:
     why = {
         "OnlyOne": "the only node agent with room for it",
         "MostRoom": f"the most room of {entry.able} node agents: {entry.free}",
+        "HasImage": f"of the node agents with its image, the most room: {entry.free}",
         "Exclusive": "a node agent without other work",
     }.get(entry.reason or "", entry.reason or "")
     words = [f"node {entry.node}, {entry.allocation}" + (f" ({why})" if why else "")]

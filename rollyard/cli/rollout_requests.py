@@ -53,8 +53,10 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
     return found
 
 
-def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRequest]:
+def read_tasks(file: str, prefix: str, given: dict[str, Any], image: str | None = None) -> list[NumberedRequest]:
     """Read one request from each line of a file, with the id `<prefix>-<line number>`. Skip blank lines.
+
+    `image`: sandbox image of the tasks that name none.
 
     Raises BadRequest, or Invalid with the numbers of the first 10 wrong lines.
     """
@@ -65,7 +67,7 @@ def read_tasks(file: str, prefix: str, given: dict[str, Any]) -> list[NumberedRe
         if not line.strip():
             continue
         try:
-            found.append(NumberedRequest(number, _request(line, {**given, "id": f"{prefix}-{number}"})))
+            found.append(NumberedRequest(number, _request(line, {**given, "id": f"{prefix}-{number}"}, image)))
         except Invalid as error:
             wrong.append(f"{source}:{number}: {error}")
     if wrong:
@@ -100,10 +102,13 @@ async def submit_batches(
             raise _error_at_line(error, batch, source) from None
 
 
-def _request(text: str, given: dict[str, Any]) -> RolloutRequest:
+def _request(text: str, given: dict[str, Any], image: str | None = None) -> RolloutRequest:
     """Build a request. Raises Invalid."""
     try:
-        return RolloutRequest.model_validate({**given, "task": from_json(text)})
+        task = from_json(text)
+        if image is not None and isinstance(task, dict):
+            task["image"] = task.get("image") or image
+        return RolloutRequest.model_validate({**given, "task": task})
     except pydantic.ValidationError as error:
         raise Invalid("; ".join(str(problem) for problem in problems_of(RolloutRequest, error))) from None
     except ValueError as error:

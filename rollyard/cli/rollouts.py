@@ -18,6 +18,7 @@ from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, submit_batches
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import ID_PATTERN, RolloutView, Status, Trajectory
+from rollyard.kinds.values.image_reference import parse_image
 
 STATUSES = [status.value for status in Status]
 ON_THE_WAY = [status.value for status in Status if not status.terminal]
@@ -32,6 +33,10 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
 @click.option("--temperature", type=float, help="sampling temperature; 0 is greedy  [default: 1]")
 @click.option(
     "--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter, such as max_tokens=512"
+)
+@click.option(
+    "--image",
+    help="sandbox image of the tasks that name none, such as docker://HOST/NAME:TAG  [default: the image of the pool]",
 )
 @click.option(
     "--id-prefix",
@@ -57,6 +62,7 @@ async def submit(
     n: int,
     temperature: float | None,
     sampling: tuple[str, ...],
+    image: str | None,
     id_prefix: str,
     wait: bool,
     form: str,
@@ -68,7 +74,12 @@ async def submit(
         )
     prefix = id_prefix or f"run-{secrets.token_hex(4)}"
     given = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
-    numbered = read_tasks(file, prefix, given)
+    if image is not None:
+        try:
+            image = parse_image(image).text
+        except ValueError as error:
+            raise click.UsageError(f"--image: {error}") from None
+    numbered = read_tasks(file, prefix, given, image)
     ids: list[str] = []
     again = (
         f"of {n * len(numbered)} rollouts were accepted and continue on the server. To cancel them: rollyard rollouts "

@@ -29,6 +29,7 @@ RollyardError
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          the sandbox ended during a rollout
 │   ├── ImageUnavailable     the sandbox image cannot be had now: the rollout waits, and the attempt does not count
+│   │   └── ImageNotReady    a node still pulls the image, or will pull it soon
 │   └── ImageNotFound        the sandbox image is missing or unusable: the rollout ends Failed, without a retry
 ├── EndpointError            a model server failed; the rollout continues at another model server
 │   ├── EndpointLost         connection, 5xx or time-out
@@ -43,7 +44,6 @@ RollyardError
 ├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed if no token was sampled
 │   └── PromptTooLong        the endpoint reported that the prompt does not fit (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
-    ├── SnapshotUnusable     the rollout's sandbox cannot be started from its snapshot
     ├── NothingSampled       RUN ended without a sampled token, so there is nothing to score
     └── HandlerFailed        the task handler, or its environment, raised an exception or returned a wrong value
 
@@ -57,8 +57,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
   folder: task handlers catch it
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall
-- sandbox_agent, which imports no other part of Rollyard: BrokenChanges, EditError, ImageDiffers, KernelUnusable, ShellEnded,
-  TooManyChanges
+- sandbox_agent, which imports no other part of Rollyard: EditError, KernelUnusable, ShellEnded
 - private ones, with a leading underscore
 
 `scripts/check_names.py` compares both lists with the code.
@@ -217,10 +216,16 @@ class SandboxLost(SandboxError):
 
 
 class ImageUnavailable(SandboxError):
-    def __init__(self, image: str, why: str) -> None:
+    def __init__(self, image: str, why: str, *, permanent: bool = False) -> None:
         super().__init__(f"the image {image} cannot be used now: {why}")
         self.image = image
         """Name of the image in normal form."""
+        self.permanent = permanent
+        """True: somebody must change the image or the pool. False: the fault may pass by itself."""
+
+
+class ImageNotReady(ImageUnavailable):
+    pass
 
 
 class ImageNotFound(SandboxError):
@@ -263,10 +268,6 @@ class ContextExceeded(RollyardError):
 
 
 class TaskError(RollyardError):
-    pass
-
-
-class SnapshotUnusable(TaskError):
     pass
 
 

@@ -16,6 +16,7 @@ class HistoryEvent(StrEnum):
     STAGE_BEGUN = "StageBegun"
     ENDPOINT_MOVED = "EndpointMoved"
     HANDED_BACK = "HandedBack"
+    IMAGE_HELD = "ImageHeld"
     LEASE_LOST = "LeaseLost"
     FAULT = "Fault"
     OUTDATED = "Outdated"
@@ -43,8 +44,8 @@ class HistoryEntry(WireModel):
     stage: Stage
     """Stage in which the event happened. For `Leased` and `StageBegun`: stage that begins."""
     reason: str | None = None
-    """For `Leased`: why this node agent was chosen (`OnlyOne`, `MostRoom` or `Exclusive`). For other events: a word, or
-    a sentence that a node agent wrote."""
+    """For `Leased`: why this node agent was chosen (`OnlyOne`, `MostRoom`, `HasImage` or `Exclusive`). For other
+    events: a word, or a sentence that a node agent wrote."""
     message: str | None = None
     node: str | None = None
     allocation: str | None = None

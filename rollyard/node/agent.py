@@ -14,10 +14,11 @@ import aiohttp
 from rollyard.client.node_connection import NodeConnection
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import Waker
-from rollyard.core.errors import Fenced, NoEndpoint
+from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.kinds.rollout import Stage
 from rollyard.node.agents.tasks.installed_handlers import load_handlers
+from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.lease_run import LeaseRun, NodeContext
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
@@ -29,6 +30,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.node import (
+    IMAGE_REASON,
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE_REASON,
     Cancel,
@@ -74,6 +76,7 @@ class NodeAgent:
         self._templates = TemplateCache()
         self._node: NodeContext | None = None
         self._sandboxes: SandboxFactory | None = None
+        self._images: ImagePulls | None = None
         self._capacity = 0
         """Number of sandboxes that fit into the allocation. The server's first `Welcome` sets it."""
         self._lease_seconds = LEASE_SECONDS
@@ -81,6 +84,7 @@ class NodeAgent:
         self._grants = 0
         """Number of messages `Grant` received since the last `Welcome`."""
         self._stage_changed = Waker()
+        self._welcomed = asyncio.Event()
         self._drain = False
         self._drained = asyncio.Event()
 
@@ -90,7 +94,14 @@ class NodeAgent:
         Raises Fenced and Incompatible if the server refuses this process, and SandboxStartFailed if no sandbox runtime
         works here. In these cases no lease is handed back.
         """
-        parts = [self._connection.run(), self._beat(), self._watch_clock(), self._drained.wait(), stop.wait()]
+        parts = [
+            self._connection.run(),
+            self._beat(),
+            self._watch_clock(),
+            self._watch_images(),
+            self._drained.wait(),
+            stop.wait(),
+        ]
         tasks = [asyncio.create_task(_as_dict(part)) for part in parts]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -103,6 +114,8 @@ class NodeAgent:
                 task.cancel()
             await asyncio.gather(*tasks, *works, return_exceptions=True)
             await self._handlers.close()
+            if self._images is not None:
+                await self._images.close()
             if self._node is not None:
                 await self._node.sandboxes.close()
             if self._sandboxes is not None:
@@ -149,11 +162,13 @@ class NodeAgent:
         if self._node is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
             self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images)
+            self._images = ImagePulls(self._sandboxes.images, self._connection.send)
             self._capacity = welcome.places
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
             self._node = NodeContext(
                 pools=StagePools(widths),
                 sandboxes=WarmSandboxes(self._sandboxes, welcome.sandbox.warm.max, welcome.places),
+                images=self._images,
                 handlers=self._handlers,
                 uploads=self._uploads,
                 template=self._templates.get,
@@ -164,6 +179,7 @@ class NodeAgent:
             )
             if self._drain:
                 self._node.sandboxes.drain()
+        self._welcomed.set()
         self._heartbeat_soon()
 
     # leases
@@ -194,6 +210,9 @@ class NodeAgent:
             log.warning("%s", error)
         except NoEndpoint as error:
             await self._connection.send(HandBack(lease=work.ref, reason=str(error)))
+        except ImageUnavailable as error:
+            fault = image_fault(error, default=work.default_image)
+            await self._connection.send(HandBack(lease=work.ref, reason=IMAGE_REASON, image=fault))
         except Exception as error:
             task = asyncio.current_task()
             # the rollout was stopped on purpose: an error that the stop causes is not reported
@@ -237,6 +256,7 @@ class NodeAgent:
             places=self._capacity,
             kinds=sorted(self._handlers.loaded),
             failed_kinds=dict(self._handlers.failed),
+            ready_images=self._images.ready() if self._images is not None else [],
         )
 
     def _heartbeat_soon(self) -> None:
@@ -286,6 +306,11 @@ class NodeAgent:
                 log.warning("leases not renewed for %g s: stopping %d rollouts", self._lease_seconds, len(self._runs))
                 self._stop_leases([work.ref for work, _ in self._runs.values()], "its lease expired")
             await asyncio.sleep(1.0)
+
+    async def _watch_images(self) -> None:
+        await self._welcomed.wait()
+        assert self._images is not None
+        await self._images.run()
 
     # shared parts
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from rollyard.core.errors import (
     ContextExceeded,
     EndpointError,
+    ImageUnavailable,
     Invalid,
     NodeFault,
     RollyardError,
@@ -38,6 +39,7 @@ from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
+from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.sandbox.base import Limits, SandboxSpec
@@ -74,6 +76,7 @@ class NodeContext:
 
     pools: StagePools
     sandboxes: WarmSandboxes
+    images: ImagePulls
     handlers: Handlers
     uploads: ResultUploads
     template: Callable[[str], Awaitable[ChatTemplate]]
@@ -136,6 +139,8 @@ class LeaseRun:
         self._partial_outcome: Outcome | None = None
         self._endpoint: str | None = None
         self._for_eval: ExpectedSandbox | None = None
+        self.default_image = False
+        """True if the task names no image."""
 
     @property
     def ref(self) -> LeaseRef:
@@ -143,8 +148,8 @@ class LeaseRun:
         return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=self.stage)
 
     async def run(self) -> None:
-        """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint if the lease must be handed
-        back."""
+        """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint or ImageUnavailable if the lease
+        must be handed back."""
         outcome = await self._outcome()
         if outcome.status is Status.INFRA_FAILED:
             await asyncio.sleep(TERM_SECONDS)
@@ -166,13 +171,12 @@ class LeaseRun:
     async def _outcome(self) -> Outcome:
         try:
             handler = self._handler()
-            if self.stage is Stage.EVAL:
-                run = await self._node.uploads.stored_run(self.ref)
-            else:
-                run = await self._run(handler)
-                await self._node.uploads.run(self.ref, run)
-            self._partial_outcome = run.outcome
-            return await self._evaluated(handler, run)
+            if self.stage is not Stage.EVAL or handler.eval_needs_sandbox:
+                async with self._node.images.held(self._image(handler)):
+                    return await self._stages(handler)
+            return await self._stages(handler)
+        except ImageUnavailable:
+            raise
         except TemplateUnusable as error:
             return self._failed(error)
         except (Invalid, TooLarge) as error:
@@ -182,6 +186,16 @@ class LeaseRun:
         finally:
             if self._for_eval is not None:
                 self._for_eval.drop()
+
+    async def _stages(self, handler: GuardedHandler) -> Outcome:
+        """Run the stages that are left. The image stays on the node meanwhile."""
+        if self.stage is Stage.EVAL:
+            run = await self._node.uploads.stored_run(self.ref)
+        else:
+            run = await self._run(handler)
+            await self._node.uploads.run(self.ref, run)
+        self._partial_outcome = run.outcome
+        return await self._evaluated(handler, run)
 
     def _handler(self) -> GuardedHandler:
         handlers, kind = self._node.handlers, self._lease.task.kind
@@ -346,11 +360,16 @@ class LeaseRun:
         pool = self._node.sandbox
         limits = Limits(cpus=pool.cpus, memory_bytes=size_bytes(pool.memory), disk_bytes=size_bytes(pool.disk))
         return SandboxSpec(
-            image=handler.image(self._lease.task) or pool.default_image,
+            image=self._image(handler),
             limits=limits,
             host_network=pool.host_network,
             allowed_hosts=tuple(map(HostPattern.parse, pool.allowed_hosts)),
         )
+
+    def _image(self, handler: GuardedHandler) -> str | None:
+        named = handler.image(self._lease.task)
+        self.default_image = not named
+        return named or self._node.sandbox.default_image
 
     def _budget(self, stage: Stage) -> float:
         """Return the time budget in seconds: the pool's, or the rollout's if that is shorter."""

@@ -95,7 +95,7 @@ class InferencePoolObserver:
         for user in self._rollout_pools():
             roles = list(user.spec.inference.values()).count(pool.metadata.name)
             if roles and user.metadata.namespace == pool.metadata.namespace:
-                queued = await self._rollouts.queued(user.pool_key)
+                queued = await self._rollouts.demand(user.pool_key, user.spec.sandbox.default_image)
                 in_flight = self._rollouts.leases.in_flight(*user.pool_key)
                 total += roles * sessions(user.spec, queued, in_flight)
         return total

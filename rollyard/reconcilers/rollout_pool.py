@@ -9,7 +9,8 @@ from rollyard.kinds.base import ObjectKey, Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.reconcilers.demand import rollout_metrics
+from rollyard.reconcilers.autoscaler import Metric
+from rollyard.reconcilers.demand import Counts, rollout_metrics
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
@@ -39,10 +40,14 @@ class RolloutPoolObserver:
         agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
         return PoolObservation(
             members=[_member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
-            metrics=rollout_metrics(pool.spec, queued, in_flight) if pool.spec.autoscaling is not None else [],
+            metrics=await self._metrics(pool, in_flight) if pool.spec.autoscaling is not None else [],
             status_update={"stages": stage_load(queued, in_flight, filter(None, agents.values()))},
             problem=self._pool_problem(pool),
         )
+
+    async def _metrics(self, pool: RolloutPool, in_flight: Counts) -> list[Metric]:
+        demand = await self._rollouts.demand(pool.pool_key, pool.spec.sandbox.default_image)
+        return rollout_metrics(pool.spec, demand, in_flight)
 
     def _pool_problem(self, pool: RolloutPool) -> Reason | None:
         if POLICY_ROLE not in pool.spec.inference:

@@ -35,6 +35,7 @@ from rollyard.server.batches.settlement import settle_ended
 from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
+from rollyard.server.rollouts.image_holds import ImageHolds
 from rollyard.server.rollouts.lease_expiry import LeaseExpiry
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.move_hints import MoveHints
@@ -103,11 +104,13 @@ class Parts:
         trust = client_ssl_context(self.authority.ca_pem)
         connector = connector or aiohttp.TCPConnector(ssl=trust, limit=0)
         routing, pools = Routing(clock, lease_seconds), StoredPools(store)
+        self.pools = pools
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
         self.choice, self.session_index = routing.choice, routing.sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Arguments such as `slots=` and `pools=` are functions through which a part queries another part.
         self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
+        self.images = ImageHolds(rollouts, clock, agents, pool=pools.rollout_pool)
         self.queue_limit = QueueLimit(store, clock)
         self.lease_expiry = LeaseExpiry(self.rollouts)
         self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
@@ -117,7 +120,7 @@ class Parts:
         self.rebalancer = routing.rebalancer(ask_external=self.sessions.ask_to_move)
         self.prober = EndpointProber(endpoints, trust=trust, pools=pools.inference_pools)
         self.dispatcher = Dispatcher(store, clock, agents, leases, endpoints, routing.choice, pool=pools.rollout_pool)
-        self.resizer = StageResizer(clock, agents, queued=rollouts.queued, stages=pools.stages)
+        self.resizer = StageResizer(clock, agents, queued=self._demand, stages=pools.stages)
         self.weights_watch = StalenessWatch(rollouts, clock=clock, endpoints=endpoints, pools=pools.rollout_pools)
         self.workspace = AllocationFolders(data, store.server_id, issue=self.signer.issue)
         reconcilers = build_reconcilers(
@@ -135,6 +138,7 @@ class Parts:
             store=self.store,
             clock=self.clock,
             rollouts=self.rollouts,
+            images=self.images,
             queue_limit=self.queue_limit,
             batches=self.batches,
             agents=self.agents,
@@ -148,6 +152,11 @@ class Parts:
             submission=preview.submission,
             task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
         )
+
+    async def _demand(self, pool: PoolKey) -> dict[Stage, int]:
+        """Return the queued rollouts that stage workers can take, by stage. Raises NotFound."""
+        spec = (await self.pools.rollout_pool(pool)).spec
+        return await self.rollouts.demand(pool, spec.sandbox.default_image)
 
     async def close(self) -> None:
         """Close the parts with open resources: the sessions of external agents and their connections."""

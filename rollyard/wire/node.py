@@ -17,6 +17,8 @@ from rollyard.wire.endpoint import Endpoint
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
 NODE_AGENT_ERROR = "NodeAgentError"
 """`HandBack.reason` after an error in the node agent's own code. The rollout may have caused this error."""
+IMAGE_REASON = "ImageUnavailable"
+"""`HandBack.reason` if the sandbox image cannot be had now. `HandBack.image` says why."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
 """`HandBack.reason` of a lease that the node agent cannot parse, because the node agent is older than the server."""
 CLOSE_HELLO_EXPECTED = 4408
@@ -82,6 +84,21 @@ class Lease(LeaseRef):
 # node agent -> server, over one WebSocket
 
 
+class ImageFault(WireMessage):
+    """Reason why a sandbox image is not on the node."""
+
+    image: str
+    """Name in normal form."""
+    message: str
+    """Sentence that names the image."""
+    permanent: bool = False
+    """True: somebody must change the image or the pool."""
+    pulling: bool = False
+    """True: nothing has failed; the node agent pulls the image, or will soon."""
+    default: bool = False
+    """True: the task names no image, so the pool's default image was meant."""
+
+
 class Hello(WireMessage):
     type: Literal["hello"] = "hello"
     identity: Identity
@@ -96,6 +113,8 @@ class Hello(WireMessage):
     """Task kinds for which this node agent has handlers. Empty from a node agent that sends them only in `CapacityRequest`."""
     failed_kinds: dict[str, str] = {}
     """Task kind -> reason why this node agent cannot load the handler of the kind."""
+    ready_images: list[str] = []
+    """Names, in normal form, of the images of registries that are complete on the node."""
 
 
 class CapacityRequest(WireMessage):
@@ -140,6 +159,20 @@ class HandBack(WireMessage):
     reason: str
     message: str = ""
     """Type and text of the error, if `reason` is NODE_AGENT_ERROR."""
+    image: ImageFault | None = None
+    """Set if the reason is IMAGE_REASON. The rollout then waits until the image can be had."""
+
+
+class ImageChanges(WireMessage):
+    """Changes of the node's images since `Hello` and the earlier messages of this type."""
+
+    type: Literal["image_changes"] = "image_changes"
+    ready: list[str] = []
+    """Images that are complete now."""
+    gone: list[str] = []
+    """Images that were deleted."""
+    failed: list[ImageFault] = []
+    """Images whose pull failed."""
 
 
 # server -> node agent
@@ -276,13 +309,14 @@ class ResultHeader(WireMessage):
     """Weights versions that sampled the result's tokens; empty from an older node agent, which does not send this field."""
 
 
-FromNode = Hello | CapacityRequest | Heartbeat | HandBack
+FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges
 ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
     "capacity_request": CapacityRequest,
     "heartbeat": Heartbeat,
     "hand_back": HandBack,
+    "image_changes": ImageChanges,
 }
 _TO_NODE: dict[str, type[WireMessage]] = {
     "welcome": Welcome,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, cast
 
 import pytest
 
 from rollyard.core.errors import SandboxLost, TaskError, TemplateUnusable, TooLarge
 from rollyard.kinds.rollout import Outcome, RunResult, Status
+from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.node.agents.tasks.base import TaskHandler
 from rollyard.node.agents.tasks.guarded_handler import GuardedHandler
 from rollyard.node.agents.tasks.installed_handlers import Handlers
@@ -62,9 +64,25 @@ class Lost(LeaseRun):
         raise SandboxLost("sandbox s: its socket was closed")
 
 
+class NoImages:
+    def held(self, image: str | None) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
+
+
 def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
     nothing = cast(Any, None)
-    node = NodeContext(nothing, nothing, HANDLERS, cast(Any, uploads), nothing, nothing, nothing, nothing, node="n")
+    node = NodeContext(
+        nothing,
+        nothing,
+        cast(Any, NoImages()),
+        HANDLERS,
+        cast(Any, uploads),
+        nothing,
+        nothing,
+        SandboxTemplate(),
+        nothing,
+        node="n",
+    )
     return kind(node, LEASE, lambda: None)
 
 

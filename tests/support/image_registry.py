@@ -206,7 +206,7 @@ class Front:
     registry: str
     faults: list[tuple[str, str, int]] = field(default_factory=list)
     """(path, fault, times). Faults: "503", "429", "cut" after half of the body, "stall" after half of it, "hang" before the
-    answer, "wrong" bytes, "no ranges", and "to HOST:PORT", a redirect."""
+    answer, "wrong" bytes, "no ranges", "slow SECONDS" before the answer, "down", and "to HOST:PORT", a redirect."""
     requests: Counter[str] = field(default_factory=Counter)
     authorizations: list[str | None] = field(default_factory=list)
     host: str = ""
@@ -246,6 +246,12 @@ class Front:
             return web.Response(status=int(fault))
         if fault is not None and fault.startswith("to "):
             return web.Response(status=307, headers={"Location": f"http://{fault[3:]}{request.path}"})
+        if fault is not None and fault.startswith("slow "):
+            await asyncio.sleep(float(fault.removeprefix("slow ")))
+        if fault == "down":
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         if fault == "hang":
             await self._closing.wait()
             return web.Response(status=503)

@@ -40,6 +40,8 @@ from rollyard.wire.node import (
     HandBack,
     Heartbeat,
     Hello,
+    ImageChanges,
+    ImageFault,
     Lease,
     LeaseRef,
     NewEndpoint,
@@ -153,11 +155,23 @@ OUTCOME = Outcome(
     error=ERROR,
 )
 
+IMAGE_FAULT = ImageFault(
+    image="docker://registry.example/swe:v2", message="it has no such tag", permanent=True, pulling=True, default=True
+)
 SAMPLES = (
-    Hello(identity=IDENTITY, held=[REF], widths={"RUN": 4}, places=8, kinds=["math"], failed_kinds={"code": "missing"}),
+    Hello(
+        identity=IDENTITY,
+        held=[REF],
+        widths={"RUN": 4},
+        places=8,
+        kinds=["math"],
+        failed_kinds={"code": "missing"},
+        ready_images=["docker://registry.example/swe:v1"],
+    ),
     CapacityRequest(init=2, eval=1, kinds=["math"], grants=5),
     Heartbeat(held=[REF], widths={"RUN": 4}, sent_at=12.5),
-    HandBack(lease=REF, reason="NodeAgentError", message="ValueError: no"),
+    HandBack(lease=REF, reason="NodeAgentError", message="ValueError: no", image=IMAGE_FAULT),
+    ImageChanges(ready=["docker://registry.example/swe:v1"], gone=["docker://docker.io/a/b:c"], failed=[IMAGE_FAULT]),
     Welcome(
         protocol=2,
         epoch=3,

@@ -153,6 +153,17 @@ def absolute_image(text: str, base: str) -> str:
             return PathImage(os.path.normpath(os.path.join(base, path)), kind).text
 
 
+def normal_form(text: object) -> str:
+    """Return the normal form of the name in a task's field `image`; empty if the task names no image. A name that cannot be
+    parsed stays as it is."""
+    if not isinstance(text, str):
+        return ""
+    try:
+        return parse_image(text).text
+    except ValueError:
+        return text
+
+
 def _check(text: str) -> str:
     reference = parse_image(text)
     if not isinstance(reference, RegistryImage) and not os.path.isabs(reference.path):

@@ -125,6 +125,21 @@ class ImageCache:
         found = self._resolved.find(reference.text)
         return found is not None and found.fresh(reference) and found.digest == held.digest
 
+    def here(self, image: str) -> LocalImage | None:
+        """Return an image of a registry, and hold it, if it is on this machine and its tag need not be looked up now."""
+        reference = parse_image(image)
+        known = self._resolved.find(image)
+        if known is None or not isinstance(reference, RegistryImage) or not known.fresh(reference):
+            return None
+        with contextlib.suppress(OSError):
+            return self._hold(image, known.digest)
+        return None
+
+    def has(self, image: str) -> bool:
+        """Whether the last known content of an image of a registry is on this machine."""
+        known = self._resolved.find(image)
+        return known is not None and self._entry(known.digest).is_dir()
+
     async def stage(self, image: str) -> None:
         """Pull an image without holding it. Raises as `get`."""
         (await self.get(image)).release()

@@ -148,7 +148,7 @@ class RegistryClient:
                 else:
                     left -= 1
                 if not error.again or not left:
-                    raise ImageUnavailable(self._image.text, str(error)) from None
+                    raise ImageUnavailable(self._image.text, str(error), permanent=not error.again) from None
                 log.info("image %s: %s; trying again", self._image.text, error)
                 await backoff.wait(error.after)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rollyard.core.errors import ImageUnavailable
@@ -27,6 +28,11 @@ from rollyard.node.images.shared_lease import shared_lease
 from rollyard.node.images.unpack import BrokenLayer, unpack_layers
 
 log = logging.getLogger(__name__)
+
+ASK_SECONDS = 5.0
+"""Seconds for which a registry may take to look up a tag whose last digest is known."""
+AGAIN_SECONDS = 30.0
+"""Seconds after which a tag is looked up again that could not be."""
 
 
 class RegistrySource:
@@ -58,14 +64,18 @@ class RegistrySource:
         if (known := self._known(self._resolved)) is not None:
             self._digest = known
             return known
+        last = self._resolved.find(self.name)
         try:
-            self._digest = await self._ask()
-        except ImageUnavailable as error:
-            last = self._resolved.find(self.name)
+            async with asyncio.timeout(ASK_SECONDS if last is not None else None):
+                self._digest = await self._ask()
+        except (ImageUnavailable, TimeoutError) as error:
             if last is None:
                 raise
-            log.warning("%s; the last known digest is used: %s", error, last.digest)
+            log.warning(
+                "%s; the last known digest is used: %s", str(error) or f"{self.name} is not answered", last.digest
+            )
             self._digest = last.digest
+            self._resolved.keep(self.name, last.digest, seconds=AGAIN_SECONDS)
         else:
             self._resolved.keep(self.name, self._digest)
         return self._digest
@@ -102,13 +112,20 @@ class RegistrySource:
                 config = read_config(parse_json(self._blobs.read(manifest.config.digest) or b""))
                 await unpack_layers(self.name, layers, folder / "root", room)
             except BadManifest as error:
-                raise ImageUnavailable(self.name, str(error)) from None
+                raise self._unusable(str(error)) from None
             except BrokenLayer as error:
                 broken = manifest.layers[error.number].digest
-                raise ImageUnavailable(
-                    self.name, f"its layer {broken} cannot be unpacked, {error}: build and push the image again"
+                raise self._unusable(
+                    f"its layer {broken} cannot be unpacked, {error}: build and push the image again"
                 ) from None
         return config
+
+    def _unusable(self, why: str) -> ImageUnavailable:
+        """Return the error for an image that must be pushed again. Its tag is looked up at the next try."""
+        for names in filter(None, (self._resolved, self._shared_names)):
+            with suppress(OSError):
+                names.forget(self.name)
+        return ImageUnavailable(self.name, why, permanent=True)
 
     def _client(self) -> RegistryClient:
         settings = self._settings
@@ -127,7 +144,7 @@ class RegistrySource:
                     parsed = parse_json(data)
             read_manifest(parsed)
         except BadManifest as error:
-            raise ImageUnavailable(self.name, str(error)) from None
+            raise ImageUnavailable(self.name, str(error), permanent=True) from None
         self._blobs.keep(data)
         return digest
 

@@ -35,11 +35,17 @@ class ResolvedTags:
     def find(self, image: str) -> Resolved | None:
         return _read(self.path(image))
 
-    def keep(self, image: str, digest: str) -> None:
+    def keep(self, image: str, digest: str, *, seconds: float = TAG_SECONDS) -> None:
+        """Store the digest. It is looked up again after `seconds`."""
         path = self.path(image)
         growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        growing.write_text(json.dumps({"image": image, "digest": digest, "at": time.time()}))
+        at = time.time() - TAG_SECONDS + seconds
+        growing.write_text(json.dumps({"image": image, "digest": digest, "at": at}))
         growing.rename(path)
+
+    def forget(self, image: str) -> None:
+        """Look the name up at its next use."""
+        self.path(image).unlink(missing_ok=True)
 
     def all(self) -> list[Resolved]:
         found = (_read(path) for path in self._folder.glob(f"*.{machine()}.json"))

@@ -60,6 +60,7 @@ async def _unpack(image: str, layers: Sequence[Path], root: Path, room: FillRoom
         raise ImageUnavailable(
             image,
             f"it needs more than the {room.limit_bytes} bytes of the node's cache: raise `sandbox.images.cacheSize`",
+            permanent=True,
         )
     raise ImageUnavailable(image, f"it could not be unpacked into {root}: {result['failed']}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -13,6 +14,7 @@ from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageNotFound, SandboxStartFailed
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node.images.cache import ImageCache, LocalImage
 from rollyard.node.sandbox.base import OWN, Root, Runtime
 from rollyard.node.sandbox.build_once import build_once
@@ -70,6 +72,19 @@ class Images:
             self._pulled = ImageCache(self._cache / "image-cache", self._settings)
             self._pulled.full.connect(self.full.emit)
         return self._pulled
+
+    @property
+    def has_cache(self) -> bool:
+        return self._pulled is not None or (self._cache / "image-cache").is_dir()
+
+    def name_in_cache(self, image: str | None) -> str | None:
+        """Return the normal form of an image's name; None if the image is used where it is, or if its name cannot be
+        parsed."""
+        if image is None or not image.startswith("docker://"):
+            return None
+        with contextlib.suppress(ValueError):
+            return parse_image(image).text
+        return None
 
     async def hold(self, image: str | None) -> HeldRoot:
         """Return the root of an image, and keep the image on this machine until it is released. An image of a registry is

@@ -8,19 +8,18 @@ in the sandbox, and no other process in the sandbox can end it. So no clean-up i
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from rollyard.core.aio import Signal
-from rollyard.core.errors import SandboxLost, SandboxStartFailed, SnapshotUnusable, TooLarge
+from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.memory_guard.client import MemoryGuard
@@ -31,16 +30,6 @@ from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
 from rollyard.node.sandbox.sandbox_connection import SandboxConnection
-from rollyard.node.sandbox.snapshot import (
-    SNAPSHOT_SECONDS,
-    ArchivePipe,
-    PipeEnd,
-    SandboxSnapshot,
-    compress,
-    decompress,
-    nameless_file,
-    refusal,
-)  # fmt: skip
 from rollyard.node.sandbox_starter.client import Launch, SandboxStarter, StartedProcess
 from rollyard.sandbox_agent.frames import PROTOCOL, Header
 
@@ -76,8 +65,6 @@ class Sandbox:
         """Socket through which the sandbox agent passes sockets that listen inside the sandbox."""
         self._guard = guard
         self._egress = EgressProxy(spec.allowed_hosts)
-        self._pipes = 0
-        """Number of pipes that were passed to the sandbox agent."""
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -131,52 +118,6 @@ class Sandbox:
         """Create or replace a file and the folders above it. Raises OSError if the sandbox's file system refuses."""
         reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
         _raise_refusal(reply, path)
-
-    async def snapshot(self, limit_bytes: int | None = None, folder: Path | None = None) -> SandboxSnapshot:
-        """Save the files that were changed since the sandbox started, also those that it was started with. Processes and
-        the memory of bash and IPython are not saved. The caller must close the snapshot.
-
-        `limit_bytes`: greatest length of the archive before it is compressed; default: the sandbox's disk. `folder`:
-        folder on the disk that gets the file, which has no name. Raises TooLarge and OSError.
-        """
-        limit, file = limit_bytes or self.spec.limits.disk_bytes, nameless_file(folder)
-        try:
-            reply, (sha256, size, before) = await self._through_pipe(
-                {"op": "snapshot", "limit": limit}, lambda end: compress(end, file), reads=True
-            )
-            if "too_large" in reply:
-                raise TooLarge(
-                    f"the files that the sandbox changed need more than the {limit} bytes of a snapshot: delete files that "
-                    "are not needed"
-                )
-            if "broken" in reply:
-                raise OSError(errno.EPIPE, reply["broken"])
-        except BaseException:
-            file.close()
-            raise
-        return SandboxSnapshot(
-            file, sha256, size, before, reply["files"], tuple(reply["left_out"]), int(reply["left_out_count"])
-        )
-
-    async def restore(self, snapshot: BinaryIO) -> None:
-        """Apply a snapshot's file to this sandbox, which has just been started from the same image.
-
-        Raises SnapshotUnusable.
-        """
-        reply, damage = await self._through_pipe({"op": "restore"}, lambda end: decompress(end, snapshot), reads=False)
-        if why := refusal({"broken": damage} if damage else reply, self.spec.limits.disk_bytes):
-            raise SnapshotUnusable(why)
-
-    async def _through_pipe(self, header: Header, work: Callable[[PipeEnd], Any], *, reads: bool) -> tuple[Header, Any]:
-        async with ArchivePipe(work, reads=reads) as pipe:
-            self._pipes += 1
-            number = self._pipes
-            # If the sandbox is gone, the call finds out.
-            with suppress(OSError):
-                socket.send_fds(self._gate, [number.to_bytes(4, "big")], [pipe.theirs])
-            pipe.let_go()
-            reply, _ = await self._call({**header, "pipe": number}, b"", SNAPSHOT_SECONDS)
-            return reply, await pipe.result()
 
     async def listen(self, port: int = 0) -> socket.socket:
         """Return a socket that listens on a port of the sandbox's own 127.0.0.1. `port` 0: any free port.
@@ -242,7 +183,7 @@ class SandboxFactory:
         are looked up; default: the working directory."""
         self._runtime = runtime
         self._cache = cache or node_cache()
-        self._images = Images(runtime, self._cache, images or Path.cwd(), image_settings)
+        self.images = Images(runtime, self._cache, images or Path.cwd(), image_settings)
         self._own_python: Path | None = None
         self._guard = MemoryGuard()
         self._starter = SandboxStarter(LAUNCH_ENVIRONMENT)
@@ -252,30 +193,19 @@ class SandboxFactory:
     @property
     def images_full(self) -> Signal[[]]:
         """Signal: the images of sandboxes fill the cache of images, and another image needs room."""
-        return self._images.full
+        return self.images.full
 
     async def start(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound, ImageUnavailable or
         SandboxStartFailed."""
         if self._own_python is None:
             self._own_python = await asyncio.to_thread(own_python, self._cache)
-        held = await self._images.hold(spec.image)
+        held = await self.images.hold(spec.image)
         try:
             return await self._start(spec, held, self._own_python)
         except BaseException:
             held.release()
             raise
-
-    async def start_from(self, spec: SandboxSpec, snapshot: BinaryIO) -> Sandbox:
-        """Start a sandbox with the files of a snapshot that was taken from a sandbox of the same image. Raises the errors
-        of `start`, and SnapshotUnusable."""
-        sandbox = await self.start(spec)
-        try:
-            await sandbox.restore(snapshot)
-        except BaseException:
-            await sandbox.close()
-            raise
-        return sandbox
 
     async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path) -> Sandbox:
         root = held.root
@@ -312,14 +242,14 @@ class SandboxFactory:
         """Return whether a new sandbox of this image would have the same root. No registry is asked: the answer is no if
         the image's tag must be looked up again."""
         image = sandbox.spec.image
-        return image is None or await asyncio.to_thread(self._images.is_current, image, sandbox.held)
+        return image is None or await asyncio.to_thread(self.images.is_current, image, sandbox.held)
 
     async def close(self) -> None:
         async with asyncio.TaskGroup() as group:
             for sandbox in self._open:
                 group.create_task(sandbox.close())
         self._open = set()
-        await self._images.close()
+        await self.images.close()
         await asyncio.to_thread(self._guard.close)
         await asyncio.to_thread(self._starter.close)
 

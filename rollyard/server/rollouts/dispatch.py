@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -18,6 +18,7 @@ from rollyard.kinds.rollout import RolloutRequest, Stage
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool, Stages
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.history import LeaseChoice
+from rollyard.server.rollouts.image_hold import tried
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, step
 from rollyard.server.routing.endpoint_choice import Burst, EndpointChoice
@@ -53,6 +54,29 @@ class _GrantedLease:
     agent: ConnectedAgent
     record: RolloutRecord
     endpoints: dict[str, Endpoint]
+
+
+@dataclass(slots=True)
+class _Images:
+    """Images in one round."""
+
+    default: str
+    """Image of the rollouts that name none."""
+    due: set[str]
+    """Held images that one rollout may try again."""
+    trying: set[str] = field(default_factory=set)
+    """Images in `due` for which this round has found a rollout."""
+
+    def of(self, record: RolloutRecord) -> str:
+        return record.image or self.default
+
+    def may_begin(self, record: RolloutRecord) -> bool:
+        """Whether no other rollout tries the record's image."""
+        return self.of(record) not in self.trying
+
+    def begin(self, record: RolloutRecord) -> None:
+        if self.of(record) in self.due:
+            self.trying.add(self.of(record))
 
 
 @dataclass(slots=True)
@@ -183,8 +207,10 @@ class Dispatcher:
     ) -> list[_GrantedLease]:
         """Choose rollouts, and store their grants. Runs in the store's writer. `bursts`: one for each InferencePool.
         `alone`: number of node agents that this round may reserve."""
-        now = self._clock.time()
-        matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served, alone)
+        now, default = self._clock.time(), pool.spec.sandbox.default_image or ""
+        due = {hold.image: hold for hold in tx.image_holds(key) if hold.until <= now}
+        images = _Images(default, set(due))
+        matches = partial(_match_queue, tx, key, pool.spec.stages, rooms, now, served, alone, images)
         evals = islice(matches(Stage.EVAL), MAX_PER_GRANT)
         granted = [self._put(tx, record, room.agent, {}, now, choice) for record, room, choice in evals]
         if any(r.free[Stage.INIT] > 0 for r in rooms):
@@ -203,6 +229,8 @@ class Dispatcher:
                     mates[record.group] = endpoints
                 choice = replace(choice, endpoints=reasons)
                 granted.append(self._put(tx, record, room.agent, endpoints, now, choice))
+                if (hold := due.get(images.of(record))) is not None:
+                    tx.put_image_hold(tried(hold, now))
         ranks, latest = tx.queue_ranks(key), max((g.record.queue_rank for g in granted), default=0.0)
         if latest > ranks.served:
             tx.put_queue_ranks(key, replace(ranks, served=latest))
@@ -272,6 +300,7 @@ def _match_queue(
     now: float,
     served: ServedVersions,
     alone: int,
+    images: _Images,
     stage: Stage,
 ) -> Iterator[tuple[RolloutRecord, _AgentCapacity, LeaseChoice]]:
     """Yield queued records in the order of the queue, each with a node agent for it and with the reason for the choice
@@ -283,16 +312,32 @@ def _match_queue(
         kinds = {kind for r in takers for kind in r.agent.kinds}
         minima = served.minimum_versions if stage is Stage.INIT else None
         losses = SUSPECT_LOSSES if sum(r.reserved for r in rooms) >= alone else None
-        page = tx.queued([key], [stage], now, limit, kinds=kinds, minima=minima, losses_below=losses, after=last)
+        page = tx.queued(
+            [key],
+            [stage],
+            now,
+            limit,
+            kinds=kinds,
+            minima=minima,
+            losses_below=losses,
+            default_image=images.default,
+            after=last,
+        )
         for record in page:
             if is_suspect(record) and sum(r.reserved for r in rooms) >= alone:
                 continue
             if stage is Stage.INIT and allowed_versions(record, _group(tx, record), served) == frozenset():
                 continue  # the rollout may use only weights versions that no endpoint offers now
+            if stage is Stage.INIT and not images.may_begin(record):
+                continue
             able = [r for r in takers if r.can_take(record, stages, now)]
-            room = max(able, key=lambda r: r.free[stage], default=None)
+            ready = [r for r in able if images.of(record) in r.agent.ready_images]
+            room = max(ready or able, key=lambda r: r.free[stage], default=None)
             if room is not None:
-                why = "Exclusive" if is_suspect(record) else "MostRoom" if len(able) > 1 else "OnlyOne"
+                if stage is Stage.INIT:
+                    images.begin(record)
+                usual = "MostRoom" if len(ready) in (0, len(able)) else "HasImage"
+                why = "Exclusive" if is_suspect(record) else usual if len(able) > 1 else "OnlyOne"
                 choice = LeaseChoice(why, room.free[stage], len(able))
                 room.free[stage] -= 1
                 room.held += 1

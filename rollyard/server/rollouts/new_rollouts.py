@@ -11,10 +11,12 @@ from rollyard.core.errors import Conflict, Invalid
 from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
+from rollyard.kinds.values.image_reference import normal_form
 from rollyard.server.store.base import QueueRanks, RolloutRecord, Transaction
 
 MAX_PER_REQUEST = 4096
 MAX_TASK_BYTES = 1 << 20
+MAX_IMAGE_CHARS = 1024
 
 
 def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutRecord]:
@@ -26,6 +28,7 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
     if len(body) > MAX_TASK_BYTES:
         raise too_large(len(body))
     text = single.model_dump_json(exclude_defaults=True)  # a new field in a later release then changes no digest
+    image = normal_form(request.task.fields.get("image"))[:MAX_IMAGE_CHARS]
     records = []
     for index in range(request.n):
         id = f"{name}.{index}" if request.n > 1 else name
@@ -46,6 +49,7 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
                 queued_at=now,
                 min_weights_version=request.min_weights_version,
                 weights=request.weights,
+                image=image,
             )
         )
     return records

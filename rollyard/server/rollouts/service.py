@@ -258,7 +258,7 @@ class RolloutService:
             stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
         )
         fault = Finished(self._clock.time(), ref.fence, Status.INFRA_FAILED, None, error, None, max_attempts, 0)
-        await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), fault)])
+        await self._step_records(lambda tx: [(held_record(tx, ref, holder_uid), fault)])
 
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
         """Take back a lease that has no result. If the lease is void, the record does not change. `handed_back`: as in
@@ -302,12 +302,21 @@ class RolloutService:
         self, ref: LeaseRef, holder_uid: str, role: str, endpoint: str, reason: str = "", message: str = ""
     ) -> None:
         moved = EndpointMoved(self._clock.time(), ref.fence, role, endpoint, reason, message)
-        await self._step_records(lambda tx: [(_held_record(tx, ref, holder_uid), moved)])
+        await self._step_records(lambda tx: [(held_record(tx, ref, holder_uid), moved)])
 
     async def queued(self, pool: PoolKey) -> dict[Stage, int]:
         """Number of queued rollouts of a pool, by the stage for which they wait."""
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
+
+    async def demand(self, pool: PoolKey, default_image: str | None) -> dict[Stage, int]:
+        """Number of queued rollouts of a pool that more workers would help, by stage: without those whose image cannot be
+        had now."""
+        queued = await self.queued(pool)
+        if queued.get(Stage.INIT) and await self._store.image_holds(pool):
+            held = await self._store.count_held(pool, default_image or "", self._clock.time())
+            queued[Stage.INIT] = max(0, queued[Stage.INIT] - held)
+        return queued
 
     # changes of stored records; `dispatch` stores grants, and `submit` stores new records
 
@@ -425,7 +434,7 @@ def _store_run(
     ref: LeaseRef, blob: bytes, versions: frozenset[str], seconds: Mapping[str, float], holder_uid: str, now: float
 ) -> Change:
     def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-        record = _held_record(tx, ref, holder_uid)
+        record = held_record(tx, ref, holder_uid)
         check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
         if record.stage is Stage.EVAL:
             return []
@@ -439,7 +448,7 @@ def _finish(header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: in
     summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
 
     def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-        record = _held_record(tx, ref, holder_uid)
+        record = held_record(tx, ref, holder_uid)
         check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
         result = tx.add_blob(blob)
         sampled = header.sampled or 0
@@ -454,7 +463,7 @@ def _raise_first(errors: Sequence[Fenced | None]) -> None:
         raise error
 
 
-def _held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
+def held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
     """Return the record of a lease. Raises Fenced if the rollout is unknown or another allocation holds it."""
     record = tx.get(ref.namespace, ref.id)
     if record is None:

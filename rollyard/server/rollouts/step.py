@@ -9,10 +9,12 @@ follows (table of crashes in ARCHITECTURE.md).
       |  +--- Lost ---------+                          |      Lost: the lease ended without a result. No retry is counted.
       |                     |                          |      After some losses it runs alone; after more it ends.
       |       Finished(InfraFailed), retries left      |      The infrastructure failed. A retry is counted.
+      |       ImageHeld                                |      Its image cannot be had now. No retry is counted.
       |       Outdated, not at EVAL                    |      Its weights became too old. No retry is counted.
       +------------------------------------------------+      Lost or InfraFailed at EVAL: only EVAL is repeated.
 
     Cancelled: ends a queued or leased record immediately.
+    ImageGivenUp: ends a queued record whose image could not be had for too long.
 
 Each change adds an entry to the record's history in the same step.
 """
@@ -31,6 +33,7 @@ from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts.history import LeaseChoice, with_entry
 from rollyard.server.store.base import BlobRef, RolloutRecord
+from rollyard.wire.node import IMAGE_REASON
 
 SUSPECT_LOSSES = 3
 """After this many lost leases, a rollout is suspected as the cause. When the result of RUN is stored, the count begins
@@ -121,6 +124,30 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageHeld:
+    """The holder returned the lease, because it cannot have the sandbox image now."""
+
+    at: float
+    fence: int
+    message: str
+    """Sentence that names the image."""
+    image: str
+    """New value of `RolloutRecord.image`."""
+    not_before: float
+    """Time before which the rollout is not granted (Unix seconds), apart from the hold of its image."""
+    ends_at: float
+    """Unix seconds. From this time on the rollout does not wait for the image; it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageGivenUp:
+    """The rollout has waited too long for its image."""
+
+    at: float
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class Outdated:
     """The rollout's weights no longer match its request."""
 
@@ -137,7 +164,9 @@ class Cancelled:
     message: str = "cancelled on request"
 
 
-Event = Granted | RunBegun | EndpointMoved | RunStored | Finished | Lost | Outdated | Cancelled
+Event = (
+    Granted | RunBegun | EndpointMoved | RunStored | Finished | Lost | ImageHeld | ImageGivenUp | Outdated | Cancelled
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +215,10 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             return _outdate(record, event)
         case Lost():
             return _lose(record, event)
+        case ImageHeld():
+            return _hold(record, event)
+        case ImageGivenUp():
+            return _give_image_up(record, event)
         case Finished():
             return _finish(record, event)
 
@@ -304,6 +337,27 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
     word = HistoryEvent.HANDED_BACK if event.handed_back else HistoryEvent.LEASE_LOST
     history = with_entry(record, event.at, word, reason=event.reason)
     return _requeue(replace(record, losses=losses), event.at, event.at, history)
+
+
+def _hold(record: RolloutRecord, event: ImageHeld) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    """Queue the rollout again. The attempt does not count: it begins again with the same number."""
+    check_fence(record, event.fence)
+    if event.at >= event.ends_at:
+        return _end_without_image(record, event.message, event.at)
+    history = with_entry(record, event.at, HistoryEvent.IMAGE_HELD, reason=IMAGE_REASON, message=event.message)
+    queued, effects = _requeue(record, event.at, event.not_before, history)
+    return replace(queued, attempt=record.attempt, image=event.image), effects
+
+
+def _give_image_up(record: RolloutRecord, event: ImageGivenUp) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    if record.status is not Status.QUEUED:
+        return record, ()
+    return _end_without_image(record, event.message, event.at)
+
+
+def _end_without_image(record: RolloutRecord, message: str, now: float) -> tuple[RolloutRecord, tuple[Effect, ...]]:
+    error = RolloutError(stage=record.stage, reason=IMAGE_REASON, message=message)
+    return _end(record, Status.INFRA_FAILED, None, error, None, {}, now), (Ended(),)
 
 
 def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:

@@ -35,7 +35,8 @@ from rollyard.server.rollouts.pool_shortage import (
 )
 from rollyard.server.rollouts.step import is_suspect
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions, why_waiting
-from rollyard.server.store.base import GroupVersions, RolloutRecord
+from rollyard.server.store.base import GroupVersions, ImageHold, RolloutRecord
+from rollyard.wire.node import IMAGE_REASON
 
 LOOK_AHEAD_RECORDS = 10_000
 """For each stage, the positions of this many records at the head of a pool's queue are known."""
@@ -76,6 +77,8 @@ class QueueView:
     places: Mapping[Stage, Mapping[int, int]] = field(default_factory=dict)
     """Stage -> seq of a record -> number of records of this stage before this record. Only the first LOOK_AHEAD_RECORDS of
     each stage are included."""
+    image_holds: Mapping[str, ImageHold] = field(default_factory=dict)
+    """Image -> its hold."""
 
 
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
@@ -168,6 +171,31 @@ def _backoff(record: RolloutRecord, view: QueueView) -> WaitReason | None:
         return None
     why = f" after {record.error.reason}: {record.error.message}" if record.error is not None else ""
     return WaitReason(f"attempt {record.attempt} starts at {time_text(record.not_before)}{why}")
+
+
+def _image(record: RolloutRecord, view: QueueView) -> WaitReason | None:
+    assert view.pool is not None
+    image = record.image or view.pool.spec.sandbox.default_image or ""
+    hold = view.image_holds.get(image)
+    if hold is None or record.stage is Stage.EVAL or (hold.trying and not hold.failures):
+        return None
+    if hold.trying:
+        return WaitReason(f"{hold.message}; a node agent tries it again now", hold.since)
+    gives_up = max(record.created_at, hold.since) + view.pool.spec.sandbox.images.give_up_after_seconds
+    again = f"at {time_text(hold.until)}" if hold.until > view.now else "next"
+    return WaitReason(
+        f"{hold.message}; it is tried again {again}, and the rollout waits for it until {time_text(gives_up)}",
+        hold.since,
+    )
+
+
+def _image_pulled(record: RolloutRecord, view: QueueView) -> WaitReason | None:
+    assert view.pool is not None
+    image = record.image or view.pool.spec.sandbox.default_image or ""
+    hold = view.image_holds.get(image)
+    if hold is None or record.stage is Stage.EVAL or hold.failures or hold.until <= view.now:
+        return None
+    return WaitReason(f"a node of RolloutPool {view.name} pulls the image {image}")
 
 
 def _weights_version(record: RolloutRecord, view: QueueView) -> WaitReason | None:
@@ -281,6 +309,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("InferencePoolSuspended", _inference_suspended),
     ("UnknownTaskKind", _unknown_kind),
     ("Backoff", _backoff),
+    (IMAGE_REASON, _image),
     ("WeightsVersion", _weights_version),
     ("SlurmUnreachable", _shortage_row(slurm_unreachable)),
     ("NoReplicas", _shortage_row(scaled_to_zero)),
@@ -292,6 +321,7 @@ ROWS: tuple[tuple[str, Row], ...] = (
     ("Submitting", _shortage_row(submitting)),
     ("PoolNotReady", _shortage_row(not_serving_yet)),
     ("WalltimeTooShort", _walltime),
+    ("ImagePulled", _image_pulled),
     ("EndpointsFull", _endpoints_full),
     ("GroupVersion", _group_version),
     ("NodeAgentForItself", _needs_exclusive),

@@ -118,6 +118,8 @@ class RolloutRecord:
     batches are interleaved. All rollouts without a batch count as one more batch."""
     history: str = ""
     """Changes of the rollout so far, as lines of JSON. `server.rollouts.history` reads them."""
+    image: str = ""
+    """Sandbox image of the task in normal form; empty if the task names none, so that the pool's default image is used."""
 
     @property
     def key(self) -> RolloutKey:
@@ -130,6 +132,27 @@ class RolloutRecord:
     @property
     def leased(self) -> bool:
         return self.holder is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageHold:
+    """An image that a pool's node agents do not have now. The pool's queued rollouts of this image wait until `until`.
+    Then one of them is granted and tries the image. If the image is there, the hold is deleted."""
+
+    pool: PoolKey
+    image: str
+    message: str = ""
+    """Sentence of the last failure; empty if the image has not failed."""
+    permanent: bool = False
+    """True: somebody must change the image or the pool."""
+    failures: int = 0
+    """Number of failures in a row."""
+    since: float = 0.0
+    """Time of the first failure in the row (Unix seconds); 0 before it."""
+    until: float = 0.0
+    """Unix seconds."""
+    trying: bool = False
+    """True: a node agent pulls the image now, or was asked to."""
 
 
 def allocation_uid(holder: str | None) -> str:
@@ -162,14 +185,30 @@ class Transaction(Protocol):
         kinds: Collection[str] | None = None,
         minima: Collection[str] | None = None,
         losses_below: int | None = None,
+        default_image: str | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         """Records that wait for a lease in these pools. Records in back-off at `now` are left out.
 
         The order is: EVAL before INIT, then priority, then rank, then arrival. `kinds`: only these task kinds. `minima`:
         only records without a minimum version or with one of these minimum versions. `losses_below`: only records with
-        fewer losses. `after`: in each stage only records behind this record.
+        fewer losses. `default_image`: only records whose image is not held at `now`; this is the image of the records
+        that name none. None: all records. `after`: in each stage only records behind this record.
         """
+        ...
+
+    def queued_of_image(self, pool: PoolKey, image: str, created_before: float, limit: int) -> list[RolloutRecord]:
+        """Records with this value of `image` that wait for INIT and were created before this time (Unix seconds)."""
+        ...
+
+    def image_holds(self, pool: PoolKey | None = None) -> list[ImageHold]:
+        """Held images of one pool or of all."""
+        ...
+
+    def put_image_hold(self, hold: ImageHold) -> None: ...
+
+    def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
+        """Return whether there was such a hold."""
         ...
 
     def queue_ranks(self, pool: PoolKey) -> QueueRanks: ...
@@ -352,11 +391,23 @@ class Store(Protocol):
         """Number of records by stage and status. A terminal record counts for the stage in which the rollout ended."""
         ...
 
-    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[Stage, dict[int, int]]:
+    async def queue_places(
+        self, namespace: str, pool: str, now: float, limit: int, default_image: str = ""
+    ) -> dict[Stage, dict[int, int]]:
         """Places in a pool's queue: stage -> seq of a record -> number of records of this stage before this record.
 
-        Each stage has at most `limit` places. Records in back-off at `now` do not count.
+        Each stage has at most `limit` places. Records in back-off at `now`, and records whose image is held at `now`, do
+        not count. `default_image`: image of the records that name none.
         """
+        ...
+
+    async def image_holds(self, pool: PoolKey) -> list[ImageHold]:
+        """Held images of a pool, in order of their names."""
+        ...
+
+    async def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
+        """Number of rollouts that wait for INIT and cannot be granted now because of their images. If an image may be tried
+        at `now`, one of its rollouts can be granted."""
         ...
 
     async def count_queued(self, pool: PoolKey) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import row_codec
+from rollyard.server.store import image_holds, row_codec
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
 
 Counts = dict[tuple[Stage, Status], int]
@@ -75,18 +75,18 @@ def counts(db: sqlite3.Connection, namespace: str, pool: str | None, group: str 
 
 
 def queue_places(
-    db: sqlite3.Connection, namespace: str, pool: str, now: float, limit: int
+    db: sqlite3.Connection, namespace: str, pool: str, now: float, limit: int, default_image: str
 ) -> dict[Stage, dict[int, int]]:
-    query = (
-        "SELECT seq FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
-        "AND namespace = ? AND pool = ? AND stage = ? AND not_before <= ? ORDER BY priority DESC, queue_rank, seq LIMIT ?"
-    )
-    return {
-        stage: {
-            seq: before for before, (seq,) in enumerate(db.execute(query, (namespace, pool, stage.value, now, limit)))
-        }
-        for stage in (Stage.INIT, Stage.EVAL)
-    }
+    free, held = image_holds.free_condition(PoolKey(namespace, pool), default_image, now)
+    found = {}
+    for stage, also, values in ((Stage.INIT, free, held), (Stage.EVAL, "", [])):
+        query = (
+            "SELECT seq FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL AND namespace = ? "
+            f"AND pool = ? AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, queue_rank, seq LIMIT ?"
+        )
+        rows = db.execute(query, (namespace, pool, stage.value, now, *values, limit))
+        found[stage] = {seq: before for before, (seq,) in enumerate(rows)}
+    return found
 
 
 def count_queued(db: sqlite3.Connection, pool: PoolKey) -> int:

@@ -11,8 +11,8 @@ from itertools import islice
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
-from rollyard.server.store import rollout_queries, row_codec
-from rollyard.server.store.base import BlobRef, GroupVersions, QueueRanks, RolloutRecord, VersionBound
+from rollyard.server.store import image_holds, rollout_queries, row_codec
+from rollyard.server.store.base import BlobRef, GroupVersions, ImageHold, QueueRanks, RolloutRecord, VersionBound
 from rollyard.server.store.batch_transaction import SqliteBatchTables
 from rollyard.server.store.writer import WriteUnit
 
@@ -85,6 +85,7 @@ class RolloutTransaction:
         kinds: Collection[str] | None = None,
         minima: Collection[str] | None = None,
         losses_below: int | None = None,
+        default_image: str | None = None,
         after: RolloutRecord | None = None,
     ) -> list[RolloutRecord]:
         found: list[RolloutRecord] = []
@@ -95,7 +96,11 @@ class RolloutTransaction:
             room = limit - len(found)
             if room <= 0:
                 break
-            lines = [self._queue_rows(also, [*pool, stage.value, now, *values, room]) for pool in pools]
+            lines = [
+                self._queue_rows(also + free, [*pool, stage.value, now, *values, *held, room])
+                for pool in pools
+                for free, held in [_image_condition(pool, stage, default_image, now)]
+            ]
             found.extend(islice(merge(*lines, key=lambda r: (-r.priority, r.queue_rank, r.seq)), room))
         return found
 
@@ -105,6 +110,22 @@ class RolloutTransaction:
             f"AND stage = ? AND not_before <= ? {also} ORDER BY priority DESC, queue_rank, seq LIMIT ?"
         )
         return [row_codec.from_row(r) for r in self._db.execute(query, values)]
+
+    def queued_of_image(self, pool: PoolKey, image: str, created_before: float, limit: int) -> list[RolloutRecord]:
+        query = (
+            f"{row_codec.select('rollouts_queued')} WHERE status = 'Queued' AND holder IS NULL AND namespace = ? "
+            "AND pool = ? AND stage = 'INIT' AND image = ? AND created_at <= ? LIMIT ?"
+        )
+        return [row_codec.from_row(r) for r in self._db.execute(query, (*pool, image, created_before, limit))]
+
+    def image_holds(self, pool: PoolKey | None = None) -> list[ImageHold]:
+        return image_holds.image_holds(self._db, pool)
+
+    def put_image_hold(self, hold: ImageHold) -> None:
+        image_holds.put_image_hold(self._db, hold)
+
+    def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
+        return image_holds.delete_image_hold(self._db, pool, image)
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
         where, values = ("IS NOT NULL", []) if holder is None else ("= ?", [holder])
@@ -137,6 +158,13 @@ class RolloutTransaction:
 
     def add_blob(self, data: bytes) -> BlobRef:
         return self._unit.packs.add(data)
+
+
+def _image_condition(pool: PoolKey, stage: Stage, default_image: str | None, now: float) -> tuple[str, list[object]]:
+    if default_image is None or stage is not Stage.INIT:
+        return "", []
+    free, values = image_holds.free_condition(pool, default_image, now)
+    return f" {free}", values
 
 
 def _queue_conditions(

@@ -19,8 +19,8 @@ from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_pruning, batch_queries, objects, pruning, rollout_queries, tables
-from rollyard.server.store.base import BlobRef, RolloutFilter, RolloutRecord, Transaction, WatchEvent
+from rollyard.server.store import batch_pruning, batch_queries, image_holds, objects, pruning, rollout_queries, tables
+from rollyard.server.store.base import BlobRef, ImageHold, RolloutFilter, RolloutRecord, Transaction, WatchEvent
 from rollyard.server.store.batch_pruning import GroupRows
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 from rollyard.server.store.blobs import read_blob
@@ -161,8 +161,18 @@ class SqliteStore:
     ) -> dict[tuple[Stage, Status], int]:
         return await self._readers.call(lambda db: rollout_queries.counts(db, namespace, pool, group))
 
-    async def queue_places(self, namespace: str, pool: str, now: float, limit: int) -> dict[Stage, dict[int, int]]:
-        return await self._readers.call(lambda db: rollout_queries.queue_places(db, namespace, pool, now, limit))
+    async def queue_places(
+        self, namespace: str, pool: str, now: float, limit: int, default_image: str = ""
+    ) -> dict[Stage, dict[int, int]]:
+        return await self._readers.call(
+            lambda db: rollout_queries.queue_places(db, namespace, pool, now, limit, default_image)
+        )
+
+    async def image_holds(self, pool: PoolKey) -> list[ImageHold]:
+        return await self._readers.call(lambda db: image_holds.image_holds(db, pool))
+
+    async def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
+        return await self._readers.call(lambda db: image_holds.count_held(db, pool, default_image, now))
 
     async def count_queued(self, pool: PoolKey) -> int:
         return await self._readers.call(lambda db: rollout_queries.count_queued(db, pool))

@@ -63,16 +63,24 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_22 = """
+_VERSION_23 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
 
 -- Order of the queue within a priority; see RolloutRecord.queue_rank.
 ALTER TABLE rollouts ADD COLUMN queue_rank REAL NOT NULL DEFAULT 0;
+-- Sandbox image in normal form; empty for the pool's default image.
+ALTER TABLE rollouts ADD COLUMN image TEXT NOT NULL DEFAULT '';
 DROP INDEX rollouts_queued;
-CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before)
+CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before, image)
     WHERE status = 'Queued' AND holder IS NULL;
+-- Images that cannot be had now; see ImageHold.
+CREATE TABLE image_holds (
+    namespace TEXT NOT NULL, pool TEXT NOT NULL, image TEXT NOT NULL, message TEXT NOT NULL, permanent INTEGER NOT NULL,
+    failures INTEGER NOT NULL, since REAL NOT NULL, until REAL NOT NULL, trying INTEGER NOT NULL,
+    PRIMARY KEY (namespace, pool, image)
+) WITHOUT ROWID;
 CREATE TABLE queue_ranks (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, served REAL NOT NULL, submitted REAL NOT NULL,
     PRIMARY KEY (namespace, pool)
@@ -144,7 +152,7 @@ CREATE TABLE session_calls (
 );
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 22: _VERSION_22}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 23: _VERSION_23}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 

@@ -19,6 +19,8 @@ from rollyard.server.rollouts.step import (
     Event,
     Finished,
     Granted,
+    ImageGivenUp,
+    ImageHeld,
     Lost,
     Outdated,
     Requeued,
@@ -78,6 +80,35 @@ def test_what_is_handed_back_in_good_order_costs_nothing() -> None:
         record = granted(record)
         record, _ = step(record, Lost(1.0, record.fence, "NodeAgentStopped", handed_back=True))
     assert (record.status, record.faults, record.losses) == (Status.QUEUED, 0, 0)
+
+
+def held(record: RolloutRecord, at: float = 2.0, ends_at: float = 99.0) -> ImageHeld:
+    return ImageHeld(at, record.fence, "the image a cannot be used now: no", "docker://r/a:1", at, ends_at)
+
+
+def test_a_missing_image_costs_nothing_until_the_rollout_has_waited_too_long() -> None:
+    record = granted(rollout())
+    record, effects = step(record, held(record))
+    assert (record.status, record.attempt, record.faults, record.losses) == (Status.QUEUED, 1, 0, 0)
+    assert (record.image, record.stage, effects) == ("docker://r/a:1", Stage.INIT, (Requeued(2.0),))
+    assert '"ImageHeld",1,"INIT",{"reason":"ImageUnavailable","message":"the image a cannot' in record.history
+    again = granted(record)
+    record, effects = step(again, held(again, at=99.0))
+    assert (record.status, effects) == (Status.INFRA_FAILED, (Ended(),))
+    assert record.error is not None
+    assert (record.error.reason, record.error.message) == ("ImageUnavailable", "the image a cannot be used now: no")
+
+
+def test_only_a_queued_rollout_is_given_up_for_its_image() -> None:
+    running = granted(rollout())
+    assert step(running, ImageGivenUp(2.0, "no")) == (running, ())
+    assert step(rollout(), ImageGivenUp(2.0, "no"))[0].status is Status.INFRA_FAILED
+
+
+def test_a_missing_image_at_eval_keeps_the_run() -> None:
+    record, _ = step(granted(rollout()), RunStored(1.5, 1, BLOB))
+    record, _ = step(record, held(record))
+    assert (record.stage, record.run, record.attempt) == (Stage.EVAL, BLOB, 1)
 
 
 def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:

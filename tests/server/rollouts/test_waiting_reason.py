@@ -25,7 +25,7 @@ from rollyard.server.rollouts.waiting_reason import (
     explain_parked,
 )
 from rollyard.server.routing.staleness import ServedVersions
-from rollyard.server.store.base import GroupVersions, RolloutRecord
+from rollyard.server.store.base import GroupVersions, ImageHold, RolloutRecord
 from tests.support import make
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC).timestamp()
@@ -67,6 +67,13 @@ def agent(*kinds: str, init: int = 0, eval: int = 0, ends: float | None = None, 
     made = make.agent(PoolKey("default", "swe"), kinds=frozenset(kinds), failed_kinds=failed, **free)
     made.walltime_ends = ends
     return made
+
+
+def hold(**more: Any) -> ImageHold:
+    given = {"since": NOW - 3600, "until": NOW + 9} | more
+    return ImageHold(
+        PoolKey("default", "swe"), "docker://r/a:1", "the image docker://r/a:1 cannot be used now: no", **given
+    )
 
 
 SERVING = ModelSupply("policy", "policy", inference_pool(), ready=1, count_with_room=1)
@@ -232,6 +239,23 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "NodeAgentForItself", {"losses": 3}, {"agents": [agent("math")] * 5, "exclusive": 2},
         "3 node agents in a row were lost with it, so it waits for one without other work; "
         f"2 of 5 node agents have such a rollout, and at most 2 may {SINCE_QUEUED}",
+    ),
+    (
+        "ImageUnavailable", {"image": "docker://r/a:1"}, {"image_holds": {"docker://r/a:1": hold(failures=2)}},
+        "the image docker://r/a:1 cannot be used now: no; it is tried again at 2026-01-01 12:00:09 UTC, and the rollout waits "
+        f"for it until 2026-01-01 12:00:00 UTC {SINCE_AT}",
+    ),
+    (
+        "ImageUnavailable", {"image": "docker://r/a:1"}, {"image_holds": {"docker://r/a:1": hold(failures=2, trying=True)}},
+        f"the image docker://r/a:1 cannot be used now: no; a node agent tries it again now {SINCE_AT}",
+    ),
+    (
+        "ImagePulled", {},
+        {
+            "image_holds": {"docker://r.example/a:1": hold(trying=True)},
+            "pool": rollout_pool(sandbox={"defaultImage": "docker://r.example/a:1"}),
+        },
+        f"a node of RolloutPool swe pulls the image docker://r.example/a:1 {SINCE_QUEUED}",
     ),
     ("InQueue", {}, {"places": {Stage.INIT: {7: 12}}}, f"12 rollouts for INIT are before it in RolloutPool swe {SINCE_QUEUED}"),
     (

@@ -140,6 +140,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         weights=WeightsConstraint(same=True, max_staleness=2),
         weights_version="v3",
         outdated=1,
+        image="docker://registry.example/swe:v1",
         queue_rank=3.0,
         history='[1700000001.0,"Leased",2,"INIT",{"node":"n1"}]\n',
     )

@@ -11,7 +11,7 @@ import pytest
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_pruning, batch_queries, pruning, rollout_queries, tables
+from rollyard.server.store import batch_pruning, batch_queries, image_holds, pruning, rollout_queries, tables
 from rollyard.server.store.base import RolloutFilter
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.rollout_transaction import RolloutTransaction
@@ -26,6 +26,11 @@ QUESTIONS: dict[str, Ask] = {
     "queued": lambda db, tx: tx.queued([POOL, PoolKey("n", "q")], list(Stage), 0.0, 5),
     "queued behind": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, kinds={"math"}, after=rollout("r")),
     "queued with least versions": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, minima={"v1", "v2"}),
+    "queued without held images": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, default_image="a"),
+    "queued of an image": lambda db, tx: tx.queued_of_image(POOL, "a", 0.0, 5),
+    "held images": lambda db, tx: tx.image_holds(POOL),
+    "queued that wait for images": lambda db, tx: image_holds.count_held(db, POOL, "a", 0.0),
+    "places in a queue": lambda db, tx: rollout_queries.queue_places(db, "n", "p", 0.0, 5, "a"),
     "what asks something of the weights": lambda db, tx: tx.version_bound(POOL),
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),
     "held": lambda db, tx: tx.held("h"),

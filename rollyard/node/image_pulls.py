@@ -1,0 +1,146 @@
+"""Pulls of images beside the stages: a rollout enters INIT when its image is on the node.
+
+A lease waits only briefly for a pull. Then it goes back to the server, and other rollouts take its place. The pull goes
+on. The server is told its outcome, and grants the image's rollouts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+from rollyard.core.aio import wait_or_timeout
+from rollyard.core.errors import ImageNotReady, ImageUnavailable, RollyardError
+from rollyard.kinds.values.image_reference import RegistryImage, parse_image
+from rollyard.node.sandbox.images import Images
+from rollyard.wire.node import ImageChanges, ImageFault
+
+log = logging.getLogger(__name__)
+
+PATIENCE_SECONDS = 2.0
+"""Seconds for which a lease waits for a pull. Most small images are there by then."""
+PULLS_PER_HOST = 3
+"""Number of images that are pulled from one registry at once. A registry that hangs does not delay pulls from others."""
+KEPT_SECONDS = 30.0
+"""Seconds for which a pulled image is kept for its first rollout. Until then it counts as a pull, so that pulls do not
+drive each other's images out of a small cache."""
+LOOK_SECONDS = 10.0
+"""Interval at which the server is told which images the node has. Other node agents of the node change the cache too."""
+
+Send = Callable[[ImageChanges], Awaitable[object]]
+
+
+@dataclass(eq=False)
+class _Pull:
+    image: str
+    outcome: asyncio.Future[None]
+    """Done when the image is on the node, or with the reason why not."""
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a rollout holds the image."""
+
+
+class ImagePulls:
+    """Pulls of one node agent."""
+
+    def __init__(self, images: Images, send: Send) -> None:
+        """`send`: function that sends a message to the server."""
+        self._images = images
+        self._send = send
+        self._pulls: dict[str, _Pull] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hosts: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PULLS_PER_HOST))
+        self._ready: set[str] = set()
+
+    @contextlib.asynccontextmanager
+    async def held(self, image: str | None) -> AsyncIterator[None]:
+        """Keep an image on the node inside the block, and pull it first if it is missing.
+
+        Raises ImageNotReady if it is still being pulled after PATIENCE_SECONDS, ImageUnavailable, and ImageNotFound.
+        """
+        name = self._images.name_in_cache(image)
+        if name is None:
+            yield
+            return
+        local = self._images.pulled.here(name)
+        if local is None:
+            pull = self._pulls.get(name) or self._begin(name)
+            await asyncio.wait([pull.outcome], timeout=PATIENCE_SECONDS)
+            if not pull.outcome.done():
+                raise ImageNotReady(name, "a node still pulls it")
+            pull.outcome.result()
+            local = await self._images.pulled.get(name)
+            pull.taken.set()
+        with local:
+            yield
+
+    def ready(self) -> list[str]:
+        """Return the images of which the server was told."""
+        return sorted(self._ready)
+
+    async def run(self) -> None:
+        """Tell the server which images are on the node, for ever."""
+        while True:
+            if self._images.has_cache:
+                now = await asyncio.to_thread(self._images.pulled.ready)
+                ready, gone, self._ready = now - self._ready, self._ready - now, now
+                if ready or gone:
+                    await self._send(ImageChanges(ready=sorted(ready), gone=sorted(gone)))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def close(self) -> None:
+        """End all pulls."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _begin(self, name: str) -> _Pull:
+        pull = self._pulls[name] = _Pull(name, asyncio.get_running_loop().create_future())
+        task = asyncio.create_task(self._run(pull))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return pull
+
+    async def _run(self, pull: _Pull) -> None:
+        try:
+            async with self._turn(pull.image):
+                with await self._images.pulled.get(pull.image):
+                    pull.outcome.set_result(None)
+                    self._ready.add(pull.image)
+                    await self._send(ImageChanges(ready=[pull.image]))
+                    await wait_or_timeout(pull.taken, KEPT_SECONDS)
+        except RollyardError as error:
+            log.warning("%s", error)
+            pull.outcome.set_exception(error)
+            if isinstance(error, ImageUnavailable):
+                await self._send(ImageChanges(failed=[image_fault(error)]))
+        finally:
+            del self._pulls[pull.image]
+            if not pull.outcome.done():
+                pull.outcome.cancel()
+            elif not pull.outcome.cancelled():
+                pull.outcome.exception()  # the leases that wait have it, if there are any
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, name: str) -> AsyncIterator[None]:
+        """Wait for a turn at the image's registry. An image whose last known content is on the node needs none."""
+        reference = parse_image(name)
+        if self._images.pulled.has(name) or not isinstance(reference, RegistryImage):
+            yield
+            return
+        async with self._hosts[reference.host]:
+            yield
+
+
+def image_fault(error: ImageUnavailable, *, default: bool = False) -> ImageFault:
+    """Return the message to the server. `default`: the pool's default image was meant."""
+    return ImageFault(
+        image=error.image,
+        message=str(error),
+        permanent=error.permanent,
+        pulling=isinstance(error, ImageNotReady),
+        default=default,
+    )

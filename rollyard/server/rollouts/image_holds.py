@@ -1,0 +1,145 @@
+"""Stores which images a pool's node agents cannot have now, and ends the rollouts that waited too long for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from rollyard.core.clock import Clock
+from rollyard.core.errors import NotFound, RollyardError
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.image_hold import failed, pulling
+from rollyard.server.rollouts.record_changes import RecordChanges
+from rollyard.server.rollouts.service import RolloutService, held_record
+from rollyard.server.rollouts.step import ImageGivenUp, ImageHeld
+from rollyard.server.store.base import ImageHold, Transaction
+from rollyard.wire.node import ImageChanges, ImageFault, LeaseRef
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 5.0
+FORGET_SECONDS = 3600.0
+"""A hold that ended this long ago is deleted: no rollout has needed the image since."""
+MAX_ENDED = 500
+"""Greatest number of rollouts of one image that end in one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolImages:
+    """Part of a pool's spec that is about images."""
+
+    default: str
+    give_up_seconds: float
+
+
+class ImageHolds:
+    """All held images. Node agents report faults; the rollouts of a held image stay in the queue."""
+
+    def __init__(
+        self,
+        rollouts: RolloutService,
+        clock: Clock,
+        agents: ConnectedAgents,
+        pool: Callable[[PoolKey], Awaitable[RolloutPool]],
+    ) -> None:
+        self._rollouts = rollouts
+        self._agents = agents
+        self._clock = clock
+        self._pool = pool
+
+    async def hand_back(self, ref: LeaseRef, agent: ConnectedAgent, fault: ImageFault) -> None:
+        """Take back a lease whose node agent does not have the image. If another node agent of the pool has it, only this
+        rollout waits, and the image is not held. Raises Fenced, NotFound."""
+        pool, holder_uid = agent.pool, agent.identity.uid
+        others = (other for other in self._agents.of_pool(pool) if other is not agent and not other.draining)
+        elsewhere = any(fault.image in other.ready_images for other in others)
+        about, now = await self._about(pool), self._clock.time()
+
+        def change(tx: Transaction, changes: RecordChanges) -> None:
+            record = held_record(tx, ref, holder_uid)
+            hold = _after(tx, pool, fault, now)
+            if not elsewhere:
+                tx.put_image_hold(hold)
+            image = "" if fault.default else fault.image
+            covered = not elsewhere and (image or about.default) == fault.image and record.stage is not Stage.EVAL
+            ends_at = max(record.created_at, hold.since) + about.give_up_seconds
+            event = ImageHeld(
+                at=now,
+                fence=ref.fence,
+                message=fault.message,
+                image=image,
+                not_before=now if covered else hold.until,
+                ends_at=float("inf") if fault.pulling else ends_at,
+            )
+            changes.step(tx, record, event)
+
+        await self._rollouts.transact(change)
+
+    async def report(self, agent: ConnectedAgent, changes: ImageChanges) -> None:
+        """Store what a node agent found out about images. Their rollouts can be granted as soon as an image is ready."""
+        agent.ready_images = (agent.ready_images | set(changes.ready)) - set(changes.gone)
+        if changes.ready or changes.failed:
+            await self._report(agent.pool, changes.ready, changes.failed)
+
+    async def _report(self, pool: PoolKey, ready: Sequence[str], faults: Sequence[ImageFault]) -> None:
+        now = self._clock.time()
+
+        def change(tx: Transaction, changes: RecordChanges) -> bool:
+            for fault in faults:
+                tx.put_image_hold(_after(tx, pool, fault, now))
+            return any([tx.delete_image_hold(pool, image) for image in ready])
+
+        if await self._rollouts.transact(change):
+            self._rollouts.rollout_queued.emit(pool, now)
+
+    async def run(self) -> None:
+        """End the rollouts that waited too long, for ever."""
+        while True:
+            try:
+                await self.give_up()
+            except RollyardError as error:
+                log.warning("held images were not checked this time: %s", error)
+            await asyncio.sleep(CHECK_SECONDS)
+
+    async def give_up(self) -> int:
+        """End the queued rollouts that waited too long for their images. Return their number."""
+        ended = 0
+        for pool in {hold.pool for hold in await self._rollouts.transact(lambda tx, _: tx.image_holds())}:
+            ended += await self._give_up(pool)
+        return ended
+
+    async def _give_up(self, pool: PoolKey) -> int:
+        try:
+            about = await self._about(pool)
+        except NotFound:
+            about = None  # the pool is deleted, and its queued rollouts are cancelled
+        now = self._clock.time()
+
+        def change(tx: Transaction, changes: RecordChanges) -> int:
+            ended = 0
+            for hold in tx.image_holds(pool):
+                if about is None or hold.until < now - FORGET_SECONDS:
+                    tx.delete_image_hold(pool, hold.image)
+                elif hold.since and now - hold.since >= about.give_up_seconds:
+                    before = now - about.give_up_seconds
+                    for image in [hold.image, ""] if hold.image == about.default else [hold.image]:
+                        for record in tx.queued_of_image(pool, image, before, MAX_ENDED):
+                            changes.step(tx, record, ImageGivenUp(now, hold.message))
+                            ended += 1
+            return ended
+
+        return await self._rollouts.transact(change)
+
+    async def _about(self, pool: PoolKey) -> _PoolImages:
+        sandbox = (await self._pool(pool)).spec.sandbox
+        return _PoolImages(sandbox.default_image or "", sandbox.images.give_up_after_seconds)
+
+
+def _after(tx: Transaction, pool: PoolKey, fault: ImageFault, now: float) -> ImageHold:
+    hold = next((hold for hold in tx.image_holds(pool) if hold.image == fault.image), None)
+    return pulling(hold, pool, fault.image, now) if fault.pulling else failed(hold, pool, fault, now)

@@ -1,0 +1,68 @@
+"""Images that cannot be had now, and the queued rollouts that wait for them."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from rollyard.kinds.pool import PoolKey
+from rollyard.server.store.base import ImageHold
+
+_COLUMNS = "namespace, pool, image, message, permanent, failures, since, until, trying"
+
+
+def image_holds(db: sqlite3.Connection, pool: PoolKey | None = None) -> list[ImageHold]:
+    where, values = ("WHERE namespace = ? AND pool = ?", tuple(pool)) if pool is not None else ("", ())
+    rows = db.execute(f"SELECT {_COLUMNS} FROM image_holds {where} ORDER BY namespace, pool, image", values)
+    return [_hold(*row) for row in rows]
+
+
+def put_image_hold(db: sqlite3.Connection, hold: ImageHold) -> None:
+    values = (hold.image, hold.message, hold.permanent, hold.failures, hold.since, hold.until, hold.trying)
+    db.execute(
+        f"INSERT OR REPLACE INTO image_holds ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*hold.pool, *values)
+    )
+
+
+def delete_image_hold(db: sqlite3.Connection, pool: PoolKey, image: str) -> bool:
+    done = db.execute("DELETE FROM image_holds WHERE namespace = ? AND pool = ? AND image = ?", (*pool, image))
+    return done.rowcount > 0
+
+
+def free_condition(pool: PoolKey, default_image: str, now: float) -> tuple[str, list[object]]:
+    """Return the SQL condition that a rollout's image is not held at `now`, and its values."""
+    return f"AND image NOT IN ({_HELD} AND until > ? {_AND_DEFAULT} AND until > ?)", [
+        *pool,
+        now,
+        *pool,
+        default_image,
+        now,
+    ]
+
+
+def count_held(db: sqlite3.Connection, pool: PoolKey, default_image: str, now: float) -> int:
+    due = {hold.image for hold in image_holds(db, pool) if hold.until <= now}
+    query = (
+        "SELECT image, count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "
+        f"AND namespace = ? AND pool = ? AND stage = 'INIT' AND image IN ({_HELD} {_AND_DEFAULT}) GROUP BY image"
+    )
+    rows = db.execute(query, (*pool, *pool, *pool, default_image))
+    return sum(count - ((image or default_image) in due) for image, count in rows)
+
+
+_HELD = "SELECT image FROM image_holds WHERE namespace = ? AND pool = ?"
+_AND_DEFAULT = "UNION ALL SELECT '' FROM image_holds WHERE namespace = ? AND pool = ? AND image = ?"
+"""The value of `RolloutRecord.image` that stands for the default image."""
+
+
+def _hold(
+    namespace: str,
+    pool: str,
+    image: str,
+    message: str,
+    permanent: int,
+    failures: int,
+    since: float,
+    until: float,
+    trying: int,
+) -> ImageHold:
+    return ImageHold(PoolKey(namespace, pool), image, message, bool(permanent), failures, since, until, bool(trying))

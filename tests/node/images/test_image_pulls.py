@@ -1,0 +1,141 @@
+"""Pulls beside the stages, from a real registry: what a lease waits for, and what the server is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from rollyard.core.errors import ImageNotReady, ImageUnavailable
+from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.node import image_pulls
+from rollyard.node.image_pulls import ImagePulls
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.images import Images
+from rollyard.wire.node import ImageChanges
+from tests.support.image_registry import Front, Pusher
+from tests.support.until import until
+
+
+@dataclass
+class Site:
+    """A node's pulls, and what they told the server."""
+
+    pulls: ImagePulls
+    images: Images
+    told: list[ImageChanges] = field(default_factory=list)
+
+    def ready(self) -> list[str]:
+        return [image for message in self.told for image in message.ready]
+
+    def failed(self) -> list[str]:
+        return [fault.message for message in self.told for fault in message.failed]
+
+
+@pytest_asyncio.fixture
+async def site(open_folder: Path) -> AsyncIterator[Site]:
+    images = Images(find_runtime("bubblewrap"), open_folder, open_folder, SandboxImages())
+    told: list[ImageChanges] = []
+
+    async def send(message: ImageChanges) -> None:
+        told.append(message)
+
+    made = Site(ImagePulls(images, send), images, told)
+    yield made
+    await made.pulls.close()
+    await images.close()
+
+
+async def use(site: Site, image: str | None) -> None:
+    async with site.pulls.held(image):
+        pass
+
+
+async def test_a_lease_gets_its_image_and_the_server_learns_that_it_is_there(site: Site, front: Front) -> None:
+    push(front, "pulls/one")
+    name = f"docker://{front.host}/pulls/one:v1"
+    async with site.pulls.held(name):
+        (entry,) = site.images.pulled.entries()
+        assert entry.held
+    assert site.ready() == [name]
+    await until(lambda: not site.images.pulled.entries()[0].held)
+    asked = front.requests.total()
+    await use(site, name)
+    await use(site, None)
+    await use(site, "/no/such/folder")
+    assert front.requests.total() == asked, "what is on the node, and what is no image of a registry, needs no pull"
+
+
+async def test_a_lease_does_not_wait_for_a_pull_that_hangs_and_others_pass_it(
+    site: Site, front: Front, registry: Pusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_pulls, "PATIENCE_SECONDS", 0.1)
+    names = [f"docker://{front.host}/pulls/hangs:v{n}" for n in range(4)]
+    front.faults.append(("hangs", "hang", 99))
+    for name in names:
+        with pytest.raises(ImageNotReady, match=f"{name} cannot be used now: a node still pulls it"):
+            await use(site, name)
+    assert front.count("hangs") == image_pulls.PULLS_PER_HOST
+    monkeypatch.setattr(image_pulls, "PATIENCE_SECONDS", 60.0)
+    registry.image("pulls/elsewhere", "v1")
+    await use(site, f"docker://{registry.host}/pulls/elsewhere:v1")
+
+
+async def test_many_leases_of_a_missing_image_ask_the_registry_once(site: Site, front: Front, registry: Pusher) -> None:
+    name = f"docker://{front.host}/pulls/late:v1"
+    found = await asyncio.gather(*(use(site, name) for _ in range(8)), return_exceptions=True)
+    assert all(isinstance(error, ImageUnavailable) and error.permanent for error in found), found
+    assert "has no pulls/late:v1: check the name, or push the image" in str(found[0])
+    assert front.count("late") == 1
+    assert site.failed() == [str(found[0])]
+    registry.image("pulls/late", "v1")
+    await use(site, name)
+    assert site.ready() == [name]
+
+
+async def test_a_broken_image_that_is_pushed_again_under_its_tag_is_used(
+    site: Site, front: Front, registry: Pusher
+) -> None:
+    registry.image("pulls/broken", "v1", [b"no archive"])
+    name = f"docker://{front.host}/pulls/broken:v1"
+    with pytest.raises(ImageUnavailable, match="cannot be unpacked") as caught:
+        await use(site, name)
+    assert caught.value.permanent
+    registry.image("pulls/broken", "v1")
+    await use(site, name)
+
+
+async def test_an_image_whose_tag_cannot_be_looked_up_is_used_from_the_node(
+    site: Site, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(front, "pulls/stale")
+    name = f"docker://{front.host}/pulls/stale:v1"
+    await use(site, name)
+    monkeypatch.setattr("rollyard.node.images.resolved_tags.TAG_SECONDS", 0.0)
+    monkeypatch.setattr("rollyard.node.images.registry_source.ASK_SECONDS", 0.2)
+    front.faults.append(("stale", "hang", 99))
+    async with site.pulls.held(name):
+        assert site.images.pulled.entries()[0].held
+
+
+async def test_the_server_is_told_what_others_added_and_deleted(
+    site: Site, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.05)
+    push(front, "pulls/other")
+    name = f"docker://{front.host}/pulls/other:v1"
+    task = asyncio.create_task(site.pulls.run())
+    await site.images.pulled.stage(name)
+    await until(lambda: site.ready() == [name])
+    await site.images.pulled.prune(0.0, float("inf"))
+    await until(lambda: [image for message in site.told for image in message.gone] == [name])
+    assert site.pulls.ready() == []
+    task.cancel()
+
+
+def push(front: Front, repository: str) -> None:
+    Pusher(front.registry).image(repository, "v1")

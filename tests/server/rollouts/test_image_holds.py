@@ -1,0 +1,181 @@
+"""Held images over a real store: who waits for them, who does not, and what ends the wait."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest_asyncio
+
+from rollyard.core.clock import ManualClock
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.server.rollouts.image_hold import FIRST_SECONDS
+from rollyard.server.store.base import ImageHold, RolloutRecord
+from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef
+from tests.server.rollouts.test_service import KEY, Node, Yard, server
+
+BAD, GOOD = "docker://r.example/bad:1", "docker://r.example/good:1"
+SENTENCE = f"the image {BAD} cannot be used now: the registry r.example has no bad:1"
+FAULT = ImageFault(image=BAD, message=SENTENCE, permanent=True)
+
+
+def request(id: str, image: str | None = None) -> RolloutRequest:
+    task = {"kind": "math", "problem": "?", "answer": "1", **({"image": image} if image else {})}
+    return RolloutRequest.model_validate({"id": id, "pool": "swe", "task": task})
+
+
+@pytest_asyncio.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+    clock = ManualClock()
+    store = await SqliteStore.open(tmp_path, clock)
+    async with server(store, tmp_path, clock) as parts:
+        yard = Yard(parts, store, clock)
+        await yard.declare()
+        yield yard
+    await yard.store.close()
+
+
+async def submit(yard: Yard, *requests: RolloutRequest) -> None:
+    await yard.rollouts.submit("default", requests)
+
+
+async def granted(yard: Yard, node: Node, init: int) -> list[str]:
+    """Offer this much room, and return the ids of the leases that follow. A round of dispatch has ended after it."""
+    before = len(node.leases)
+    yard.wants(node, init=init)
+    await dispatched(yard)
+    return [lease.id for lease in node.leases[before:]]
+
+
+async def dispatched(yard: Yard) -> None:
+    """One round of dispatch. No other round runs in these tests."""
+    await yard.dispatcher._dispatch(KEY)
+
+
+async def give_back(yard: Yard, node: Node, id: str, fault: ImageFault = FAULT) -> RolloutRecord:
+    lease = next(lease for lease in reversed(node.leases) if lease.id == id)
+    await yard.parts.images.hand_back(ref(lease), node.agent, fault)
+    return await yard.rollouts.get("default", id)
+
+
+def ref(lease: Lease) -> LeaseRef:
+    return LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=lease.stage)
+
+
+async def holds(yard: Yard) -> list[ImageHold]:
+    return await yard.store.image_holds(KEY)
+
+
+async def test_the_rollouts_of_a_missing_image_wait_and_the_others_pass_them(yard: Yard) -> None:
+    await submit(yard, *(request(f"bad-{i}", BAD) for i in range(5)), request("good", GOOD), request("plain"))
+    node = yard.node()
+    assert await granted(yard, node, 1) == ["bad-0"]
+    record = await give_back(yard, node, "bad-0")
+    assert (record.status, record.attempt, record.faults, record.losses) == (Status.QUEUED, 1, 0, 0)
+    assert await granted(yard, node, 9) == ["good", "plain"]
+    (hold,) = await holds(yard)
+    assert (hold.image, hold.failures, hold.message) == (BAD, 1, SENTENCE)
+    assert await yard.rollouts.queued(KEY) == {Stage.INIT: 5}
+    assert await yard.rollouts.demand(KEY, None) == {Stage.INIT: 0}, "more workers would not help"
+
+
+async def test_one_rollout_tries_the_image_again_and_the_others_wait_for_its_outcome(yard: Yard) -> None:
+    await submit(yard, *(request(f"bad-{i}", BAD) for i in range(5)))
+    node = yard.node()
+    assert await granted(yard, node, 2) == ["bad-0", "bad-1"]
+    for id in ("bad-0", "bad-1"):
+        await give_back(yard, node, id)
+    delays = []
+    for failures in (1, 2, 3):
+        (hold,) = await holds(yard)
+        assert hold.failures == failures
+        delays.append(hold.until - yard.clock.time())
+        yard.clock.turn(delays[-1] - 0.01)
+        assert await granted(yard, node, 9) == []
+        yard.clock.turn(0.02)
+        assert await yard.rollouts.demand(KEY, None) == {Stage.INIT: 1}, "one may try"
+        assert await granted(yard, node, 9) == ["bad-0"]
+        assert await granted(yard, node, 9) == []
+        await give_back(yard, node, "bad-0")
+    assert FIRST_SECONDS * 0.75 <= delays[0] < delays[1] < delays[2]
+
+
+async def test_an_image_that_a_node_agent_has_at_last_frees_all_its_rollouts(yard: Yard) -> None:
+    await submit(yard, *(request(f"bad-{i}", BAD) for i in range(3)))
+    node = yard.node()
+    assert await granted(yard, node, 1) == ["bad-0"]
+    await give_back(yard, node, "bad-0", ImageFault(image=BAD, message="a node still pulls it", pulling=True))
+    assert await granted(yard, node, 9) == []
+    await yard.parts.images.report(node.agent, ImageChanges(ready=[BAD]))
+    assert await holds(yard) == []
+    await dispatched(yard)
+    assert [lease.id for lease in node.leases] == ["bad-0", "bad-0", "bad-1", "bad-2"]
+
+
+async def test_a_rollout_that_waited_too_long_ends_with_the_sentence(yard: Yard) -> None:
+    await yard.declare(sandbox=yard.pool.spec.sandbox.model_copy(update={"default_image": BAD}))
+    await submit(yard, request("named", BAD), request("unnamed"))
+    node = yard.node()
+    assert await granted(yard, node, 1) == ["named"]
+    await give_back(yard, node, "named", FAULT.model_copy(update={"default": False}))
+    assert await granted(yard, node, 9) == [], "the image is the pool's default too"
+    yard.clock.turn(3599.0)
+    assert await yard.parts.images.give_up() == 0
+    await submit(yard, request("late", BAD))
+    yard.clock.turn(2.0)
+    assert await yard.parts.images.give_up() == 2
+    for id in ("named", "unnamed"):
+        record = await yard.rollouts.get("default", id)
+        assert record.error is not None
+        assert (record.status, record.error.reason, record.error.message) == (
+            Status.INFRA_FAILED,
+            "ImageUnavailable",
+            SENTENCE,
+        )
+    assert (await yard.rollouts.get("default", "late")).status is Status.QUEUED
+    yard.clock.turn(7200.0)
+    await yard.parts.images.give_up()
+    assert await holds(yard) == []
+
+
+async def test_a_hold_outlives_the_server(yard: Yard, tmp_path: Path) -> None:
+    await submit(yard, request("bad", BAD), request("other", BAD))
+    node = yard.node()
+    assert await granted(yard, node, 1) == ["bad"]
+    await give_back(yard, node, "bad")
+    before = await holds(yard)
+    await yard.store.close()
+    yard.store = await SqliteStore.open(tmp_path, yard.clock)
+    async with server(yard.store, tmp_path, yard.clock) as parts:
+        again = Yard(parts, yard.store, yard.clock)
+        assert await granted(again, again.node("u2"), 9) == []
+        assert await holds(again) == before
+
+
+async def test_another_nodes_fault_does_not_hold_an_image_that_a_node_has(yard: Yard) -> None:
+    await submit(yard, *(request(f"r-{i}", BAD) for i in range(3)))
+    has, lacks = yard.node("u1"), yard.node("u2")
+    assert await granted(yard, lacks, 1) == ["r-0"]
+    await yard.parts.images.report(has.agent, ImageChanges(ready=[BAD]))
+    record = await give_back(yard, lacks, "r-0")
+    assert await holds(yard) == []
+    assert record.not_before > yard.clock.time(), "the rollout itself waits a little"
+    assert await granted(yard, has, 9) == ["r-1", "r-2"]
+
+
+async def test_a_node_that_has_the_image_is_preferred(yard: Yard) -> None:
+    has, roomy = yard.node("u1"), yard.node("u2")
+    await yard.parts.images.report(has.agent, ImageChanges(ready=[GOOD]))
+    yard.agents.request_capacity(roomy.agent, capacity(8))
+    yard.agents.request_capacity(has.agent, capacity(2))
+    await submit(yard, *(request(f"g-{i}", GOOD) for i in range(3)), request("plain"))
+    await dispatched(yard)
+    assert [lease.id for lease in has.leases] == ["g-0", "g-1"]
+    assert {lease.id for lease in roomy.leases} == {"g-2", "plain"}, "a preference, not a condition"
+    reasons = [entry.reason for entry in (await yard.rollouts.history("default", "g-0")).entries]
+    assert "HasImage" in reasons
+
+
+def capacity(init: int) -> CapacityRequest:
+    return CapacityRequest(init=init, kinds=["math"])
