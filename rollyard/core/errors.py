@@ -44,6 +44,7 @@ RollyardError
 ├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed if no token was sampled
 │   └── PromptTooLong        the endpoint reported that the prompt does not fit (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
+    ├── SnapshotUnusable     the rollout's sandbox cannot be started from its snapshot
     ├── NothingSampled       RUN ended without a sampled token, so there is nothing to score
     └── HandlerFailed        the task handler, or its environment, raised an exception or returned a wrong value
 
@@ -57,7 +58,8 @@ a reason or an error of the tree. The names of these exceptions, by folder:
   folder: task handlers catch it
 - slurm/rest: NotJson
 - tokens/tool_calls: MalformedCall
-- sandbox_agent, which imports no other part of Rollyard: EditError, KernelUnusable, ShellEnded
+- sandbox_agent, which imports no other part of Rollyard: BrokenChanges, EditError, ImageDiffers, KernelUnusable, ShellEnded,
+  TooManyChanges
 - private ones, with a leading underscore
 
 `scripts/check_names.py` compares both lists with the code.
@@ -268,6 +270,10 @@ class ContextExceeded(RollyardError):
 
 
 class TaskError(RollyardError):
+    pass
+
+
+class SnapshotUnusable(TaskError):
     pass
 
 

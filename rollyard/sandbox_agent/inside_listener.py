@@ -2,7 +2,8 @@
 sandbox) accepts the connections.
 
 A sandbox has its own network without any other host. The listening socket is passed to the owner through a Unix socket.
-So programs in the sandbox reach the owner at 127.0.0.1, and reach nothing else.
+So programs in the sandbox reach the owner at 127.0.0.1, and reach nothing else. In the other direction the owner passes
+pipes, for long data.
 """
 
 from __future__ import annotations
@@ -12,18 +13,32 @@ import struct
 from _socket import AF_INET, CMSG_LEN, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, socket
 
 BACKLOG = 1024
+_NUMBER = struct.Struct("!I")
 
 
 def receive_gate(stdin: socket) -> socket:
     """Receive the gate: the Unix socket through which listening sockets are passed to the owner. The owner sends the
     gate together with the first byte on standard input."""
+    return socket(fileno=_receive_fd(stdin, 1)[1])
+
+
+def receive_pipe(gate: socket, number: int) -> int:
+    """Receive the pipe that the owner has sent with this number. Pipes of cancelled calls are closed."""
+    while True:
+        data, fd = _receive_fd(gate, _NUMBER.size)
+        if data == _NUMBER.pack(number):
+            return fd
+        os.close(fd)
+
+
+def _receive_fd(sock: socket, count: int) -> tuple[bytes, int]:
     room = struct.calcsize("i")
-    _, ancillary, _, _ = stdin.recvmsg(1, CMSG_LEN(room))
+    data, ancillary, _, _ = sock.recvmsg(count, CMSG_LEN(room))
     if not ancillary:
         raise EOFError("the owner was gone before it began")
     (fd,) = struct.unpack("i", ancillary[0][2][:room])
     os.set_inheritable(fd, False)
-    return socket(fileno=fd)
+    return data, fd
 
 
 def listen(gate: socket, port: int) -> int:

@@ -15,8 +15,9 @@ from _socket import socket
 
 from rollyard.sandbox_agent.bash_tool import BashTool
 from rollyard.sandbox_agent.child_processes import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, ChildProcesses
+from rollyard.sandbox_agent.clock_mark import ClockMark
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
-from rollyard.sandbox_agent.inside_listener import listen, receive_gate
+from rollyard.sandbox_agent.inside_listener import listen, receive_gate, receive_pipe
 from rollyard.sandbox_agent.ipython_tool import IPythonTool
 from rollyard.sandbox_agent.process_control import prctl
 from rollyard.sandbox_agent.settings import WORKSPACE, Settings
@@ -42,8 +43,9 @@ class ToolRoute:
 
 
 class AgentServer:
-    def __init__(self, stream: Stream, gate: socket, settings: Settings) -> None:
+    def __init__(self, stream: Stream, gate: socket, settings: Settings, started: ClockMark) -> None:
         children = ChildProcesses()
+        self._started = started
         self._stream = stream
         self._gate = gate
         self._shell = BashTool(settings, children)
@@ -61,6 +63,8 @@ class AgentServer:
             "read": ToolRoute(files, _read),
             "write": ToolRoute(files, _write),
             "listen": ToolRoute(files, self._listen),
+            "snapshot": ToolRoute(files, self._snapshot),
+            "restore": ToolRoute(files, self._restore),
         }
 
     def serve(self) -> None:
@@ -93,6 +97,16 @@ class AgentServer:
 
     def _listen(self, header: Header, body: bytes) -> Reply:
         return {"port": listen(self._gate, header.get("port", 0))}, b""
+
+    def _snapshot(self, header: Header, body: bytes) -> Reply:
+        from rollyard.sandbox_agent.snapshot_calls import write_snapshot
+
+        return write_snapshot(receive_pipe(self._gate, header["pipe"]), self._started, header["limit"]), b""
+
+    def _restore(self, header: Header, body: bytes) -> Reply:
+        from rollyard.sandbox_agent.snapshot_calls import restore_snapshot
+
+        return restore_snapshot(receive_pipe(self._gate, header["pipe"])), b""
 
 
 def _edit(workdir: str, header: Header) -> Reply:
@@ -127,6 +141,7 @@ def main() -> None:
     _restore_signals()
     stdin = _take_stdin()
     stream = Stream(stdin)
+    started = ClockMark()
     _forbid_tracing()
     set_filter()
     try:
@@ -136,7 +151,7 @@ def main() -> None:
         )
         frame = stream.receive()
         if frame is not None:
-            AgentServer(stream, gate, Settings(frame[0])).serve()
+            AgentServer(stream, gate, Settings(frame[0]), started).serve()
     except (BrokenPipeError, EOFError):
         pass  # the owner is gone
     # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so this exit ends all other processes too.

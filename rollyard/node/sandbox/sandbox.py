@@ -8,18 +8,19 @@ in the sandbox, and no other process in the sandbox can end it. So no clean-up i
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from rollyard.core.aio import Signal
-from rollyard.core.errors import SandboxLost, SandboxStartFailed
+from rollyard.core.errors import SandboxLost, SandboxStartFailed, SnapshotUnusable, TooLarge
 from rollyard.core.node_cache import node_cache
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.memory_guard.client import MemoryGuard
@@ -30,6 +31,16 @@ from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
 from rollyard.node.sandbox.sandbox_connection import SandboxConnection
+from rollyard.node.sandbox.snapshot import (
+    SNAPSHOT_SECONDS,
+    ArchivePipe,
+    PipeEnd,
+    SandboxSnapshot,
+    compress,
+    decompress,
+    nameless_file,
+    refusal,
+)  # fmt: skip
 from rollyard.node.sandbox_starter.client import Launch, SandboxStarter, StartedProcess
 from rollyard.sandbox_agent.frames import PROTOCOL, Header
 
@@ -65,6 +76,8 @@ class Sandbox:
         """Socket through which the sandbox agent passes sockets that listen inside the sandbox."""
         self._guard = guard
         self._egress = EgressProxy(spec.allowed_hosts)
+        self._pipes = 0
+        """Number of pipes that were passed to the sandbox agent."""
         self._bash_turn = asyncio.Lock()
         self._ipython_turn = asyncio.Lock()
 
@@ -118,6 +131,52 @@ class Sandbox:
         """Create or replace a file and the folders above it. Raises OSError if the sandbox's file system refuses."""
         reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
         _raise_refusal(reply, path)
+
+    async def snapshot(self, limit_bytes: int | None = None, folder: Path | None = None) -> SandboxSnapshot:
+        """Save the files that were changed since the sandbox started, also those that it was started with. Processes and
+        the memory of bash and IPython are not saved. The caller must close the snapshot.
+
+        `limit_bytes`: greatest length of the archive before it is compressed; default: the sandbox's disk. `folder`:
+        folder on the disk that gets the file, which has no name. Raises TooLarge and OSError.
+        """
+        limit, file = limit_bytes or self.spec.limits.disk_bytes, nameless_file(folder)
+        try:
+            reply, (sha256, size, before) = await self._through_pipe(
+                {"op": "snapshot", "limit": limit}, lambda end: compress(end, file), reads=True
+            )
+            if "too_large" in reply:
+                raise TooLarge(
+                    f"the files that the sandbox changed need more than the {limit} bytes of a snapshot: delete files that "
+                    "are not needed"
+                )
+            if "broken" in reply:
+                raise OSError(errno.EPIPE, reply["broken"])
+        except BaseException:
+            file.close()
+            raise
+        return SandboxSnapshot(
+            file, sha256, size, before, reply["files"], tuple(reply["left_out"]), int(reply["left_out_count"])
+        )
+
+    async def restore(self, snapshot: BinaryIO) -> None:
+        """Apply a snapshot's file to this sandbox, which has just been started from the same image.
+
+        Raises SnapshotUnusable.
+        """
+        reply, damage = await self._through_pipe({"op": "restore"}, lambda end: decompress(end, snapshot), reads=False)
+        if why := refusal({"broken": damage} if damage else reply, self.spec.limits.disk_bytes):
+            raise SnapshotUnusable(why)
+
+    async def _through_pipe(self, header: Header, work: Callable[[PipeEnd], Any], *, reads: bool) -> tuple[Header, Any]:
+        async with ArchivePipe(work, reads=reads) as pipe:
+            self._pipes += 1
+            number = self._pipes
+            # If the sandbox is gone, the call finds out.
+            with suppress(OSError):
+                socket.send_fds(self._gate, [number.to_bytes(4, "big")], [pipe.theirs])
+            pipe.let_go()
+            reply, _ = await self._call({**header, "pipe": number}, b"", SNAPSHOT_SECONDS)
+            return reply, await pipe.result()
 
     async def listen(self, port: int = 0) -> socket.socket:
         """Return a socket that listens on a port of the sandbox's own 127.0.0.1. `port` 0: any free port.
@@ -206,6 +265,17 @@ class SandboxFactory:
         except BaseException:
             held.release()
             raise
+
+    async def start_from(self, spec: SandboxSpec, snapshot: BinaryIO) -> Sandbox:
+        """Start a sandbox with the files of a snapshot that was taken from a sandbox of the same image. Raises the errors
+        of `start`, and SnapshotUnusable."""
+        sandbox = await self.start(spec)
+        try:
+            await sandbox.restore(snapshot)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
 
     async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path) -> Sandbox:
         root = held.root

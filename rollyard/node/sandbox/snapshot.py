@@ -1,0 +1,191 @@
+"""Snapshots: the files that a sandbox has changed, as one compressed archive (`sandbox_agent/incremental_tar.py`).
+
+The archive goes through a pipe between the sandbox agent and a thread of this process. So an archive may be longer than
+memory, and the event loop goes on. An archive is never unpacked outside of a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import os
+import select
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, TypeVar
+
+import zstandard
+
+T = TypeVar("T")
+SNAPSHOT_SECONDS = 600.0
+"""Greatest time of one snapshot, or of one start from a snapshot."""
+_LEVEL = 1
+_CHUNK = 1 << 20
+_POLL_SECONDS = 0.5
+_MAX_WINDOW = 8 << 20
+
+
+@dataclass(frozen=True)
+class SandboxSnapshot:
+    """A snapshot in a file without a name, which is gone when it is closed or when this process dies."""
+
+    file: BinaryIO
+    sha256: str
+    """Digest of the compressed file. Equal changes give equal digests."""
+    size: int
+    """Length of the compressed file in bytes."""
+    archive_bytes: int
+    """Length before the compression."""
+    files: int
+    left_out: tuple[str, ...] = ()
+    """Names of sockets, devices and files that could not be read; at most ten."""
+    left_out_count: int = 0
+
+    def close(self) -> None:
+        self.file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ArchivePipe:
+    """A pipe to or from a sandbox, with a thread at our end. Leaving the block ends the thread."""
+
+    def __init__(self, work: Callable[[PipeEnd], T], *, reads: bool) -> None:
+        """`work` runs in the thread; it reads from the pipe if `reads`, else it writes."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # the user may have reached the limit of memory for pipes
+            fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _CHUNK)
+        self._end = PipeEnd(read if reads else write)
+        self.theirs = write if reads else read
+        self._work = asyncio.ensure_future(asyncio.to_thread(self._run, work))
+
+    async def result(self) -> Any:
+        """Return what the thread has returned."""
+        return await self._work
+
+    def let_go(self) -> None:
+        """Close the other end, once the sandbox has it."""
+        if self.theirs >= 0:
+            os.close(self.theirs)
+            self.theirs = -1
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.let_go()
+        self._end.stopped.set()
+        await asyncio.gather(self._work, return_exceptions=True)
+
+    def _run(self, work: Callable[[PipeEnd], T]) -> T:
+        try:
+            return work(self._end)
+        finally:
+            os.close(self._end.fd)
+
+
+class PipeEnd:
+    """Our end of a pipe. It is used in one thread, which other threads can stop."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.stopped = threading.Event()
+        os.set_blocking(fd, False)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield what arrives, until the other end is closed."""
+        while self._wait(select.POLLIN):
+            try:
+                data = os.read(self.fd, _CHUNK)
+            except BlockingIOError:
+                continue
+            if not data:
+                return
+            yield data
+
+    def write(self, data: bytes) -> bool:
+        """Write everything. Return False if the other end is closed."""
+        view = memoryview(data)
+        while view and self._wait(select.POLLOUT):
+            try:
+                view = view[os.write(self.fd, view) :]
+            except BlockingIOError:
+                continue
+            except BrokenPipeError:
+                return False
+        return not view
+
+    def _wait(self, event: int) -> bool:
+        poll = select.poll()
+        poll.register(self.fd, event)
+        while not self.stopped.is_set():
+            if poll.poll(_POLL_SECONDS * 1000):
+                return True
+        return False
+
+
+def nameless_file(folder: Path | None = None) -> BinaryIO:
+    """Return a new file without a name, in the folder or among the temporary files."""
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def compress(end: PipeEnd, file: BinaryIO) -> tuple[str, int, int]:
+    """Compress what arrives into the file. Return the file's sha256, its length, and the length before compression."""
+    packer = zstandard.ZstdCompressor(_LEVEL, write_checksum=True).compressobj()
+    digest, size, before = hashlib.sha256(), 0, 0
+
+    def put(data: bytes) -> None:
+        nonlocal size
+        digest.update(data)
+        size += len(data)
+        file.write(data)
+
+    for chunk in end.chunks():
+        before += len(chunk)
+        put(packer.compress(chunk))
+    put(packer.flush())
+    file.flush()
+    return digest.hexdigest(), size, before
+
+
+def decompress(end: PipeEnd, file: BinaryIO) -> str | None:
+    """Write the archive in the file to the pipe. Return the end of a sentence about a file that is no archive."""
+    file.seek(0)
+    try:
+        unpacker = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        for chunk in unpacker.read_to_iter(file, write_size=_CHUNK):
+            if not end.write(chunk):
+                break
+    except zstandard.ZstdError:
+        return "it is damaged"
+    return None
+
+
+def refusal(reply: dict[str, Any], disk_bytes: int) -> str | None:
+    """Return why a sandbox could not be started from a snapshot; None if it was."""
+    if "differs" in reply:
+        return (
+            f"the image has no {reply['differs']}, which the snapshot has not changed: start it with the image from which "
+            "the snapshot was taken"
+        )
+    if "broken" in reply:
+        return f"the snapshot cannot be read: {reply['broken']}"
+    if reply.get("errno") in (28, 122):
+        return f"the snapshot does not fit into the sandbox's {disk_bytes} bytes: raise `sandbox.disk`"
+    if "errno" in reply:
+        return f"the sandbox cannot write {reply['path']} of the snapshot: {reply['error']}"
+    return None

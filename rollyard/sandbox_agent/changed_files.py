@@ -1,0 +1,227 @@
+"""The files that the sandbox has changed since its start, written as an archive.
+
+A changed or new file has a later change time (`st_ctime`) than the start of the sandbox agent. No program can set this
+time. A file that the image's overlay shows unchanged has the time of the image's own file. When something below a folder
+changes, the overlay copies the folder, which gives the folder a later time too. So unchanged folders are not read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from rollyard.sandbox_agent import incremental_tar
+from rollyard.sandbox_agent.incremental_tar import ChangedFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rollyard.sandbox_agent.incremental_tar import Extent
+    from rollyard.sandbox_agent.mounts import Mounts
+
+_CHUNK = 1 << 20
+_MOST_EXTENTS = 10_000
+"""Greatest number of parts of a sparse file. The rest of the file is read with its holes."""
+
+
+class TooManyChanges(Exception):
+    """The archive would be longer than the limit."""
+
+
+class ChangeArchive:
+    """Writes the archive. Files that change meanwhile may be saved half changed."""
+
+    def __init__(self, mounts: Mounts, since_ns: int, write: Callable[[bytes], object], limit: int) -> None:
+        """`limit`: greatest length of the archive in bytes."""
+        self._mounts = mounts
+        self._since = since_ns
+        self._write = write
+        self._left = limit
+        self._links: dict[tuple[int, int], bytes] = {}
+        """Device and inode of a file with several names -> the first of the names. An overlay shows different inodes for a
+        file of the image and a new hard link to it, so these become two files."""
+        self._opened: list[tuple[bytes, int]] = []
+        """Folders that were made readable, with their own modes."""
+        self.files = 0
+        self.left_out: list[str] = []
+        """Names of sockets, devices and files that cannot be read, at most ten."""
+        self.left_out_count = 0
+
+    def write(self) -> None:
+        """Raises TooManyChanges, and the errors of `write`."""
+        try:
+            for root, whole in sorted(self._mounts.writable.items()):
+                self._folders(root, whole)
+            self._put(incremental_tar.END)
+        finally:
+            for path, mode in self._opened:
+                _chmod(path, mode)
+
+    def _folders(self, root: bytes, whole: bool) -> None:
+        waiting = [(root, whole or self._is_changed(os.lstat(root), whole))]
+        while waiting:
+            path, changed = waiting.pop()
+            try:
+                waiting += reversed(self._folder(path, changed, whole))
+            except OSError as error:
+                self._skip(path, error)
+
+    def _folder(self, path: bytes, changed: bool, whole: bool) -> list[tuple[bytes, bool]]:
+        """Write a folder's files, and the folder itself if it has `changed`. Return the folders in it that must be looked
+        at, and whether they have changed."""
+        info = os.lstat(path)
+        if not stat.S_ISDIR(info.st_mode):
+            return []
+        if changed and info.st_mode & 0o700 != 0o700 and info.st_uid == os.geteuid():
+            self._opened.append((path, stat.S_IMODE(info.st_mode)))
+            os.chmod(path, stat.S_IMODE(info.st_mode) | 0o700)
+        names = os.listdir(path)
+        if whole and len(names) * 3 * incremental_tar.BLOCK > self._left:
+            raise TooManyChanges
+        listed: list[tuple[bytes, bytes]] = []
+        files: list[tuple[bytes, os.stat_result]] = []
+        folders: list[tuple[bytes, bool]] = []
+        for name in sorted(names):
+            child = path.rstrip(b"/") + b"/" + name
+            if child in self._mounts.points:
+                continue
+            try:
+                found = os.lstat(child)
+            except OSError as error:
+                self._skip(child, error)
+                continue
+            mark = incremental_tar.KEPT
+            if stat.S_ISDIR(found.st_mode):
+                # An unchanged, empty folder of the root counts as changed too: the runtime may have made it.
+                new = self._is_changed(found, whole) or (path == b"/" and _is_empty(child))
+                if new:
+                    mark = incremental_tar.FOLDER_WRITTEN
+                if new or child in self._mounts.above:
+                    folders.append((child, new))
+            elif self._is_changed(found, whole):
+                if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO):
+                    self._leave_out(child)
+                    continue
+                mark = incremental_tar.WRITTEN
+                files.append((child, found))
+            listed.append((mark, name))
+        if changed:
+            entry = _entry(path, incremental_tar.FOLDER, info)
+            entry.names = listed
+            self._put(incremental_tar.encoded(entry))
+        for child, found in files:
+            try:
+                self._file(child, found)
+            except OSError as error:
+                self._skip(child, error)
+        return folders
+
+    def _is_changed(self, info: os.stat_result, whole: bool) -> bool:
+        return whole or info.st_ctime_ns >= self._since
+
+    def _file(self, path: bytes, info: os.stat_result) -> None:
+        self.files += 1
+        if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
+            first = self._links.setdefault((info.st_dev, info.st_ino), path)
+            if first != path:
+                entry = _entry(path, incremental_tar.HARD_LINK, info)
+                entry.link = first[1:]
+                self._put(incremental_tar.encoded(entry))
+                return
+        if stat.S_ISREG(info.st_mode):
+            self._regular(path, info)
+            return
+        entry = _entry(path, incremental_tar.FIFO, info)
+        if stat.S_ISLNK(info.st_mode):
+            entry.kind, entry.link = incremental_tar.SYMLINK, os.readlink(path)
+        self._put(incremental_tar.encoded(entry))
+
+    def _regular(self, path: bytes, info: os.stat_result) -> None:
+        # Non-blocking, because another process may put a fifo in the file's place at any moment.
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(path, flags)
+        except PermissionError:
+            os.chmod(path, stat.S_IMODE(info.st_mode) | 0o400)
+            try:
+                fd = os.open(path, flags)
+            finally:
+                os.chmod(path, stat.S_IMODE(info.st_mode))
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                return
+            entry = _entry(path, incremental_tar.FILE, found)
+            entry.size, entry.extents = found.st_size, ((0, found.st_size),)
+            if found.st_blocks * 512 < found.st_size:
+                entry.extents = tuple(_extents(fd, found.st_size))
+                entry.kind = incremental_tar.SPARSE
+            self._put(incremental_tar.encoded(entry))
+            for offset, length in entry.extents:
+                self._data(fd, offset, length)
+            self._put(bytes(-entry.data_bytes % incremental_tar.BLOCK))
+        finally:
+            os.close(fd)
+
+    def _data(self, fd: int, offset: int, length: int) -> None:
+        while length:
+            data = os.pread(fd, min(_CHUNK, length), offset) or bytes(min(_CHUNK, length))  # the file became shorter
+            self._put(data)
+            offset += len(data)
+            length -= len(data)
+
+    def _put(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise TooManyChanges
+        self._write(data)
+
+    def _skip(self, path: bytes, error: OSError) -> None:
+        """Leave a file out that cannot be read. A file that is gone by now counts as deleted."""
+        if isinstance(error, BrokenPipeError):
+            raise error
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            self._leave_out(path)
+
+    def _leave_out(self, path: bytes) -> None:
+        self.left_out_count += 1
+        if len(self.left_out) < 10:
+            self.left_out.append(path[-200:].decode("utf-8", "backslashreplace"))
+
+
+def _entry(path: bytes, kind: bytes, info: os.stat_result) -> ChangedFile:
+    return ChangedFile(path[1:], kind, stat.S_IMODE(info.st_mode), info.st_mtime_ns)
+
+
+def _is_empty(path: bytes) -> bool:
+    try:
+        with os.scandir(path) as found:
+            return next(found, None) is None
+    except OSError:
+        return False
+
+
+def _chmod(path: bytes, mode: int) -> None:
+    try:
+        os.chmod(path, mode)
+    except OSError:
+        pass  # the folder is gone
+
+
+def _extents(fd: int, size: int) -> Iterator[Extent]:
+    """Yield the parts of a file that have data, and an empty part at the end."""
+    at = 0
+    for _ in range(_MOST_EXTENTS):
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # there is only a hole
+            break
+        at = min(os.lseek(fd, start, os.SEEK_HOLE), size)
+        if start >= at:
+            break
+        yield start, at - start
+    else:
+        yield at, size - at
+    yield size, 0

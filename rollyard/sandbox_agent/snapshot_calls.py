@@ -1,0 +1,50 @@
+"""The calls `snapshot` and `restore`. The archive goes through a pipe of the owner, so it may be longer than memory."""
+
+from __future__ import annotations
+
+import os
+
+from rollyard.sandbox_agent.changed_files import ChangeArchive, TooManyChanges
+from rollyard.sandbox_agent.incremental_tar import BrokenChanges
+from rollyard.sandbox_agent.mounts import read_mounts
+from rollyard.sandbox_agent.restored_files import ChangeRestorer, ImageDiffers, exact_reader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from rollyard.sandbox_agent.clock_mark import ClockMark
+    from rollyard.sandbox_agent.frames import Header
+
+_BUFFER = 1 << 18
+
+
+def write_snapshot(pipe: int, since: ClockMark, limit: int) -> Header:
+    """Write the archive of the changed files, of at most `limit` bytes, to the pipe."""
+    try:
+        with os.fdopen(pipe, "wb", _BUFFER) as file:
+            archive = ChangeArchive(read_mounts(), since.ns(), file.write, limit)
+            archive.write()
+    except TooManyChanges:
+        return {"too_large": True}
+    except BrokenPipeError:
+        return {"broken": "the owner has stopped reading"}
+    return {"files": archive.files, "left_out": archive.left_out, "left_out_count": archive.left_out_count}
+
+
+def restore_snapshot(pipe: int) -> Header:
+    """Apply the archive that comes from the pipe."""
+    restorer = None
+    try:
+        with os.fdopen(pipe, "rb", _BUFFER) as file:
+            restorer = ChangeRestorer(read_mounts(), exact_reader(file.read))
+            restorer.apply()
+    except BrokenChanges as error:
+        return {"broken": str(error)}
+    except ImageDiffers:
+        return {"differs": _text(restorer)}
+    except OSError as error:
+        return {"errno": error.errno, "error": error.strerror, "path": _text(restorer)}
+    return {}
+
+
+def _text(restorer: ChangeRestorer | None) -> str:
+    return restorer.path[-200:].decode("utf-8", "backslashreplace") if restorer else ""
