@@ -75,9 +75,20 @@ class BashTool:
         self._capture = OutputCapture()
         self._was_lost = False
 
+    def spawn(self) -> None:
+        """Start bash without waiting until it is ready. Raises OSError."""
+        self._terminal = _Terminal(self._settings, self._children, self._argv())
+
     def start(self) -> None:
         if self._terminal is None:
-            self._terminal = _Terminal(self._settings, self._children, self._argv())
+            self.spawn()
+        assert self._terminal is not None
+        if not self._terminal.is_ready:
+            try:
+                self._terminal.get_ready(self._settings)
+            except RuntimeError:
+                self._terminal = None
+                raise
 
     def run(self, command: bytes, timeout: float) -> CommandFinished:
         if b"\0" in command:
@@ -100,7 +111,7 @@ class BashTool:
     def drain(self) -> None:
         """Read the output of background jobs between calls; the next call returns it. Unread output would block the
         jobs."""
-        if self._terminal is None:
+        if self._terminal is None or not self._terminal.is_ready:
             return
         try:
             self._terminal.read_available(self._capture)
@@ -109,7 +120,7 @@ class BashTool:
             self._was_lost = True
 
     def idle_fd(self) -> int | None:
-        return self._terminal.fd if self._terminal else None
+        return self._terminal.fd if self._terminal and self._terminal.is_ready else None
 
     def _stop_command(self) -> None:
         """End the running command, and keep bash. Raises ShellEnded if bash ends, or if the command does not end."""
@@ -147,6 +158,16 @@ def _new_prompt() -> tuple[str, bytes]:
     return command, b"\x1e" + nonce.encode() + b" "
 
 
+def _first_prompt(prompt: str) -> str:
+    """Return the PROMPT_COMMAND that bash gets in its environment. It hides itself from programs, then acts as `prompt`."""
+    hide = "export -n PROMPT_COMMAND PS1 PS2; unset HISTFILE; BASH_ARGV0=bash"
+    return f"PROMPT_COMMAND={_quoted(prompt)}; {hide}; {prompt}"
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
 def _fork_bash(terminal: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> int:
     """Start bash on the terminal; return its process id."""
     pid = os.fork()
@@ -179,7 +200,7 @@ class _Terminal:
         self._script = os.dup2(script, _SCRIPT_FD)
         if script != _SCRIPT_FD:
             os.close(script)
-        env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": prompt}
+        env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": _first_prompt(prompt)}
         cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
         self.fd, terminal = os.openpty()
         # The mode is set before bash starts: after a job is killed, bash restores the mode from the time of its start.
@@ -190,17 +211,17 @@ class _Terminal:
         termios.tcsetwinsize(terminal, (50, 160))
         self._child = children.start(lambda: _fork_bash(terminal, argv, cwd, env))
         os.close(terminal)
-        settings.confine(self._child.pid)
-        self._get_ready()
+        self.is_ready = False
+        """True once bash has its limits, and has printed its first prompt."""
 
-    def _get_ready(self) -> None:
+    def get_ready(self, settings: Settings) -> None:
+        """Raises RuntimeError if bash has ended, or prints no prompt."""
+        settings.confine(self._child.pid)
         output = OutputCapture()
-        deadline = time.monotonic() + START_SECONDS
         try:
-            if self.until_prompt(output, deadline, None) is not None:
-                self.type(b"export -n PROMPT_COMMAND PS1 PS2; unset HISTFILE; BASH_ARGV0=bash")
-                if self.until_prompt(output, deadline, None) is not None:
-                    return
+            if self.until_prompt(output, time.monotonic() + START_SECONDS, None) is not None:
+                self.is_ready = True
+                return
         except ShellEnded:
             pass
         self.end()
@@ -220,8 +241,7 @@ class _Terminal:
         deadline = time.monotonic() + RESYNC_SECONDS
         while time.monotonic() < deadline:
             prompt, self._sentinel = _new_prompt()
-            quoted = prompt.replace("'", "'\\''")
-            self._type_line(f" PROMPT_COMMAND='{quoted}'\n".encode())
+            self._type_line(f" PROMPT_COMMAND={_quoted(prompt)}\n".encode())
             # Repeated, because bash drops a line that it reads while a signal is pending.
             if self.until_prompt(OutputCapture(), min(deadline, time.monotonic() + 0.25), None) is not None:
                 return

@@ -1,39 +1,28 @@
-"""The sandbox agent's main thread. It sends the hello message, receives the settings, and passes each call to the
-thread of the call's tool.
-
-Standard input is an unnamed Unix socket that the owner of the sandbox made. No other process can find the socket, and
-no file remains of it. End-of-file on the socket means that the owner is gone, for whatever reason; then the agent ends
-too.
-"""
+"""Serves the calls of the sandbox's owner: passes each call to the thread of the call's tool."""
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]
 import os
-import sys
-from _socket import socket
 
-from rollyard.sandbox_agent.bash_tool import BashTool
-from rollyard.sandbox_agent.child_processes import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, ChildProcesses
-from rollyard.sandbox_agent.clock_mark import ClockMark
-from rollyard.sandbox_agent.frames import PROTOCOL, Stream
-from rollyard.sandbox_agent.inside_listener import listen, receive_gate, receive_pipe
+from rollyard.sandbox_agent.inside_listener import listen, receive_pipe
 from rollyard.sandbox_agent.ipython_tool import IPythonTool
-from rollyard.sandbox_agent.process_control import prctl
-from rollyard.sandbox_agent.settings import WORKSPACE, Settings
-from rollyard.sandbox_agent.syscall_filter import set_filter
+from rollyard.sandbox_agent.settings import WORKSPACE
 from rollyard.sandbox_agent.tool_thread import QueuedCall, ToolThread
 from rollyard.sandbox_agent.whole_files import read_file, write_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
     from collections.abc import Callable
     from typing import TypeAlias
 
-    from rollyard.sandbox_agent.frames import Header
+    from rollyard.sandbox_agent.bash_tool import BashTool
+    from rollyard.sandbox_agent.child_processes import ChildProcesses
+    from rollyard.sandbox_agent.clock_mark import ClockMark
+    from rollyard.sandbox_agent.frames import Header, Stream
+    from rollyard.sandbox_agent.settings import Settings
 
 Reply: TypeAlias = "tuple[Header, bytes]"
-_PR_SET_DUMPABLE = 4
 
 
 class ToolRoute:
@@ -43,12 +32,19 @@ class ToolRoute:
 
 
 class AgentServer:
-    def __init__(self, stream: Stream, gate: socket, settings: Settings, started: ClockMark) -> None:
-        children = ChildProcesses()
+    def __init__(
+        self,
+        stream: Stream,
+        gate: socket,
+        settings: Settings,
+        children: ChildProcesses,
+        shell: BashTool,
+        started: ClockMark,
+    ) -> None:
         self._started = started
         self._stream = stream
         self._gate = gate
-        self._shell = BashTool(settings, children)
+        self._shell = shell
         self._python = IPythonTool(settings, children)
         bash = ToolThread(stream, self._shell)
         ipython = ToolThread(stream, self._python)
@@ -135,47 +131,3 @@ def _refused(error: OSError) -> Reply:
     """Reply with the error instead of raising it, because the task may have caused it, for example by deleting the
     file."""
     return {"errno": error.errno, "error": error.strerror}, b""
-
-
-def main() -> None:
-    _restore_signals()
-    stdin = _take_stdin()
-    stream = Stream(stdin)
-    started = ClockMark()
-    _forbid_tracing()
-    set_filter()
-    try:
-        gate = receive_gate(stdin)
-        stream.send(
-            {"hello": "rollyard sandbox agent", "protocol": PROTOCOL, "pid": os.getpid(), "python": sys.version}
-        )
-        frame = stream.receive()
-        if frame is not None:
-            AgentServer(stream, gate, Settings(frame[0]), started).serve()
-    except (BrokenPipeError, EOFError):
-        pass  # the owner is gone
-    # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so this exit ends all other processes too.
-    os._exit(0)
-
-
-def _restore_signals() -> None:
-    """Restore the default handling of signals. If a script started the owner in the background, this process has
-    inherited an ignored SIGINT. The sandbox's bash would inherit it too, and a shell cannot restore a signal that was
-    ignored when the shell started."""
-    for number in (SIGINT, SIGQUIT, SIGHUP, SIGTERM, SIGTSTP):
-        _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
-
-
-def _take_stdin() -> socket:
-    """Take the owner's socket; children get /dev/null in its place."""
-    sock = socket(fileno=os.dup(0))
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
-    return sock
-
-
-def _forbid_tracing() -> None:
-    """Forbid the task, which has the same uid, to trace this process and to open the process's memory or socket."""
-    prctl(_PR_SET_DUMPABLE, 0)

@@ -51,6 +51,8 @@ class Settings:
         """Greatest number of processes and threads in the whole sandbox."""
         self.cpus: tuple[int, ...] = tuple(message["cpus"])
         """CPUs to run on; empty for all."""
+        self.with_bash: bool = message.get("with_bash", True)
+        """True: bash starts at once, and not with its first call."""
         self.workdir = _workdir(message.get("workdir") or WORKSPACE)
         """Folder in which bash and IPython start, and in which the editor's relative paths start."""
 

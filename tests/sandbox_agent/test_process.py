@@ -47,11 +47,11 @@ def ask(stream: Stream, header: dict[str, Any], body: bytes = b"") -> tuple[dict
 
 def test_hello_then_calls_by_id(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
     stream, process = agent
+    stream.send(SETTINGS)
     hello = stream.receive()
     assert hello is not None
     assert hello[0]["protocol"] == PROTOCOL
     assert hello[0]["pid"] == process.pid
-    stream.send(SETTINGS)
     reply, body = ask(stream, {"id": 5, "op": "bash", "timeout": 10}, b"echo $TASK; ulimit -f")
     assert (reply["id"], reply["exit_code"], body) == (5, 0, b"x\n1024\n")
     reply, body = ask(stream, {"id": 6, "op": "ipython", "timeout": 10}, b"'cell'")
@@ -64,10 +64,10 @@ def test_the_tools_start_in_the_images_folder_with_its_variables(
     agent: tuple[Stream, subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     stream, _ = agent
-    stream.receive()
     folder = tmp_path / "of the image"
     image = {"KIND": "image", "TASK": "image", "HOME": "/root", "PATH": "/image/bin:/usr/bin"}
     stream.send({**SETTINGS, "image_env": image, "workdir": str(folder)})
+    stream.receive()
     _, body = ask(stream, {"id": 1, "op": "bash", "timeout": 10}, b"pwd; echo $KIND $TASK $HOME $PATH")
     assert body.decode() == f"{folder}\nimage x /home/agent /image/bin:/usr/bin:/opt/rollyard/fallback\n"
     _, body = ask(stream, {"id": 2, "op": "ipython", "timeout": 10}, b"import os; print(os.getcwd())")
@@ -78,8 +78,8 @@ def test_the_tools_start_in_the_images_folder_with_its_variables(
 
 def test_a_waiting_call_can_be_cancelled(agent: tuple[Stream, subprocess.Popen[bytes]], tmp_path: Path) -> None:
     stream, _ = agent
-    stream.receive()
     stream.send(SETTINGS)
+    stream.receive()
     go = tmp_path / "go"
     stream.send({"id": 1, "op": "bash", "timeout": 60}, f"while [ ! -e {go} ]; do sleep 0.01; done".encode())
     stream.send({"id": 2, "op": "bash", "timeout": 60}, b"echo never")
@@ -92,13 +92,18 @@ def test_a_waiting_call_can_be_cancelled(agent: tuple[Stream, subprocess.Popen[b
 
 def test_a_fault_is_told(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
     stream, _ = agent
-    stream.receive()
     stream.send(SETTINGS)
+    stream.receive()
     reply, _ = ask(stream, {"id": 1, "op": "bash"}, b"a call without a timeout")
     assert reply["fault"] == "KeyError: 'timeout'"
 
 
 def test_an_owner_that_leaves_at_once(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
+    assert agent[1].pid
+
+
+def test_an_owner_that_leaves_while_bash_starts(agent: tuple[Stream, subprocess.Popen[bytes]]) -> None:
+    agent[0].send(SETTINGS)
     agent[0].receive()
 
 
@@ -114,7 +119,7 @@ def test_what_commands_see_of_the_environment() -> None:
 def test_the_agent_starts_without_slow_imports() -> None:
     own = own_python(node_cache())
     start = [part.replace(OWN, str(own)) for part in agent_argv(own)[:-1]]
-    code = "import sys, rollyard.sandbox_agent.server; print(*sys.modules)"
+    code = "import sys, rollyard.sandbox_agent.main, rollyard.sandbox_agent.server; print(*sys.modules)"
     done = subprocess.run([*start, code], env={}, capture_output=True, text=True, check=True)
     slow = {"re", "enum", "typing", "collections", "functools", "contextlib", "dataclasses", "socket", "ctypes", "site"}
     assert slow.isdisjoint(done.stdout.split())

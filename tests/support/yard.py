@@ -151,7 +151,8 @@ class Yard:
                 with contextlib.suppress(OSError):
                     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                     command = (entry / "cmdline").read_bytes().lower()  # "Apptainer runtime parent"
-                    if parent in agents and (b"bwrap" in command or b"apptainer" in command or b"starter" in command):
+                    launcher = any(word in command for word in (b"bwrap", b"apptainer", b"starter"))
+                    if parent in agents and launcher and b"sandbox_starter" not in command:
                         found.append(int(entry.name))
         return found
 

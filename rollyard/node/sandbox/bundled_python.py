@@ -57,7 +57,7 @@ def own_python(cache: Path) -> Path:
 def agent_argv(own: Path) -> list[str]:
     """Return the command that starts the sandbox agent inside a sandbox with the folder `own` at `OWN`."""
     loader = next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
-    return [*_start(loader), "-I", "-S", "-c", "from rollyard.sandbox_agent.server import main; main()"]
+    return [*_start(loader), "-I", "-S", "-c", "from rollyard.sandbox_agent.main import main; main()"]
 
 
 def _start(loader: str) -> list[str]:

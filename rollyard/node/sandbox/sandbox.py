@@ -254,14 +254,14 @@ class SandboxFactory:
         """Signal: the images of sandboxes fill the cache of images, and another image needs room."""
         return self.images.full
 
-    async def start(self, spec: SandboxSpec) -> Sandbox:
+    async def start(self, spec: SandboxSpec, *, with_bash: bool = True) -> Sandbox:
         """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound, ImageUnavailable or
-        SandboxStartFailed."""
+        SandboxStartFailed. `with_bash`: bash starts too, and may not be ready yet."""
         if self._own_python is None:
             self._own_python = await asyncio.to_thread(own_python, self._cache)
         held = await self.images.hold(spec.image)
         try:
-            return await self._start(spec, held, self._own_python)
+            return await self._start(spec, held, self._own_python, with_bash)
         except BaseException:
             held.release()
             raise
@@ -269,7 +269,7 @@ class SandboxFactory:
     async def start_from(self, spec: SandboxSpec, snapshot: BinaryIO) -> Sandbox:
         """Start a sandbox with the files of a snapshot that was taken from a sandbox of the same image. Raises the errors
         of `start`, and SnapshotUnusable."""
-        sandbox = await self.start(spec)
+        sandbox = await self.start(spec, with_bash=False)  # its folder and its program may change
         try:
             await sandbox.restore(snapshot)
         except BaseException:
@@ -277,7 +277,7 @@ class SandboxFactory:
             raise
         return sandbox
 
-    async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path) -> Sandbox:
+    async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path, with_bash: bool) -> Sandbox:
         root = held.root
         if spec.image is None and (spec.host_network or spec.allowed_hosts):
             root = with_certificates(root)
@@ -288,9 +288,8 @@ class SandboxFactory:
         gate, connection, sandbox_id = _send_gate(ours), SandboxConnection(), secrets.token_hex(6)
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
-            await self._wait_for_hello(connection, launcher)
+            await self._greet(connection, launcher, {**self._settings(spec, root), "with_bash": with_bash})
             self._guard.watch(sandbox_id, launcher.pid, spec.limits.memory_bytes)
-            connection.send(self._settings(spec, root))
         except BaseException:
             self._guard.forget(sandbox_id)
             connection.abort("the sandbox was closed before it was ready")
@@ -331,8 +330,10 @@ class SandboxFactory:
     ) -> None:
         await self.close()
 
-    async def _wait_for_hello(self, connection: SandboxConnection, launcher: _Launcher) -> None:
+    async def _greet(self, connection: SandboxConnection, launcher: _Launcher, settings: Header) -> None:
+        """Send the settings, and wait for the sandbox agent's hello."""
         try:
+            connection.send(settings)
             async with asyncio.timeout(START_SECONDS):
                 hello = await connection.hello
         except (SandboxLost, TimeoutError):

@@ -1,0 +1,83 @@
+"""The sandbox agent's start. It receives the settings, starts bash, sends the hello message, and serves calls.
+
+Standard input is an unnamed Unix socket that the owner of the sandbox made. No other process can find the socket, and
+no file remains of it. End-of-file on the socket means that the owner is gone, for whatever reason; then the agent ends
+too.
+
+Imports are a third of a sandbox's start. So this module imports only what bash needs, and bash starts while the rest is
+imported.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]
+import os
+import sys
+from _socket import socket
+
+from rollyard.sandbox_agent.bash_tool import BashTool
+from rollyard.sandbox_agent.child_processes import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, ChildProcesses
+from rollyard.sandbox_agent.clock_mark import ClockMark
+from rollyard.sandbox_agent.frames import PROTOCOL, Stream
+from rollyard.sandbox_agent.inside_listener import receive_gate
+from rollyard.sandbox_agent.process_control import prctl
+from rollyard.sandbox_agent.settings import Settings
+from rollyard.sandbox_agent.syscall_filter import set_filter
+
+_PR_SET_DUMPABLE = 4
+
+
+def main() -> None:
+    _restore_signals()
+    stdin = _take_stdin()
+    stream = Stream(stdin)
+    started = ClockMark()
+    _forbid_tracing()
+    set_filter()
+    try:
+        gate = receive_gate(stdin)
+        frame = stream.receive()
+        if frame is not None:
+            _serve(stream, gate, Settings(frame[0]), started)
+    except (BrokenPipeError, EOFError):
+        pass  # the owner is gone
+    # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so this exit ends all other processes too.
+    os._exit(0)
+
+
+def _serve(stream: Stream, gate: socket, settings: Settings, started: ClockMark) -> None:
+    children = ChildProcesses()
+    shell = BashTool(settings, children)
+    try:
+        if settings.with_bash:
+            shell.spawn()
+    except OSError:
+        pass  # the first call tries again, and its result has the error
+    stream.send({"hello": "rollyard sandbox agent", "protocol": PROTOCOL, "pid": os.getpid(), "python": sys.version})
+    # imported while bash starts
+    from rollyard.sandbox_agent.server import AgentServer
+
+    AgentServer(stream, gate, settings, children, shell, started).serve()
+
+
+def _restore_signals() -> None:
+    """Restore the default handling of signals. If a script started the owner in the background, this process has
+    inherited an ignored SIGINT. The sandbox's bash would inherit it too, and a shell cannot restore a signal that was
+    ignored when the shell started."""
+    for number in (SIGINT, SIGQUIT, SIGHUP, SIGTERM, SIGTSTP):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
+
+
+def _take_stdin() -> socket:
+    """Take the owner's socket; children get /dev/null in its place."""
+    sock = socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    return sock
+
+
+def _forbid_tracing() -> None:
+    """Forbid the task, which has the same uid, to trace this process and to open the process's memory or socket."""
+    prctl(_PR_SET_DUMPABLE, 0)
