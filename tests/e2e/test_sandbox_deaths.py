@@ -1,0 +1,103 @@
+"""Nothing of live sandboxes stays when their node agent, their allocation or their node's Slurm daemons are killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.node_cache import node_cache
+from rollyard.kinds.allocation import Allocation
+from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
+from tests.support.cluster import NewCluster
+from tests.support.host_processes import HostProcess, descendants, host_processes
+from tests.support.slurm_field import Field, field_on
+from tests.support.yard import kill, requests
+
+pytestmark = pytest.mark.slow(60)
+SANDBOXES = 20
+FOREVER = {"type": "command", "command": "setsid nohup sleep 100000 > /tmp/x & exec sleep 100000"}
+RUNTIMES: tuple[RuntimeName, ...] = ("bubblewrap", "apptainer")
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+async def test_nothing_stays_of_twenty_sandboxes(
+    runtime: RuntimeName, new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    try:
+        find_runtime(runtime)
+    except SandboxStartFailed as error:
+        pytest.skip(f"{runtime} does not start here: {error}")
+    conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
+    async with field_on(new_cluster(conf=conf), tmp_path_factory) as field:
+        many: dict[str, Any] = {"min": SANDBOXES, "max": SANDBOXES}
+        stages = {"init": {"workers": {"min": 4, "max": 4}}, "run": {"workers": many, "timeoutSeconds": 3000}}
+        sandbox = {"runtime": runtime, "memory": "128M", "disk": "16M", "cpus": 0.03}
+        await field.apply(demo={"replicas": 1, "sandbox": sandbox, "stages": stages, "maxAttempts": 9})
+        await field.yard.ready(field.client)
+        await field.client.submit(requests(0, SANDBOXES, prefix="forever", agent=FOREVER))
+
+        for kill_all in (_kill_node_agent, _kill_allocation, _kill_slurm_daemons):
+            allocation = await field.running()
+            (agent,) = field.yard.processes("node-agent", allocation.metadata.name)
+            family = await _live_sandboxes(field, agent)
+            killed = time.monotonic()
+            await kill_all(field, allocation, agent)
+
+            async def gone(family: set[HostProcess] = family) -> bool:
+                return not family & set(host_processes())
+
+            await field.yard.until(gone)
+            print(f"{runtime}, {kill_all.__name__}: nothing is left after {time.monotonic() - killed:.1f} s")
+            assert _mounts_below(field.yard.folder, node_cache()) == []
+            assert _sockets_below(field.yard.folder) == []
+
+
+async def _live_sandboxes(field: Field, agent: int) -> set[HostProcess]:
+    """Return the node agent and all processes below it, once every sandbox runs its command and an orphan."""
+
+    async def look() -> set[HostProcess] | None:
+        family = descendants(agent)
+        sleeps = sum(_command(one.pid).startswith("sleep") for one in family)
+        return {*family, *(one for one in host_processes() if one.pid == agent)} if sleeps >= 2 * SANDBOXES else None
+
+    found: set[HostProcess] = await field.yard.until(look)
+    return found
+
+
+async def _kill_node_agent(field: Field, allocation: Allocation, agent: int) -> None:
+    os.kill(agent, signal.SIGKILL)
+
+
+async def _kill_allocation(field: Field, allocation: Allocation, agent: int) -> None:
+    await field.slurm("scancel", "--signal=KILL", "--full", str(allocation.status.job_id))
+
+
+async def _kill_slurm_daemons(field: Field, allocation: Allocation, agent: int) -> None:
+    """The node agent lives on, until the server hears from Slurm that the node is lost."""
+    for one in host_processes():
+        if _command(one.pid).startswith(f"slurmstepd: [{allocation.status.job_id}."):
+            kill(one.pid)
+    kill(field.cluster.pids[f"slurmd-{allocation.status.node}"])
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def _mounts_below(*folders: Path) -> list[str]:
+    """Mounts of the host in these folders."""
+    mounts = [Path(line.split(" ", 5)[4]) for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [str(mount) for mount in mounts if any(mount.is_relative_to(folder) for folder in folders)]
+
+
+def _sockets_below(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_socket()]
