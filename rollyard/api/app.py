@@ -24,6 +24,7 @@ from rollyard.api import (
     query_parameters,
     rollouts,
     sessions,
+    snapshots,
     submit_body,
     top,
     weights,
@@ -34,7 +35,7 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, batches, datasets,
-    sessions, node, engine, metrics,
+    snapshots, sessions, node, engine, metrics,
 )  # fmt: skip
 
 
@@ -52,6 +53,7 @@ def build(services: Services) -> web.Application:
     long_responses.set_up(app)
     app.add_routes(_send_continue_late(routes()))
     sessions.set_up(app, services)
+    snapshots.set_up(app)
     submit_body.set_up(app)
     datasets.set_up(app)
     weights_transfer.set_up(app)

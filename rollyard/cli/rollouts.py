@@ -16,6 +16,7 @@ from rollyard.cli.output import align
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, submit_batches
+from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import ID_PATTERN, RolloutView, Status, Trajectory
 from rollyard.kinds.values.image_reference import parse_image
@@ -206,8 +207,28 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     if view.error:
         click.echo(f"\n{view.error.reason} in {view.error.stage}: {view.error.message}")
     click.echo("\n" + "\n".join(history_lines(await client.rollout_history(id, namespace))))
+    if found := await client.snapshots(id, namespace):
+        click.echo("\n" + "\n".join(snapshot_lines(found)))
     if trajectory:
         click.echo("\n" + "\n".join(transcript(trajectory)))
+
+
+@rollouts.command("snapshot")
+@click.argument("id")
+@click.argument("turn", type=click.IntRange(1))
+@click.option(
+    "-o",
+    "--output",
+    "file",
+    required=True,
+    help="new file for the archive, such as turn-3.tar.zst; - for standard output",
+)
+@with_client
+async def snapshot(client: AsyncClient, namespace: str, id: str, turn: int, file: str) -> None:
+    """Save the files that a rollout's sandbox had changed after a turn, as a tar archive in zstd."""
+    data = await client.snapshot(id, turn, namespace)
+    with click.open_file(file, "wb") as target:
+        target.write(data)
 
 
 @click.command(name="try")

@@ -29,6 +29,7 @@ from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import KINDS, Pool, parse_object
 from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView, Trajectory
 from rollyard.kinds.rollout_history import RolloutHistory
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
@@ -341,6 +342,17 @@ class AsyncClient(BatchClient):
         """Return the changes of a rollout so far, oldest first. Raises NotFound."""
         body = await self._http.json("GET", f"/v1/rollouts/{id}/history", query=self._http.query(namespace))
         return RolloutHistory.model_validate(body, extra="ignore")
+
+    async def snapshots(self, id: str, namespace: str | None = None) -> list[RolloutSnapshot]:
+        """Return the snapshots of a rollout's sandbox, in the order of the turns. Raises NotFound."""
+        body = await self._http.json("GET", f"/v1/rollouts/{id}/snapshots", query=self._http.query(namespace))
+        return RolloutSnapshots.model_validate(body, extra="ignore").snapshots
+
+    async def snapshot(self, id: str, turn: int, namespace: str | None = None) -> bytes:
+        """Return the snapshot after a turn, a tar archive in zstd. Raises NotFound."""
+        path = f"/v1/rollouts/{id}/snapshots/{turn}"
+        _, data = await self._http.get_bytes(path, self._http.query(namespace), "application/zstd")
+        return data
 
     async def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         """Wait for the rollout's end without a time limit, even while the server is unreachable. Raises NotFound.

@@ -17,6 +17,7 @@ from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.kinds.batch import BatchRequest, BatchView, DatasetView, Group, GroupPage
 from rollyard.kinds.rollout import RolloutRequest, RolloutView, Task, Trajectory
 from rollyard.kinds.rollout_history import RolloutHistory
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
 
@@ -161,6 +162,14 @@ class Client:
     def rollout_history(self, id: str, namespace: str | None = None) -> RolloutHistory:
         """Return the changes of a rollout so far, oldest first. Raises NotFound."""
         return self._run(self._client.rollout_history(id, namespace))
+
+    def snapshots(self, id: str, namespace: str | None = None) -> list[RolloutSnapshot]:
+        """Return the snapshots of a rollout's sandbox, in the order of the turns. Raises NotFound."""
+        return self._run(self._client.snapshots(id, namespace))
+
+    def snapshot(self, id: str, turn: int, namespace: str | None = None) -> bytes:
+        """Return the snapshot after a turn, a tar archive in zstd. Raises NotFound."""
+        return self._run(self._client.snapshot(id, turn, namespace))
 
     def wait(self, id: str, namespace: str | None = None) -> Trajectory:
         return self._run(self._client.wait(id, namespace))

@@ -163,12 +163,18 @@ class AgentSpec(WireModel):
     """Format of the model's tool calls, such as hermes or llama3_json. Default: the format in the model's chat
     template."""
 
+    snapshots: Literal["none", "last", "every"] = "none"
+    """Snapshots of the sandbox's files that are stored with the rollout. last: one at the end of RUN. every: one after
+    each turn of the built-in loop."""
+
     @model_validator(mode="after")
     def _command_given(self) -> Self:
         if (self.type == "command") != (self.command is not None):
             raise ValueError("`command` and `type: command` go together; set both, or neither for the built-in loop")
         if self.type == "loop" and (self.env or self.sampling != "rollout"):
             raise ValueError("`env` and `sampling` are for `type: command`")
+        if self.type == "command" and self.snapshots == "every":
+            raise ValueError("`snapshots: every` is for the built-in loop; a command can have `snapshots: last`")
         return self
 
 

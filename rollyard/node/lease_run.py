@@ -42,6 +42,7 @@ from rollyard.node.harness import Harness
 from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
+from rollyard.node.run_snapshots import RunSnapshots
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.sandbox import Sandbox
 from rollyard.node.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
@@ -225,7 +226,11 @@ class LeaseRun:
             async with self._stage_worker(Stage.RUN):
                 if handler.eval_needs_sandbox:
                     self._for_eval = self._node.sandboxes.expect(self._sandbox_spec(handler))
-                run, artifact = await self._agent(handler, sandbox, environment, template)
+                snapshots = await stack.enter_async_context(
+                    RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent)
+                )
+                run, artifact = await self._agent(handler, sandbox, environment, template, snapshots)
+            await snapshots.finish()
         outcome = self._partial_outcome = Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
             metrics=run.metrics,
@@ -263,6 +268,7 @@ class LeaseRun:
         sandbox: Sandbox,
         environment: GuardedEnvironment | None,
         template: ChatTemplate,
+        snapshots: RunSnapshots,
     ) -> tuple[_AgentResult, Artifact]:
         """Run the agent and collect the artifact. If RUN's budget runs out, the run is truncated, and the artifact is
         still collected. If no token was sampled, raises an error with the reason."""
@@ -270,7 +276,7 @@ class LeaseRun:
         if self._lease.agent.command is not None:
             ran = await self._command(handler, sandbox, template, policy)
         else:
-            ran = await self._loop(handler, sandbox, environment, template, policy)
+            ran = await self._loop(handler, sandbox, environment, template, policy, snapshots)
         self._endpoint = policy.failover.endpoint.id
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(
@@ -278,6 +284,7 @@ class LeaseRun:
             )
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
+            await snapshots.run_ended(len(ran.turns))
             return ran, await handler.collect(self._lease.task, sandbox)
 
     async def _loop(
@@ -287,6 +294,7 @@ class LeaseRun:
         environment: GuardedEnvironment | None,
         template: ChatTemplate,
         policy: LeaseSampler,
+        snapshots: RunSnapshots,
     ) -> _AgentResult:
         lease, task, budget = self._lease, self._lease.task, self._budget(Stage.RUN)
         schemas = [SCHEMAS[name] for name in handler.tools(task)]
@@ -299,7 +307,9 @@ class LeaseRun:
             async with asyncio.timeout(budget) as limit:
                 policy.failover.limit = limit
                 replies = _UncutReplies(environment, limit, budget) if environment is not None else None
-                await run_agent(run, policy, tools, lease.agent, lease.sampling, lease.sample_index, replies)
+                await run_agent(
+                    run, policy, tools, lease.agent, lease.sampling, lease.sample_index, replies, snapshots.turn_ended
+                )
         except TimeoutError:
             run.status, overdue = Status.TRUNCATED, True
         conversation = run.conversation

@@ -20,13 +20,14 @@ from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Stat
 from rollyard.node.upload_queue import UploadQueue
 from rollyard.wire.columns import CONTENT_TYPE, VERSION, Columns, columns_of, decode, is_columns
 from rollyard.wire.frames import framed
-from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, Welcome
+from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, SnapshotHeader, Welcome
 
 log = logging.getLogger(__name__)
 
 REQUEST_SECONDS = 120.0
 SHORT_TURNS, SHORT_TOKENS = 8, 1024
 """Greatest numbers of turns and tokens of an outcome that is encoded on the event loop."""
+SNAPSHOT = "/v1/node/snapshot"
 RUN, RESULT = "/v1/node/run", "/v1/node/result"
 """Paths for a request with one upload. With an `s` at the end they are the paths for a request with several uploads."""
 SMALL_BYTES = 64 << 10
@@ -73,6 +74,11 @@ class ResultUploads:
             refusal = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
             await self._put(RESULT, ref, Outcome(status=Status.FAILED, node=outcome.node, error=refusal))
 
+    async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
+        """Upload a snapshot of a sandbox. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses
+        the snapshot."""
+        await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
+
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the result of RUN that was uploaded under an earlier lease; retry until the server can be reached.
         Raises Fenced, and any other ApiError except Unavailable."""
@@ -97,7 +103,10 @@ class ResultUploads:
             compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
             loop = asyncio.get_running_loop()
             data = await loop.run_in_executor(self._encoding, _upload, ref, result, self.as_columns, compressor)
-        backoff, together = Backoff(), len(data) <= SMALL_BYTES
+        await self._put_data(path, ref, data)
+
+    async def _put_data(self, path: str, ref: LeaseRef, data: bytes) -> None:
+        backoff, together = Backoff(), len(data) <= SMALL_BYTES and path in self._queues
         while True:
             try:
                 if together and self.most_at_once:

@@ -30,6 +30,8 @@ CLOSE_INCOMPATIBLE = 4426
 """Close code of the WebSocket: node agent or server is too old. The text of the close frame names the older side."""
 MAX_ARTIFACT_BYTES = 4 << 20
 MAX_RESULT_BYTES = 256 << 20
+MAX_SNAPSHOT_BYTES = 64 << 20
+"""Greatest length of one compressed snapshot."""
 MAX_RESULTS = 256
 """Greatest number of results in one upload."""
 
@@ -307,6 +309,19 @@ class ResultHeader(WireMessage):
     timings: dict[str, float] = {}
     weights_versions: list[str] = []
     """Weights versions that sampled the result's tokens; empty from an older node agent, which does not send this field."""
+
+
+class SnapshotHeader(WireMessage):
+    """First line of an uploaded snapshot. The compressed archive follows, or nothing if there is an `error`."""
+
+    lease: LeaseRef
+    turn: int
+    archive_bytes: int = 0
+    files: int = 0
+    left_out: list[str] = []
+    left_out_count: int = 0
+    image: str = ""
+    error: str | None = None
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges

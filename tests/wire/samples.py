@@ -49,6 +49,7 @@ from rollyard.wire.node import (
     Renewed,
     Resize,
     ResultHeader,
+    SnapshotHeader,
     Welcome,
 )
 
@@ -92,6 +93,7 @@ LEASE = Lease(
         max_turns=3,
         tool_timeout_seconds=5.0,
         tool_parser="hermes",
+        snapshots="last",
     ),
     sampling=Sampling(
         temperature=0.5,
@@ -198,6 +200,16 @@ SAMPLES = (
     Resize(widths={"RUN": 4}, places=8),
     NewEndpoint(lease=REF, role="policy", failed="policy-0", why="refused", again=True),
     ENDPOINT,
+    SnapshotHeader(
+        lease=REF,
+        turn=2,
+        archive_bytes=20480,
+        files=3,
+        left_out=["/tmp/socket"],
+        left_out_count=1,
+        image="sha256:1",
+        error="why",
+    ),
     ResultHeader(
         lease=REF,
         status="Completed",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,8 +51,10 @@ async def run_agent(
     sampling: Sampling,
     sample_index: int,
     environment: Environment | None = None,
+    turn_ended: Callable[[int], Awaitable[None]] | None = None,
 ) -> None:
-    """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated.
+    """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated. `turn_ended` is
+    called after each turn with the turn's number, counted from 1.
 
     If there is an environment and no tool is offered, nothing in a turn counts as a tool call.
 
@@ -99,6 +101,8 @@ async def run_agent(
         reply = None
         if environment is not None and (answers or environment.every_turn):
             reply = await _record_reply(run, environment)
+        if turn_ended is not None:
+            await turn_ended(number + 1)
         if cut:
             return
         if (reply is not None and reply.done) or (reply is None and answers):

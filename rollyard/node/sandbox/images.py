@@ -47,6 +47,16 @@ class HeldRoot:
     identity: tuple[object, ...] | None = None
     """Marks of the image's file or folder. Another file or folder under the same name has others."""
 
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the image, the same on all nodes. Empty: the default image."""
+        if self.image is not None:
+            return self.image.digest
+        if self.root.read_only or self.identity is None:
+            return ""
+        path, _, _, size, mtime_ns = self.identity
+        return f"{path}, {size} bytes, {mtime_ns}"
+
     def release(self) -> None:
         if self.image is not None:
             self.image.release()

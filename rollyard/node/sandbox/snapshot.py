@@ -47,6 +47,10 @@ class SandboxSnapshot:
     """Names of sockets, devices and files that could not be read; at most ten."""
     left_out_count: int = 0
 
+    def read(self) -> bytes:
+        self.file.seek(0)
+        return self.file.read()
+
     def close(self) -> None:
         self.file.close()
 

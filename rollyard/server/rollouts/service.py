@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock
-from rollyard.core.errors import Fenced, NotFound
+from rollyard.core.errors import Fenced, NotFound, TooLarge
 from rollyard.core.telemetry import (
     BATCH_GROUPS,
     BATCH_SECONDS_TO_TARGET,
@@ -31,6 +31,7 @@ from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_history import RolloutHistory
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.history import history_of
@@ -49,25 +50,30 @@ from rollyard.server.rollouts.step import (
     Outdated,
     Requeued,
     RunStored,
+    SnapshotTaken,
     StopHolder,
     check_fence,
 )
 from rollyard.server.routing.staleness import StalenessVerdict
 from rollyard.server.store.base import (
+    BlobRef,
     GroupVersions,
     RolloutFilter,
     RolloutRecord,
     Store,
+    StoredSnapshot,
     Transaction,
     VersionBound,
     allocation_uid,
 )
-from rollyard.wire.node import Cancel, LeaseRef, ResultHeader
+from rollyard.wire.node import Cancel, LeaseRef, ResultHeader, SnapshotHeader
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+MAX_SNAPSHOTS_BYTES = 512 << 20
+"""Greatest number of bytes of a rollout's snapshots together."""
 SMALL_SUBMIT = 8
 """Greatest number of rollouts that a submit expands on the event loop. A larger submit takes longer, and uses a thread."""
 StalenessCheck = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
@@ -234,6 +240,25 @@ class RolloutService:
         """Do the same as `run_stored` for several rollouts, in one transaction. Return for each the error, or None."""
         now = self._clock.time()
         return await self._step_each([_store_run(*run, holder_uid, now) for run in runs])
+
+    async def store_snapshot(self, header: SnapshotHeader, holder_uid: str, archive: bytes) -> None:
+        """Store a snapshot of the holder's sandbox. A repeated call replaces it. Raises Fenced, and TooLarge if the
+        rollout's snapshots become too many bytes."""
+        now = self._clock.time()
+
+        def change(tx: Transaction, changes: RecordChanges) -> None:
+            record = held_record(tx, header.lease, holder_uid)
+            record = changes.step(tx, record, SnapshotTaken(now, header.lease.fence))
+            others = sum(s.about.size for s in tx.snapshots(record) if s.about.turn != header.turn)
+            if archive and others + len(archive) > MAX_SNAPSHOTS_BYTES:
+                raise TooLarge(
+                    f"the snapshots of one rollout may have at most {MAX_SNAPSHOTS_BYTES} bytes together, and those of "
+                    f"earlier turns have {others}; this one has {len(archive)}"
+                )
+            blob = tx.add_blob(archive) if archive else None
+            tx.put_snapshot(record, StoredSnapshot(_about(header, blob, now), blob))
+
+        await self.transact(change)
 
     async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
         """Store the holder's result. One transaction checks the fence and writes record and blob. Raises Fenced, Invalid."""
@@ -456,6 +481,21 @@ def _finish(header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: in
         return [(record, event)]
 
     return pick
+
+
+def _about(header: SnapshotHeader, blob: BlobRef | None, now: float) -> RolloutSnapshot:
+    return RolloutSnapshot(
+        turn=header.turn,
+        size=blob.length if blob else 0,
+        sha256=blob.sha256 if blob else "",
+        archive_bytes=header.archive_bytes,
+        files=header.files,
+        left_out=header.left_out,
+        left_out_count=header.left_out_count,
+        image=header.image,
+        created_at=now,
+        error=header.error,
+    )
 
 
 def _raise_first(errors: Sequence[Fenced | None]) -> None:

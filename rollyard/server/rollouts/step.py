@@ -84,6 +84,15 @@ class EndpointMoved:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The holder has saved the files of the rollout's sandbox. The snapshot is stored in the same transaction, beside the
+    record."""
+
+    at: float
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunStored:
     """RUN is done. Its result and artifact are in the store, so any node agent can run EVAL, and can repeat it."""
 
@@ -165,7 +174,17 @@ class Cancelled:
 
 
 Event = (
-    Granted | RunBegun | EndpointMoved | RunStored | Finished | Lost | ImageHeld | ImageGivenUp | Outdated | Cancelled
+    Granted
+    | RunBegun
+    | EndpointMoved
+    | SnapshotTaken
+    | RunStored
+    | Finished
+    | Lost
+    | ImageHeld
+    | ImageGivenUp
+    | Outdated
+    | Cancelled
 )
 
 
@@ -209,6 +228,8 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             return _begin_run(record, event), ()
         case EndpointMoved():
             return _move(record, event), ()
+        case SnapshotTaken():
+            return _take_snapshot(record, event), ()
         case RunStored():
             return _store_run(record, event)
         case Outdated():
@@ -281,6 +302,15 @@ def _move(record: RolloutRecord, event: EndpointMoved) -> RolloutRecord:
         endpoint=event.endpoint,
     )
     return replace(record, endpoints={**record.endpoints, event.role: event.endpoint}, history=history)
+
+
+def _take_snapshot(record: RolloutRecord, event: SnapshotTaken) -> RolloutRecord:
+    """Return the record, which does not change. Raises Fenced if the lease is void or RUN is stored: the snapshots of a
+    stored run are complete."""
+    check_fence(record, event.fence)
+    if record.stage is Stage.EVAL:
+        raise Fenced(f"rollout {record.id} is at EVAL, and its snapshots are complete; drop this one")
+    return record
 
 
 def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tuple[Effect, ...]]:

@@ -14,6 +14,7 @@ from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, Stage, Status, WeightsConstraint
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.store.batch_records import (
     BatchRecord,
     BatchTables,
@@ -45,6 +46,14 @@ class BlobRef:
     offset: int
     length: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """Snapshot of a rollout's sandbox. `blob`: the compressed archive; None if there is none."""
+
+    about: RolloutSnapshot
+    blob: BlobRef | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +238,14 @@ class Transaction(Protocol):
 
     def add_blob(self, data: bytes) -> BlobRef: ...
 
+    def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
+        """Snapshots of the rollout's present or last attempt, in the order of the turns."""
+        ...
+
+    def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
+        """Insert or replace a snapshot of the rollout's present attempt. Those of earlier attempts are deleted."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class QueueRanks:
@@ -366,6 +383,10 @@ class Store(Protocol):
         ...
 
     async def get_rollout(self, namespace: str, id: str) -> RolloutRecord | None: ...
+
+    async def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
+        """Snapshots of the rollout's present or last attempt, in the order of the turns."""
+        ...
 
     async def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
         """Records in order of arrival."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.server.store import row_codec
+from rollyard.server.store import row_codec, snapshot_table
 from rollyard.server.store.base import BlobRef
 from rollyard.server.store.writer import WriteUnit
 
@@ -23,7 +23,8 @@ _PACK = "substr({0}, 3, instr({0}, '.pack') + 2)"
 this name; {0} stands for the reference's column."""
 _NEEDED = (
     "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
-    "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL"
+    "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL UNION ALL "
+    f"{snapshot_table.NEEDED}"
 )
 
 NOT_NEWEST = (
@@ -93,6 +94,7 @@ def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
             f"WHERE seq IN ({marks}) AND {column} IS NOT NULL",
             rows,
         )
+    snapshot_table.delete(unit.db, rows)
     unit.db.execute(f"DELETE FROM requests WHERE seq IN ({marks})", rows)
     deleted = unit.db.execute(f"DELETE FROM rollouts WHERE seq IN ({marks}) AND cursor IS NOT NULL", rows).rowcount
     unit.db.executemany(_DELETE_GIVEN_UP, groups)
@@ -111,11 +113,13 @@ def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:
 
 
 def results_in(db: sqlite3.Connection, pack: str) -> list[StoredResult]:
-    """Results of ended rollouts in a pack, ordered by their position in the pack. Empty if a live rollout also needs
-    the pack."""
+    """Results of ended rollouts in a pack, ordered by their position in the pack. Empty if a live rollout or a
+    snapshot also needs the pack."""
     live = "SELECT 1 FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL AND {} = ?"
     if db.execute(live.format(_PACK.format("run")), (pack,)).fetchone():
         return []  # the live rollout's record may change at any time, and the pack must stay anyway
+    if snapshot_table.uses_pack(db, pack):
+        return []  # snapshots are not moved; they are deleted with their rollouts
     query = f"SELECT seq, result FROM rollouts WHERE result IS NOT NULL AND {_PACK.format('result')} = ?"
     found = [StoredResult(seq, row_codec.blob_of(text)) for seq, text in db.execute(query, (pack,))]
     return sorted(found, key=lambda one: one.ref.offset)

@@ -11,8 +11,16 @@ from itertools import islice
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
-from rollyard.server.store import image_holds, rollout_queries, row_codec
-from rollyard.server.store.base import BlobRef, GroupVersions, ImageHold, QueueRanks, RolloutRecord, VersionBound
+from rollyard.server.store import image_holds, rollout_queries, row_codec, snapshot_table
+from rollyard.server.store.base import (
+    BlobRef,
+    GroupVersions,
+    ImageHold,
+    QueueRanks,
+    RolloutRecord,
+    StoredSnapshot,
+    VersionBound,
+)
 from rollyard.server.store.batch_transaction import SqliteBatchTables
 from rollyard.server.store.writer import WriteUnit
 
@@ -158,6 +166,12 @@ class RolloutTransaction:
 
     def add_blob(self, data: bytes) -> BlobRef:
         return self._unit.packs.add(data)
+
+    def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
+        return snapshot_table.of_last_attempt(self._db, record)
+
+    def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
+        snapshot_table.put(self._db, record, snapshot)
 
 
 def _image_condition(pool: PoolKey, stage: Stage, default_image: str | None, now: float) -> tuple[str, list[object]]:

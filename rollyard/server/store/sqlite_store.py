@@ -19,8 +19,25 @@ from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.event import Event
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_pruning, batch_queries, image_holds, objects, pruning, rollout_queries, tables
-from rollyard.server.store.base import BlobRef, ImageHold, RolloutFilter, RolloutRecord, Transaction, WatchEvent
+from rollyard.server.store import (
+    batch_pruning,
+    batch_queries,
+    image_holds,
+    objects,
+    pruning,
+    rollout_queries,
+    snapshot_table,
+    tables,
+)
+from rollyard.server.store.base import (
+    BlobRef,
+    ImageHold,
+    RolloutFilter,
+    RolloutRecord,
+    StoredSnapshot,
+    Transaction,
+    WatchEvent,
+)
 from rollyard.server.store.batch_pruning import GroupRows
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 from rollyard.server.store.blobs import read_blob
@@ -141,6 +158,9 @@ class SqliteStore:
 
     async def get_rollout(self, namespace: str, id: str) -> RolloutRecord | None:
         return await self._readers.call(lambda db: rollout_queries.get_rollout(db, namespace, id))
+
+    async def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
+        return await self._readers.call(lambda db: snapshot_table.of_last_attempt(db, record))
 
     async def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
         return await self._readers.call(lambda db: rollout_queries.list_rollouts(db, filter))

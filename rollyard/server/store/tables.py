@@ -63,7 +63,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_23 = """
+_VERSION_24 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -150,9 +150,15 @@ CREATE TABLE session_calls (
     instance TEXT NOT NULL, turn INTEGER NOT NULL, delivered INTEGER NOT NULL, body BLOB NOT NULL,
     UNIQUE (instance, turn)
 );
+
+-- Snapshots of rollouts' sandboxes. `rollout`: seq of the rollout. `blob`: null if there is no archive.
+CREATE TABLE snapshots (
+    rollout INTEGER NOT NULL, attempt INTEGER NOT NULL, turn INTEGER NOT NULL, blob TEXT, body TEXT NOT NULL,
+    PRIMARY KEY (rollout, attempt, turn)
+) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 23: _VERSION_23}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 24: _VERSION_24}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 

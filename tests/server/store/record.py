@@ -26,8 +26,9 @@ from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus, DatasetRef
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.session import SessionRequest
-from rollyard.server.store.base import BlobRef, RolloutRecord, Transaction
+from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot, Transaction
 from rollyard.server.store.batch_records import (
     BatchRecord,
     BatchTables,
@@ -230,6 +231,16 @@ CALLS = [
 ]  # fmt: skip
 
 
+SNAPSHOT = RolloutSnapshot(
+    turn=2, size=9, sha256="5f1c", archive_bytes=20480, files=3, left_out=["/tmp/socket"], left_out_count=1, image="sha256:1",
+    created_at=1_700_000_003.0, error="why",
+)  # fmt: skip
+
+
+def snapshots_as_json(found: list[StoredSnapshot]) -> Any:
+    return json.loads(json.dumps([[one.about.model_dump(), one.blob and _plain(one.blob)] for one in found]))
+
+
 async def put_sessions(store: SqliteStore) -> None:
     """A session of each state; the open one has a call of each kind."""
     for state in ("Open", "Closed", "Removed"):
@@ -259,10 +270,13 @@ async def write(folder: Path) -> Any:
     def put(tx: Transaction) -> list[RolloutRecord]:
         blob = tx.add_blob(frame)
         put_batches(tx.batches)
-        return [tx.put(record_of(status, blob)) for status in Status]
+        records = [tx.put(record_of(status, blob)) for status in Status]
+        tx.put_snapshot(records[0], StoredSnapshot(SNAPSHOT, blob))
+        return records
 
     records = await store.transact(put)
     batches = await store.transact(lambda tx: read_batches(tx.batches))
+    snapshots = snapshots_as_json(await store.snapshots(records[0]))
     await put_sessions(store)
     sessions = await read_sessions(store)
     await store.close()
@@ -270,6 +284,7 @@ async def write(folder: Path) -> Any:
         "objects": [obj.dump() for obj in kept],
         "rollouts": [as_json(r) for r in records],
         "batches": batches,
+        "snapshots": snapshots,
         "sessions": sessions,
         "outcome": json.loads(OUTCOME.model_dump_json()),
     }

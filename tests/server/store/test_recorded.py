@@ -31,6 +31,7 @@ from tests.server.store.record import (
     read_batches,
     read_sessions,
     record_of,
+    snapshots_as_json,
 )
 from tests.support.recorded import lost_fields
 
@@ -70,6 +71,10 @@ async def test_an_older_folder_opens_and_loses_nothing(recorded: Path, tmp_path:
     if "batches" in told:
         batches = await store.transact(lambda tx: read_batches(tx.batches))
         assert lost_fields(told["batches"], batches) == [], RULE
+    if "snapshots" in told:
+        first = await store.get_rollout(told["rollouts"][0]["namespace"], told["rollouts"][0]["id"])
+        assert first is not None
+        assert lost_fields(told["snapshots"], snapshots_as_json(await store.snapshots(first))) == [], RULE
     if "sessions" in told:
         assert lost_fields(told["sessions"], await read_sessions(store)) == [], RULE
     await store.close()

@@ -1,0 +1,82 @@
+"""Routes of rollouts' snapshots: a node agent stores them, and a client lists and reads them."""
+
+from __future__ import annotations
+
+from aiohttp import web
+from pydantic_core import from_json
+
+from rollyard.api import request_bodies
+from rollyard.api.auth import CLAIMS
+from rollyard.api.query_parameters import accepts
+from rollyard.api.services import SERVICES, Services
+from rollyard.core.byte_budget import ByteBudget
+from rollyard.core.errors import Invalid, NotFound
+from rollyard.kinds.rollout_snapshot import RolloutSnapshots
+from rollyard.server.store.base import RolloutRecord, StoredSnapshot
+from rollyard.wire.node import MAX_SNAPSHOT_BYTES, SnapshotHeader
+
+CONTENT_TYPE = "application/zstd"
+MAX_HEADER_BYTES = 64 << 10
+_BUDGET = web.AppKey("snapshot_budget", ByteBudget)
+"""Limit on the total bytes of the snapshots that are in the server's memory at the same time."""
+
+
+def routes() -> list[web.RouteDef]:
+    return [
+        web.put("/v1/node/snapshot", _put),
+        web.get("/v1/rollouts/{id}/snapshots", _list),
+        web.get("/v1/rollouts/{id}/snapshots/{turn}", _get),
+    ]
+
+
+def set_up(app: web.Application) -> None:
+    app[_BUDGET] = ByteBudget(4 * MAX_SNAPSHOT_BYTES)
+
+
+async def _put(request: web.Request) -> web.Response:
+    services, most = request.app[SERVICES], MAX_SNAPSHOT_BYTES + MAX_HEADER_BYTES
+    async with request.app[_BUDGET].reserve(min(request.content_length or most, most)):
+        head, _, archive = bytes(await request_bodies.read(request, most)).partition(b"\n")
+        try:
+            header = SnapshotHeader.from_wire(from_json(head, allow_inf_nan=False))
+        except (TypeError, ValueError) as error:
+            raise Invalid(f"the body does not begin with a SnapshotHeader: {error}") from None
+        if bool(archive) == (header.error is not None):
+            raise Invalid("a snapshot has either an archive or an error")
+        await services.rollouts.store_snapshot(header, request[CLAIMS].subject, archive)
+    return web.Response(status=204)
+
+
+@accepts("namespace")
+async def _list(request: web.Request) -> web.Response:
+    """List the snapshots of a rollout's sandbox."""
+    _, stored = await _stored(request)
+    return web.json_response(RolloutSnapshots(snapshots=[one.about for one in stored]).model_dump(mode="json"))
+
+
+@accepts("namespace")
+async def _get(request: web.Request) -> web.Response:
+    """Read the snapshot after a turn: a tar archive in zstd."""
+    record, stored = await _stored(request)
+    snapshot = snapshot_of_turn(record, stored, request.match_info["turn"])
+    assert snapshot.blob is not None
+    data = await request.app[SERVICES].store.read_blob(snapshot.blob)
+    return web.Response(body=data, content_type=CONTENT_TYPE, headers={"ETag": f'"{snapshot.blob.sha256}"'})
+
+
+def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: str) -> StoredSnapshot:
+    """Return the snapshot with an archive. Raises NotFound, with the reason if there is none."""
+    found = next((one for one in stored if str(one.about.turn) == turn), None)
+    if found is None:
+        turns = ", ".join(str(one.about.turn) for one in stored if one.blob is not None)
+        there = f"there are snapshots after turns {turns}" if turns else "`agent.snapshots` of its request decides"
+        raise NotFound(f"rollout {record.id!r} has no snapshot after turn {turn}; {there}")
+    if found.blob is None:
+        raise NotFound(f"rollout {record.id!r} has no snapshot after turn {turn}: {found.about.error}")
+    return found
+
+
+async def _stored(request: web.Request) -> tuple[RolloutRecord, list[StoredSnapshot]]:
+    services: Services = request.app[SERVICES]
+    record = await services.rollouts.get(request.query.get("namespace", "default"), request.match_info["id"])
+    return record, await services.store.snapshots(record)

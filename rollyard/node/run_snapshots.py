@@ -1,0 +1,98 @@
+"""Snapshots of a rollout's sandbox during RUN. Each is uploaded while the agent goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Self
+
+from rollyard.core.errors import Invalid, TooLarge
+from rollyard.core.node_cache import node_cache
+from rollyard.kinds.rollout import AgentSpec
+from rollyard.node.result_uploads import ResultUploads
+from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.node.sandbox.snapshot import SandboxSnapshot
+from rollyard.wire.node import MAX_SNAPSHOT_BYTES, LeaseRef, SnapshotHeader
+
+log = logging.getLogger(__name__)
+
+
+class RunSnapshots:
+    """Takes the snapshots that a request wants. Leaving the block stops uploads that `finish` has not waited for."""
+
+    def __init__(self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef, agent: AgentSpec) -> None:
+        self._sandbox = sandbox
+        self._uploads = uploads
+        self._ref = ref
+        self._agent = agent
+        self._one_at_a_time = asyncio.Lock()
+        """Only one archive is in memory."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last = 0
+
+    async def turn_ended(self, turn: int) -> None:
+        """Take the snapshot after this turn, if the request wants one. Turns are counted from 1. Raises SandboxLost."""
+        if self._agent.snapshots == "every":
+            await self._take(turn)
+
+    async def run_ended(self, turns: int) -> None:
+        """Take the last snapshot, if the request wants one. `turns`: number of turns. Raises SandboxLost."""
+        if self._agent.snapshots != "none" and turns > self._last:
+            await self._take(turns)
+
+    async def finish(self) -> None:
+        """Wait until all snapshots are stored. Raises Fenced if the lease is void."""
+        await asyncio.gather(*self._tasks)
+
+    async def _take(self, turn: int) -> None:
+        header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.held.fingerprint)
+        try:
+            snapshot = await self._sandbox.snapshot(folder=node_cache())
+        except (OSError, TooLarge) as error:
+            why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+            log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, turn, why)
+            self._tasks.append(asyncio.create_task(self._upload(header.model_copy(update={"error": why}), None)))
+        else:
+            self._tasks.append(asyncio.create_task(self._upload(_described(header, snapshot), snapshot)))
+        self._last = turn
+
+    async def _upload(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
+        try:
+            async with self._one_at_a_time:
+                await self._send(header, snapshot)
+        finally:
+            if snapshot is not None:
+                snapshot.close()
+
+    async def _send(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
+        try:
+            if snapshot is not None and snapshot.size > MAX_SNAPSHOT_BYTES:
+                raise TooLarge(
+                    f"a compressed snapshot may have at most {MAX_SNAPSHOT_BYTES} bytes; this one has {snapshot.size}"
+                )
+            await self._uploads.snapshot(header, snapshot.read() if snapshot is not None else b"")
+        except (Invalid, TooLarge) as error:
+            log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, header.turn, error)
+            await self._uploads.snapshot(header.model_copy(update={"error": str(error)}), b"")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _described(header: SnapshotHeader, snapshot: SandboxSnapshot) -> SnapshotHeader:
+    return header.model_copy(
+        update={
+            "archive_bytes": snapshot.archive_bytes,
+            "files": snapshot.files,
+            "left_out": list(snapshot.left_out),
+            "left_out_count": snapshot.left_out_count,
+        }
+    )

@@ -1,0 +1,47 @@
+"""Snapshots of rollouts' sandboxes. Their archives are blobs in the packs."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.server.store import row_codec
+from rollyard.server.store.base import RolloutRecord, StoredSnapshot
+
+PACK = "substr(blob, 3, instr(blob, '.pack') + 2)"
+"""SQL expression for the name of the pack in the column `blob`."""
+NEEDED = "SELECT blob FROM snapshots WHERE blob IS NOT NULL"
+_LOOSE = f"INSERT OR IGNORE INTO loose_packs SELECT DISTINCT {PACK}, NULL FROM snapshots WHERE blob IS NOT NULL"
+
+
+def put(db: sqlite3.Connection, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
+    """Insert or replace a snapshot of the rollout's present attempt. Delete those of earlier attempts."""
+    earlier, values = "rollout = ? AND attempt < ?", (record.seq, record.attempt)
+    db.execute(f"{_LOOSE} AND {earlier}", values)
+    db.execute(f"DELETE FROM snapshots WHERE {earlier}", values)
+    blob = row_codec.blob_text(snapshot.blob) if snapshot.blob is not None else None
+    row = (record.seq, record.attempt, snapshot.about.turn, blob, snapshot.about.model_dump_json())
+    db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)", row)
+
+
+def of_last_attempt(db: sqlite3.Connection, record: RolloutRecord) -> list[StoredSnapshot]:
+    """Return the snapshots of the rollout's present or last attempt, in the order of the turns."""
+    query = "SELECT blob, body FROM snapshots WHERE rollout = ? AND attempt = ? ORDER BY turn"
+    return [
+        StoredSnapshot(
+            RolloutSnapshot.model_validate_json(body, extra="ignore"), row_codec.blob_of(blob) if blob else None
+        )
+        for blob, body in db.execute(query, (record.seq, record.attempt))
+    ]
+
+
+def delete(db: sqlite3.Connection, rollouts: Sequence[int]) -> None:
+    """Delete the snapshots of these rollouts, and record the packs of their archives as loose."""
+    marks = ", ".join("?" * len(rollouts))
+    db.execute(f"{_LOOSE} AND rollout IN ({marks})", rollouts)
+    db.execute(f"DELETE FROM snapshots WHERE rollout IN ({marks})", rollouts)
+
+
+def uses_pack(db: sqlite3.Connection, pack: str) -> bool:
+    return db.execute(f"{NEEDED} AND {PACK} = ?", (pack,)).fetchone() is not None

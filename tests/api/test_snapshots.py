@@ -1,0 +1,94 @@
+"""Snapshots over the real API: stored under a lease, listed, read, and deleted with the rollout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import Fenced, Invalid, NotFound, TooLarge
+from rollyard.kinds.rollout import Stage
+from rollyard.server.rollouts import service
+from rollyard.wire.node import LeaseRef, SnapshotHeader
+from tests.api.test_columns import RUN, a_client, leased, node_agent
+from tests.support.outside_api import Serve
+
+
+def header(ref: LeaseRef, turn: int, **more: object) -> SnapshotHeader:
+    return SnapshotHeader.model_validate({"lease": ref, "turn": turn, **more})
+
+
+async def test_what_is_stored_is_what_is_read(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        assert await client.snapshots("r") == []
+        with pytest.raises(NotFound, match=r"has no snapshot after turn 1; `agent\.snapshots` of its request decides"):
+            await client.snapshot("r", 1)
+        about = {
+            "archive_bytes": 900,
+            "files": 3,
+            "left_out": ["/tmp/socket"],
+            "left_out_count": 12,
+            "image": "sha256:1",
+        }
+        await uploads.snapshot(header(ref, 1, **about), b"archive\n\n1")
+        await uploads.snapshot(header(ref, 3, **about), b"archive 3")
+        await uploads.snapshot(header(ref, 3, **about), b"archive three")  # repeated after a lost answer
+        await uploads.snapshot(header(ref, 2, error="it is too large"), b"")
+        one, two, three = await client.snapshots("r")
+        assert (one.turn, one.size, one.archive_bytes, one.files, one.image) == (1, 10, 900, 3, "sha256:1")
+        assert (one.left_out, one.left_out_count, one.error) == (["/tmp/socket"], 12, None)
+        assert (two.turn, two.size, two.error) == (2, 0, "it is too large")
+        assert await client.snapshot("r", 1) == b"archive\n\n1"
+        assert await client.snapshot("r", 3) == b"archive three"
+        with pytest.raises(NotFound, match="no snapshot after turn 2: it is too large"):
+            await client.snapshot("r", 2)
+        with pytest.raises(NotFound, match="there are snapshots after turns 1, 3"):
+            await client.snapshot("r", 4)
+        assert three.turn == 3
+    async with serving() as api, a_client(api) as client:
+        assert await client.snapshots("r") == [one, two, three]
+        assert await client.snapshot("r", 1) == b"archive\n\n1"
+
+
+async def test_only_the_present_lease_stores_one_and_only_during_run(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        with pytest.raises(Fenced):
+            await uploads.snapshot(header(ref.model_copy(update={"fence": 2}), 1), b"late")
+        with pytest.raises(Fenced):
+            await uploads.snapshot(header(ref.model_copy(update={"id": "another"}), 1), b"late")
+        await uploads.snapshot(header(ref, 1), b"archive")
+        await uploads.run(ref, RUN)
+        with pytest.raises(Fenced, match="at EVAL"):
+            await uploads.snapshot(header(ref.model_copy(update={"stage": Stage.EVAL}), 2), b"late")
+        assert [one.turn for one in await client.snapshots("r")] == [1]
+
+
+async def test_a_new_attempt_has_none_of_the_earlier_ones(serving: Serve, tmp_path: Path) -> None:
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        await uploads.snapshot(header(ref, 1), b"first")
+        await uploads.snapshot(header(ref, 2), b"second")
+        record = await api.parts.rollouts.get("default", "r")
+        await api.store.transact(lambda tx: tx.put(replace(record, attempt=2, fence=2)))
+        assert await client.snapshots("r") == []
+        await uploads.snapshot(header(ref.model_copy(update={"fence": 2}), 1), b"again")
+        assert [one.turn for one in await client.snapshots("r")] == [1]
+        assert await client.snapshot("r", 1) == b"again"
+
+
+async def test_limits(serving: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_SNAPSHOTS_BYTES", 25)
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        await uploads.snapshot(header(ref, 1), b"x" * 20)
+        await uploads.snapshot(header(ref, 1), b"y" * 20)
+        with pytest.raises(
+            TooLarge, match="at most 25 bytes together, and those of earlier turns have 20; this one has 6"
+        ):
+            await uploads.snapshot(header(ref, 2), b"x" * 6)
+        assert await client.snapshot("r", 1) == b"y" * 20
+        with pytest.raises(Invalid, match="either an archive or an error"):
+            await uploads.snapshot(header(ref, 2, error="why"), b"x")
