@@ -24,6 +24,7 @@ from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.node.agent import NodeAgent
+from rollyard.node.own_limits import raise_open_files
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ that, after LEASE_SECONDS."""
 def main(folder: Path) -> int:
     """Run the node agent of the allocation in `folder`; return the exit status."""
     keep_freed_memory()
+    raise_open_files()
     set_up_logging()
     os.umask(0o077)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: more threads would only add costs

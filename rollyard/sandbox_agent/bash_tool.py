@@ -46,6 +46,14 @@ are kept back."""
 _OWN_BASH = "/opt/rollyard/bin/bash"
 
 
+def make_script_file() -> None:
+    """Make the file from which bash sources its commands. This must be done before the system call filter is set, because
+    the filter forbids memory files."""
+    script = os.memfd_create("command")
+    os.dup2(script, _SCRIPT_FD)
+    os.close(script)
+
+
 class CommandFinished:
     """The result of one command. `exit_code` is None if the command did not end by itself."""
 
@@ -196,10 +204,7 @@ class _Terminal:
     def __init__(self, settings: Settings, children: ChildProcesses, argv: list[str]) -> None:
         prompt, self._sentinel = _new_prompt()
         self._pending = b""
-        script = os.memfd_create("command")
-        self._script = os.dup2(script, _SCRIPT_FD)
-        if script != _SCRIPT_FD:
-            os.close(script)
+        self.forget_command()
         env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": _first_prompt(prompt)}
         cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
         self.fd, terminal = os.openpty()
@@ -229,12 +234,12 @@ class _Terminal:
 
     def type(self, command: bytes) -> None:
         self.forget_command()
-        os.pwrite(self._script, command, 0)
+        os.pwrite(_SCRIPT_FD, command, 0)
         self._type_line(_LINE)
 
     def forget_command(self) -> None:
         """If bash has not yet read the typed line, bash will run nothing."""
-        os.ftruncate(self._script, 0)
+        os.ftruncate(_SCRIPT_FD, 0)
 
     def resync(self) -> None:
         """Skip all prompts of a stopped command. Raises ShellEnded if bash does not answer."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import os
+import resource
 import sys
 from _socket import socket
 
-from rollyard.sandbox_agent.bash_tool import BashTool
+from rollyard.sandbox_agent.bash_tool import BashTool, make_script_file
 from rollyard.sandbox_agent.child_processes import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, ChildProcesses
 from rollyard.sandbox_agent.clock_mark import ClockMark
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
@@ -25,6 +26,9 @@ from rollyard.sandbox_agent.settings import Settings
 from rollyard.sandbox_agent.syscall_filter import set_filter
 
 _PR_SET_DUMPABLE = 4
+_OPEN_FILES = 4096
+"""More than a task's processes have: a task's files that are on their way in messages must not stop this process from
+passing a socket."""
 
 
 def main() -> None:
@@ -33,6 +37,8 @@ def main() -> None:
     stream = Stream(stdin)
     started = ClockMark()
     _forbid_tracing()
+    _lower_open_files()
+    make_script_file()
     set_filter()
     try:
         gate = receive_gate(stdin)
@@ -76,6 +82,13 @@ def _take_stdin() -> socket:
     os.dup2(null, 0)
     os.dup2(null, 1)
     return sock
+
+
+def _lower_open_files() -> None:
+    """Lower this process's soft limit of open files. The node agent's may be a million, and with an old C library a new
+    process closes each of them on its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, _OPEN_FILES), hard))
 
 
 def _forbid_tracing() -> None:

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 START_SECONDS = 10.0
+OPEN_FILES = 1024
+"""Greatest number of open files of a process. All sandboxes of a user share the number of files on their way in messages,
+and each sandbox can use up as many as this limit (unix(7), ETOOMANYREFS)."""
+LOCKED_BYTES = 8 << 20
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
 FALLBACK = "/opt/rollyard/fallback"
@@ -66,6 +70,8 @@ class Settings:
             (resource.RLIMIT_FSIZE, self.file_bytes),
             (resource.RLIMIT_NPROC, self.processes),
             (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_NOFILE, OPEN_FILES),
+            (resource.RLIMIT_MEMLOCK, LOCKED_BYTES),
         ):
             hard = resource.prlimit(pid, kind)[1]
             limit = value if hard == resource.RLIM_INFINITY else min(value, hard)

@@ -11,9 +11,12 @@ All later threads and processes have it, and none can remove it (seccomp(2)).
 | `bpf`, `perf_event_open`, `userfaultfd`, `fanotify_init` | they look into the kernel, and had many flaws |
 | io_uring | its operations pass by this filter |
 | `memfd_secret` | the memory guard cannot see such memory |
+| `memfd_create` | the memory guard cannot see a memory file that is on its way from one process to another |
+| `splice`, `vmsplice`, `tee`, `sendfile` | a pipe or socket keeps pages that the memory guard cannot see |
 | `shmget` of more than 64 KiB | the memory guard cannot see a segment that no process has attached |
+| `semget` of more than 32 semaphores, `msgget` | the memory guard cannot see this memory |
 | `open_by_handle_at`, `kcmp` | they look past the sandbox's files and into other processes |
-| sockets but Unix, IPv4, IPv6 and routing netlink | other families had many flaws, and vsock is not of a network namespace |
+| sockets but Unix, TCP, UDP, ICMP and routing netlink | others had many flaws, and vsock is not of a network namespace |
 | `TIOCSTI`, `TIOCLINUX` | they type into a terminal |
 | programs for another architecture, such as 32 bits | their calls have other numbers |
 """
@@ -39,12 +42,16 @@ _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 
 _NEW_NAMESPACES = 0x7E020080
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME."""
-_FAMILIES = (1, 2, 10)
-"""Unix, IPv4, IPv6."""
+_UNIX, _INTERNET = 1, (2, 10)
+"""Unix; IPv4 and IPv6."""
+_PROTOCOLS = (0, 1, 6, 17, 58)
+"""The usual protocol of the socket's type, ICMP, TCP, UDP, ICMP for IPv6."""
 _NETLINK, _NETLINK_ROUTE = 16, 0
 _TERMINAL_WRITES = (0x5412, 0x541C)
 _MAX_SEGMENT = 1 << 16
 """The kernel lets a sandbox have 4096 segments of System V, so 256 MiB."""
+_MAX_SEMAPHORES = 32
+"""The kernel lets a sandbox have 32,000 sets of semaphores, so about 70 MiB."""
 _X32 = 0x40000000
 """Calls of x86-64's 32-bit mode have this bit."""
 
@@ -57,21 +64,30 @@ _NEW_CALLS = {
 }  # fmt: skip
 _CALLS = {
     "x86_64": {
-        "ioctl": 16, "shmget": 29, "socket": 41, "socketpair": 53, "clone": 56, "pivot_root": 155, "chroot": 161, "mount": 165,
-        "umount2": 166, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
-        "fanotify_init": 300, "open_by_handle_at": 304, "setns": 308, "kcmp": 312, "bpf": 321, "userfaultfd": 323,
+        "ioctl": 16, "shmget": 29, "sendfile": 40, "socket": 41, "socketpair": 53, "clone": 56, "semget": 64, "msgget": 68,
+        "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166,
+        "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
+        "perf_event_open": 298,
+        "splice": 275, "tee": 276, "vmsplice": 278, "fanotify_init": 300, "open_by_handle_at": 304, "setns": 308,
+        "kcmp": 312, "memfd_create": 319, "bpf": 321, "userfaultfd": 323,
     } | _NEW_CALLS,
     "aarch64": {
-        "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "unshare": 97, "shmget": 194, "socket": 198,
+        "ioctl": 29, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "sendfile": 71, "vmsplice": 75,
+        "splice": 76, "tee": 77, "unshare": 97, "msgget": 186, "semget": 190, "shmget": 194, "socket": 198,
         "socketpair": 199, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241,
-        "fanotify_init": 262, "open_by_handle_at": 265, "setns": 268, "kcmp": 272, "bpf": 280, "userfaultfd": 282,
+        "fanotify_init": 262, "open_by_handle_at": 265, "setns": 268, "kcmp": 272, "memfd_create": 279,
+        "bpf": 280, "userfaultfd": 282,
     } | _NEW_CALLS,
 }  # fmt: skip
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-_UNKNOWN = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_secret")
+_UNKNOWN = (
+    "clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "memfd_create", "memfd_secret", "msgget",
+)  # fmt: skip
 """Calls that fail as on an older kernel, so that programs do without them. glibc then calls `clone`, whose flags the filter
 can read."""
-_LOOKED_INTO = ("clone", "unshare", "socket", "socketpair", "ioctl", "shmget")
+_NOT_FOR_THIS_FILE = ("splice", "vmsplice", "tee", "sendfile")
+"""Calls that fail with EINVAL. For this error, and not for all others, libuv, Java, Go and Rust copy by reads and writes."""
+_LOOKED_INTO = ("clone", "unshare", "socket", "socketpair", "ioctl", "shmget", "semget")
 
 
 Instruction: TypeAlias = "tuple[int, int, int, int]"
@@ -102,7 +118,7 @@ def instructions(machine: str) -> Sequence[Instruction]:
     ]  # fmt: skip
     for name, number in calls.items():
         if name not in _LOOKED_INTO:
-            program += _block(number, [_fail(errno.ENOSYS if name in _UNKNOWN else errno.EPERM)])
+            program += _block(number, [_fail(_error(name))])
     for name in ("clone", "unshare"):
         program += _block(
             calls[name], [_load(_FIRST), (_JUMP_BITS, 0, 1, _NEW_NAMESPACES), _fail(errno.EPERM), _allow()]
@@ -114,13 +130,26 @@ def instructions(machine: str) -> Sequence[Instruction]:
     too_large = [_load(_SECOND + 4), (_JUMP_EQUAL, 1, 0, 0), _fail(errno.ENOSPC)]
     too_large += [_load(_SECOND), (_JUMP_AT_LEAST, 0, 1, _MAX_SEGMENT + 1), _fail(errno.ENOSPC), _allow()]
     program += _block(calls["shmget"], too_large)
+    program += _block(
+        calls["semget"], [_load(_SECOND), (_JUMP_AT_LEAST, 0, 1, _MAX_SEMAPHORES + 1), _fail(errno.EINVAL), _allow()]
+    )
     return [*program, _allow()]
 
 
+def _error(name: str) -> int:
+    if name in _UNKNOWN:
+        return errno.ENOSYS
+    return errno.EINVAL if name in _NOT_FOR_THIS_FILE else errno.EPERM
+
+
 def _sockets() -> list[Instruction]:
-    families = [one for family in _FAMILIES for one in ((_JUMP_EQUAL, 0, 1, family), _allow())]
+    protocols = [one for protocol in _PROTOCOLS for one in ((_JUMP_EQUAL, 0, 1, protocol), _allow())]
+    internet = [_load(_THIRD), *protocols, _fail(errno.EPROTONOSUPPORT)]
+    program = [_load(_FIRST), (_JUMP_EQUAL, 0, 1, _UNIX), _allow()]
+    for family in _INTERNET:
+        program += [(_JUMP_EQUAL, 0, len(internet), family), *internet]
     routing = [_load(_THIRD), (_JUMP_EQUAL, 0, 1, _NETLINK_ROUTE), _allow()]
-    return [_load(_FIRST), *families, (_JUMP_EQUAL, 0, len(routing), _NETLINK), *routing, _fail(errno.EAFNOSUPPORT)]
+    return [*program, (_JUMP_EQUAL, 0, len(routing), _NETLINK), *routing, _fail(errno.EAFNOSUPPORT)]
 
 
 def _block(number: int, body: list[Instruction]) -> list[Instruction]:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rollyard.node.memory_guard import limit, messages, process_memory
+from rollyard.node.memory_guard import limit, messages, process_memory, sandbox_entry, socket_memory
 from rollyard.node.memory_guard.process_memory import ProcessMemory
 
 LOOK_SECONDS = 0.1
@@ -40,16 +40,39 @@ class Watched:
     handle: int
     """pidfd of the sandbox agent. It tells whether the process id still belongs to the sandbox agent."""
     limit: int
+    sockets: socket.socket | None
+    """Socket through which the sandbox's sockets are seen."""
     due: float = 0.0
-    used: int = 0
-    """Bytes at the last exact measurement."""
+    files: int = 0
+    """Bytes in files at the last exact measurement."""
     unseen: int = 0
     """Bytes at the last exact measurement that the upper bound did not show."""
     ending: frozenset[int] = frozenset()
     """Processes that were ended and are still there: the kernel takes a while to free gigabytes."""
 
     def is_gone(self) -> bool:
-        return bool(select.select([self.handle], [], [], 0)[0])
+        poll = select.poll()  # `select` takes no descriptor beyond 1023
+        poll.register(self.handle, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def socket_bytes(self) -> Mapping[int, int]:
+        """Return the bytes of each socket of the sandbox, by inode."""
+        if self.sockets is None or not process_memory.has_sockets(self.agent):
+            return process_memory.NO_SOCKETS
+        try:
+            return socket_memory.socket_bytes(self.sockets)
+        except OSError:
+            return process_memory.NO_SOCKETS
+
+    def upper_bound(self, sockets: Mapping[int, int]) -> int:
+        """Return the bytes of the sandbox without memory files that no process has mapped."""
+        pids = process_memory.descendants(self.agent)
+        return process_memory.upper_bound(pids) + process_memory.tmpfs_bytes(self.agent) + sum(sockets.values())
+
+    def close(self) -> None:
+        os.close(self.handle)
+        if self.sockets is not None:
+            self.sockets.close()
 
 
 class Guard:
@@ -84,7 +107,8 @@ class Guard:
         looked_before = self._unseen.pop(sandbox, None) is not None
         if (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
             with suppress(ProcessLookupError):
-                self._watched[sandbox] = Watched(agent, os.pidfd_open(agent), message["limit"])
+                sockets = _enter(sandbox, agent, message["mounts"])
+                self._watched[sandbox] = Watched(agent, os.pidfd_open(agent), message["limit"], sockets)
         elif not looked_before:
             self._unseen[sandbox] = time.monotonic() + SECOND_LOOK_SECONDS, message
         elif os.path.exists(f"/proc/{message['launcher']}"):  # else the sandbox has ended
@@ -93,7 +117,7 @@ class Guard:
     def _drop(self, sandbox: str) -> None:
         self._unseen.pop(sandbox, None)
         if (watched := self._watched.pop(sandbox, None)) is not None:
-            os.close(watched.handle)
+            watched.close()
 
     def _seconds_to_wait(self) -> float | None:
         due = [second_look for second_look, _ in self._unseen.values()]
@@ -117,20 +141,22 @@ class Guard:
         """Measure exactly only where a cheap upper bound is near the limit."""
         if watched.is_gone():
             return self._drop(sandbox)
-        bound = _upper_bound(watched.agent) + watched.unseen
+        bound = watched.upper_bound(watched.socket_bytes()) + watched.unseen
         if bound > watched.limit * limit.TARGET:
             self._measure(sandbox, watched)
         else:
             watched.due = time.monotonic() + limit.pause(bound, watched.limit)
 
     def _measure(self, sandbox: str, watched: Watched) -> None:
-        memory = process_memory.measure(watched.agent, without=watched.ending)
-        ended = limit.to_end(memory, watched.limit, watched.used)
-        watched.used = memory.used
-        watched.unseen = max(0, memory.used - _upper_bound(watched.agent))
+        sockets = watched.socket_bytes()
+        memory = process_memory.measure(watched.agent, sockets, watched.ending)
+        ended = limit.to_end(memory, watched.limit, watched.files)
+        watched.files = memory.files
+        watched.unseen = max(0, memory.used - watched.upper_bound(sockets))
         if ended:
             named = [f"{process.name} (process {process.inside_pid})" for process in ended[:3]]
-            told = {"over": sandbox, "used": memory.used, "files": memory.files, "ended": len(ended), "named": named}
+            parts = {"used": memory.used, "files": memory.files, "sockets": memory.sockets}
+            told = {"over": sandbox, **parts, "ended": len(ended), "named": named}
             with suppress(BlockingIOError):  # the node agent has not read thousands of reports
                 messages.send(self._node_agent, told)
             for process in ended:
@@ -143,10 +169,18 @@ class Guard:
         watched.due = time.monotonic() + limit.pause(memory.used, watched.limit)
 
 
-def _upper_bound(agent: int) -> int:
-    """Return the bytes of a sandbox without memory files that no process has mapped."""
-    pids = process_memory.descendants(agent)
-    return process_memory.resident_bytes(pids) + process_memory.tmpfs_bytes(agent)
+def _enter(sandbox: str, agent: int, mounts: Mapping[str, int] | None) -> socket.socket | None:
+    """Limit the sandbox's mounts; return the socket through which its sockets are seen."""
+    try:
+        entered = sandbox_entry.enter(agent, sandbox_entry.MountLimits(**mounts) if mounts else None)
+    except OSError as error:
+        if os.path.exists(f"/proc/{agent}"):  # else the sandbox has ended
+            sys.stderr.write(f"sandbox {sandbox}: its sockets are not counted as memory: {error}\n")
+        return None
+    for failure in entered.failures:
+        if os.path.exists(f"/proc/{agent}"):
+            sys.stderr.write(f"sandbox {sandbox}: a limit is not set: {failure}\n")
+    return entered.sockets
 
 
 def _end(process: ProcessMemory) -> None:

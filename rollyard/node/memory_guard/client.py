@@ -6,9 +6,11 @@ import logging
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from rollyard.node.memory_guard import messages
+from rollyard.node.memory_guard.sandbox_entry import MountLimits
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,8 @@ class OverLimit:
     used: int
     files: int
     """Bytes of `used` that are files: everything that a sandbox writes is in memory."""
+    sockets: int
+    """Bytes of `used` that are sockets and their buffers."""
     ended: int
     """Number of ended processes."""
     named: list[str]
@@ -30,7 +34,12 @@ class OverLimit:
 
     def __str__(self) -> str:
         who = ", ".join(self.named) + (", and others" if self.ended > len(self.named) else "")
-        files = f" ({_size(self.files)} of it in files)" if self.files > self.limit // 8 else ""
+        parts = [
+            f"{_size(part)} of it in {name}"
+            for part, name in ((self.files, "files"), (self.sockets, "sockets"))
+            if part > self.limit // 8
+        ]
+        files = f" ({', '.join(parts)})" if parts else ""
         return (
             f"the sandbox used {_size(self.used)} of memory{files}, and its limit is {_size(self.limit)}; ended: {who}"
         )
@@ -43,13 +52,16 @@ class MemoryGuard:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._watched: dict[str, tuple[int, int]] = {}
-        """Sandbox -> process id of its launcher, and its limit in bytes."""
+        self._watched: dict[str, dict[str, Any]] = {}
+        """Sandbox -> the message that tells the guard of it."""
         self._reports: dict[str, list[OverLimit]] = {}
 
-    def watch(self, sandbox: str, launcher: int, limit: int) -> None:
-        self._watched[sandbox] = launcher, limit
-        self._send({"watch": sandbox, "launcher": launcher, "limit": limit})
+    def watch(self, sandbox: str, launcher: int, limit: int, mounts: MountLimits | None = None) -> None:
+        """Keep a sandbox within `limit` bytes. `launcher`: process id of its launcher. `mounts`: limits that the runtime
+        does not set."""
+        message = {"watch": sandbox, "launcher": launcher, "limit": limit, "mounts": mounts and asdict(mounts)}
+        self._watched[sandbox] = message
+        self._send(message)
 
     def forget(self, sandbox: str) -> None:
         if self._watched.pop(sandbox, None) is not None:
@@ -76,13 +88,13 @@ class MemoryGuard:
                 self._process.wait()
             self._process = self._socket = None
 
-    def _add(self, over: str, used: int, files: int, ended: int, named: list[str]) -> None:
+    def _add(self, over: str, used: int, files: int, sockets: int, ended: int, named: list[str]) -> None:
         if (watched := self._watched.get(over)) is not None:
-            report = OverLimit(watched[1], used, files, ended, named)
+            report = OverLimit(watched["limit"], used, files, sockets, ended, named)
             log.info("sandbox %s: %s", over, report)
             self._reports.setdefault(over, []).append(report)
 
-    def _send(self, message: dict[str, object]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
             if self._socket is None:
                 self._start()
@@ -103,8 +115,8 @@ class MemoryGuard:
         with its:
             argv = [sys.executable, "-m", "rollyard.node.memory_guard"]
             self._process = subprocess.Popen(argv, stdin=its.fileno(), stdout=subprocess.DEVNULL)
-        for sandbox, (launcher, limit) in self._watched.items():
-            messages.send(self._socket, {"watch": sandbox, "launcher": launcher, "limit": limit})
+        for message in self._watched.values():
+            messages.send(self._socket, message)
 
 
 def _size(count: int) -> str:

@@ -19,17 +19,20 @@ def pause(used: int, limit: int) -> float:
     return min(LONGEST, max(SHORTEST, (limit - used) / GROWTH))
 
 
-def to_end(memory: SandboxMemory, limit: int, before: int) -> Sequence[ProcessMemory]:
+def to_end(memory: SandboxMemory, limit: float, before: int) -> Sequence[ProcessMemory]:
     """Return the processes to end: the largest ones, until the rest is below the target.
 
-    `before`: bytes at the measurement before. If files alone are beyond the limit, and nothing grew, then no process is
-    ended, so that the task can delete files.
+    `before`: bytes in files at the measurement before. If files alone are beyond the target, and did not grow, then
+    processes may have some memory beyond the limit, so that the task can delete files.
     """
-    if memory.used <= limit or (memory.files > limit * TARGET and memory.used <= before):
+    target = limit * TARGET
+    if target < memory.files <= before:
+        limit = target = memory.files + limit * (1 - TARGET)
+    if memory.used <= limit:
         return []
     left, chosen = memory.used, []
     for process in sorted(memory.processes, key=lambda process: -process.bytes):
-        if left <= limit * TARGET:
+        if left <= target:
             break
         if process.inside_pid != 1:  # the sandbox agent
             chosen.append(process)

@@ -3,26 +3,35 @@
 Memory of several kinds is counted once:
 
 - private memory: `Pss_Anon` of each process. A page that processes share counts in equal parts.
-- files in memory: the used blocks of the sandbox's tmpfs mounts.
+- files in memory: the used blocks and inodes of the sandbox's tmpfs mounts.
 - memory files (memfd_create, System V segments, shared anonymous memory): the blocks of each file that a process has
   open, and `Pss` of mappings of other such files.
+- kernel memory: page tables of each process, sockets with their buffers (see `socket_memory`), and what the buffers of
+  pipes can hold.
 
 A process that ends meanwhile counts with what could be read of it.
 
-Pages of the image's files are left out, because the kernel can drop them. Kernel memory, such as buffers of pipes and
-sockets, is left out too, because no file in /proc shows it.
+Pages of the image's files are left out, because the kernel can drop them. Other kernel memory, such as descriptions of
+processes, mappings and file locks, is left out too, because no file in /proc shows it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+import stat
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_MAPS_BYTES = 1 << 20
 """Greatest length of a table of mappings that is read. A process with a longer table counts with all its shared memory."""
+INODE_BYTES = 1536
+"""Memory of a file in a tmpfs besides its content: inode and name."""
+PIPE_BYTES, SMALL_PIPE_BYTES = 1 << 16, 1 << 13
+"""Content of a pipe, and of a pipe that is made while the pipes of the user can hold LARGE_PIPES bytes (pipe(7))."""
+LARGE_PIPES = 64 << 20
+NO_SOCKETS: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,7 @@ class ProcessMemory:
     """Id inside the sandbox; the sandbox agent has 1."""
     name: str
     bytes: int
-    """Bytes that this process holds. A memory file counts for each process that has it open."""
+    """Bytes that this process holds. A memory file or socket counts for each process that has it open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,8 @@ class SandboxMemory:
     """Bytes of all processes and files together."""
     files: int
     """Bytes of the files in tmpfs mounts."""
+    sockets: int
+    """Bytes of the sockets and their buffers."""
     processes: Sequence[ProcessMemory]
 
 
@@ -62,13 +73,13 @@ def sandbox_agent(launcher: int) -> int | None:
 
 def inside_pid(pid: int) -> int | None:
     """Return the id that a process has in its own PID namespace; None if the process is gone."""
-    return status[0] if (status := _status(pid)) is not None else None
+    return status.inside_pid if (status := _status(pid)) is not None else None
 
 
-def resident_bytes(pids: Sequence[int]) -> int:
-    """Return the resident memory of processes. Shared pages count once for each process, so this is an upper bound of
-    their private memory."""
-    return sum(_statm(pid)[0] for pid in pids)
+def upper_bound(pids: Sequence[int]) -> int:
+    """Return the resident memory of processes, their page tables, and the greatest content of their pipes. Shared pages
+    count once for each process, so this is an upper bound of their private memory."""
+    return sum(_held(status) for status in map(_status, pids) if status is not None)
 
 
 def tmpfs_bytes(pid: int) -> int:
@@ -83,22 +94,36 @@ def tmpfs_bytes(pid: int) -> int:
                     space = os.statvfs(f"/proc/{pid}/root{place}")
                     # Two mounts of one tmpfs, or an overlay and its upper layer, have the same numbers.
                     key = (space.f_blocks, space.f_bfree, space.f_files, space.f_ffree)
-                    used[key] = (space.f_blocks - space.f_bfree) * space.f_frsize
+                    blocks, inodes = space.f_blocks - space.f_bfree, space.f_files - space.f_ffree
+                    used[key] = blocks * space.f_frsize + inodes * INODE_BYTES
     return sum(used.values())
 
 
-def measure(agent: int, without: Set[int] = frozenset()) -> SandboxMemory:
-    """Measure the sandbox of a sandbox agent. `without`: processes to leave out."""
+def measure(agent: int, sockets: Mapping[int, int] = NO_SOCKETS, without: Set[int] = frozenset()) -> SandboxMemory:
+    """Measure the sandbox of a sandbox agent. `sockets`: inode -> bytes. `without`: processes to leave out, because they
+    are ending. Until they have ended, only sockets that another process has open count."""
     pids = [pid for pid in descendants(agent) if pid not in without]
-    opened = {pid: dict(_memory_files(pid)) for pid in pids}
-    memory_files = {inode: size for files in opened.values() for inode, size in files.items()}
-    files, used, found = tmpfs_bytes(agent), sum(memory_files.values()), []
+    opened = {pid: _OpenFiles(pid, sockets) for pid in pids}
+    if without:
+        sockets = {inode: size for held in opened.values() for inode, size in held.sockets.items()}
+    memory_files = {inode: size for held in opened.values() for inode, size in held.memory_files.items()}
+    pipes = len(set().union(*(held.pipes for held in opened.values())))
+    files, of_sockets = tmpfs_bytes(agent), sum(sockets.values())
+    used, found = files + of_sockets + sum(memory_files.values()) + _pipe_bytes(pipes), []
     for pid in pids:
         if (status := _status(pid)) is not None:
-            private = _private(pid, memory_files)
+            private = _private(pid, memory_files) + status.page_tables
             used += private
-            found.append(ProcessMemory(pid, *status, private + sum(opened[pid].values())))
-    return SandboxMemory(files + used, files, found)
+            found.append(ProcessMemory(pid, status.inside_pid, status.name, private + opened[pid].bytes()))
+    return SandboxMemory(used, files, of_sockets, found)
+
+
+def has_sockets(pid: int) -> bool:
+    """Return whether there is any socket in the network namespace of a process."""
+    try:
+        return not _read(f"/proc/{pid}/net/sockstat").startswith(b"sockets: used 0\n")
+    except OSError:
+        return True
 
 
 def host_shared_bytes() -> int:
@@ -107,13 +132,34 @@ def host_shared_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
-def _status(pid: int) -> tuple[int, str] | None:
-    """Return the id inside the innermost PID namespace, and the name."""
+@dataclass(frozen=True, slots=True)
+class _Status:
+    inside_pid: int
+    """Id inside the innermost PID namespace."""
+    name: str
+    resident: int
+    page_tables: int
+    descriptors: int
+    """Size of the table of descriptors."""
+
+
+def _status(pid: int) -> _Status | None:
     try:
         lines = dict(line.split(b":\t", 1) for line in _read(f"/proc/{pid}/status").splitlines() if b":\t" in line)
     except OSError:
         return None
-    return int(lines[b"NSpid"].split()[-1]), lines[b"Name"].decode(errors="replace")
+    resident, page_tables = (int(lines.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"VmPTE"))
+    inside, name = int(lines[b"NSpid"].split()[-1]), lines[b"Name"].decode(errors="replace")
+    return _Status(inside, name, resident, page_tables, int(lines[b"FDSize"]))
+
+
+def _held(status: _Status) -> int:
+    return status.resident + status.page_tables + status.descriptors * SMALL_PIPE_BYTES
+
+
+def _pipe_bytes(count: int) -> int:
+    """Return an upper bound of the content of pipes. The kernel does not show how full a pipe is."""
+    return min(count * PIPE_BYTES, LARGE_PIPES + count * SMALL_PIPE_BYTES)
 
 
 def _private(pid: int, memory_files: Mapping[int, int]) -> int:
@@ -146,14 +192,27 @@ def _unlisted(pid: int, memory_files: Mapping[int, int], shared: int) -> int:
     return found
 
 
-def _memory_files(pid: int) -> Iterator[tuple[int, int]]:
-    """Yield inode and bytes of the memory files that a process has open."""
-    with suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                info = entry.stat()
-                if info.st_dev == _MEMORY_DEVICE:
-                    yield info.st_ino, info.st_blocks * 512
+class _OpenFiles:
+    """Memory behind the open files of a process."""
+
+    def __init__(self, pid: int, sockets: Mapping[int, int]) -> None:
+        self.memory_files: dict[int, int] = {}
+        """Inode -> bytes."""
+        self.pipes: set[int] = set()
+        self.sockets: dict[int, int] = {}
+        with suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    info = entry.stat()
+                    if info.st_dev == _MEMORY_DEVICE:
+                        self.memory_files[info.st_ino] = info.st_blocks * 512
+                    elif stat.S_ISFIFO(info.st_mode):
+                        self.pipes.add(info.st_ino)
+                    elif stat.S_ISSOCK(info.st_mode) and info.st_ino in sockets:
+                        self.sockets[info.st_ino] = sockets[info.st_ino]
+
+    def bytes(self) -> int:
+        return sum(self.memory_files.values()) + sum(self.sockets.values()) + _pipe_bytes(len(self.pipes))
 
 
 def _statm(pid: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollyard.node.memory_guard.sandbox_entry import MountLimits
 from rollyard.node.sandbox.base import OWN, Limits, Root
 from rollyard.node.sandbox_starter.client import Launch
 
@@ -31,7 +32,7 @@ class Apptainer:
     name: str = "apptainer"
     own_config: bool = True
     """True if the program accepts our configuration file, which limits the disk. An installation with setuid accepts only
-    the site's file."""
+    the site's file. The memory guard sets this limit too, soon after a sandbox's start."""
 
     def command(
         self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
@@ -44,6 +45,9 @@ class Apptainer:
         network = () if host_network else ("--net", "--network", "none")
         options = [*config, "exec", *_ISOLATION, *network, *scratch, *binds]
         return Launch([self.program, "-s", *options, str(root.folder), *argv])
+
+    def mount_limits(self, limits: Limits) -> MountLimits:
+        return MountLimits(limits.disk_bytes, limits.files, limits.terminals)
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         return [self.program, "build", "--sandbox", str(folder), str(image)]

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 from rollyard.kinds.values.host_pattern import HostPattern
+from rollyard.node.memory_guard.sandbox_entry import MountLimits
 from rollyard.node.sandbox_starter.client import Launch
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
 OWN = "/opt/rollyard"
 """Folder of our Python and the sandbox agent inside every sandbox."""
+BLOCK = 4096
+"""Bytes of a file's first block. A tmpfs gets as many inodes as it has blocks."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +28,10 @@ class Limits:
     - `memory_bytes`: memory of all processes and files of the sandbox together. The memory guard ends the largest
       processes of a sandbox that has more. The address space of each process has the same limit, and the kernel
       enforces this one.
-    - `disk_bytes`: the length of each file, and the sum of all data written in the sandbox. The data is in memory. An
-      Apptainer that a site installed with setuid applies the site's `sessiondir max size` to this sum. With bubblewrap
-      the number of files is limited too.
+    - `disk_bytes`: the length of each file, and the sum of all data written in the sandbox. The data is in memory. A
+      sandbox can have one file for each `BLOCK` of this size.
+    - `terminals`: pseudo-terminals. The kernel enforces this limit, and the limit of files.
+    - A process has at most 1024 open files.
     - `cpus`: the sandbox is bound to this number of the node agent's CPUs, rounded up. Programs in the sandbox see only
       these CPUs. A program can undo the limit by setting its own affinity.
     """
@@ -36,6 +40,11 @@ class Limits:
     memory_bytes: int
     disk_bytes: int
     processes: int = 256
+    terminals: int = 64
+
+    @property
+    def files(self) -> int:
+        return self.disk_bytes // BLOCK
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,9 @@ class Runtime(Protocol):
         self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
     ) -> Launch:
         """Return the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`."""
+
+    def mount_limits(self, limits: Limits) -> MountLimits | None:
+        """Return limits that this runtime cannot set, and that the memory guard sets; None if the runtime sets all."""
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         """Return the argv that unpacks a `.sif` into the new `folder`. Raises ImageNotFound if the runtime cannot read

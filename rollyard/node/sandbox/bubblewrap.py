@@ -26,9 +26,6 @@ _ISOLATION = (
 )  # fmt: skip
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-_BLOCK = 4096
-"""Bytes of a file's first block. A tmpfs gets as many inodes as it has blocks."""
-
 
 @dataclass(frozen=True)
 class Bubblewrap:
@@ -68,8 +65,11 @@ class Bubblewrap:
             "--chdir",
             "/",
         ]
-        scratch = Scratch(str(self.scratch), limits.disk_bytes, limits.disk_bytes // _BLOCK, folders)
+        scratch = Scratch(str(self.scratch), limits.disk_bytes, limits.files, folders)
         return Launch([self.program, *options, "--", *argv], scratch)
+
+    def mount_limits(self, limits: Limits) -> None:
+        return None
 
     def unpack(self, image: Path, folder: Path) -> list[str]:
         raise ImageNotFound(

@@ -289,7 +289,9 @@ class SandboxFactory:
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
             await self._greet(connection, launcher, {**self._settings(spec, root), "with_bash": with_bash})
-            self._guard.watch(sandbox_id, launcher.pid, spec.limits.memory_bytes)
+            self._guard.watch(
+                sandbox_id, launcher.pid, spec.limits.memory_bytes, self._runtime.mount_limits(spec.limits)
+            )
         except BaseException:
             self._guard.forget(sandbox_id)
             connection.abort("the sandbox was closed before it was ready")

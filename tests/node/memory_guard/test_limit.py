@@ -14,7 +14,7 @@ LIMIT = 1000
 def memory(files: int, *sizes: int) -> SandboxMemory:
     """The first process is the sandbox agent."""
     processes = [ProcessMemory(100 + number, number + 1, "p", size) for number, size in enumerate(sizes)]
-    return SandboxMemory(files + sum(sizes), files, processes)
+    return SandboxMemory(files + sum(sizes), files, 0, processes)
 
 
 def ended(found: SandboxMemory, before: int = 0) -> list[int]:
@@ -37,7 +37,8 @@ def test_the_sandbox_agent_never_ends() -> None:
 def test_a_task_can_delete_files_that_are_too_much() -> None:
     full = memory(1100, 10, 50)
     assert ended(full, before=900) == [50], "it wrote"
-    assert ended(full, before=full.used) == [], "it only deletes"
+    assert ended(full, before=full.files) == [], "it only deletes"
+    assert ended(memory(1100, 10, 50, 200), before=1100) == [200], "its processes grow"
 
 
 @given(st.integers(0, 800), st.lists(st.integers(0, 3000), min_size=1, max_size=20))

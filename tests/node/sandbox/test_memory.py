@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.node.sandbox.base import SandboxSpec
+from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from tests.support.host_processes import host_processes
 
@@ -17,11 +17,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOG = "import time; hog = bytearray(400 << 20); time.sleep(600)"
 PROCESSES = f"for i in 1 2 3 4; do python3 -c '{HOG}' & done; wait -n"
-MEMORY_FILES = """python3 -c '
-import os, time
-files = [os.memfd_create("hog") for i in range(26)]
-for file in files: os.write(file, bytes(50 << 20))
-time.sleep(600)'"""
 SHARED = """python3 -c '
 import mmap, os, time
 for i in range(4):
@@ -34,14 +29,101 @@ for i in range(4):
 os.wait()'"""
 
 
-@pytest.mark.parametrize(
-    "command", [PROCESSES, MEMORY_FILES, SHARED], ids=["processes", "memory files", "shared memory"]
-)
+@pytest.mark.parametrize("command", [PROCESSES, SHARED], ids=["processes", "shared memory"])
 async def test_more_memory_than_the_sandbox_may_have(sandbox: Sandbox, command: str) -> None:
     assert (await sandbox.bash("here=1", 60)).exit_code == 0
     result = await sandbox.bash(command, 600)
     assert [note for note in result.notes if "of memory, and its limit is 1.00 GiB; ended: python3" in note], result
     assert (await sandbox.bash("echo $here; jobs -p | xargs -r kill -9", 60)).output.startswith("1\n"), "bash lives on"
+
+
+SMALL = Limits(cpus=1, memory_bytes=128 << 20, disk_bytes=1 << 30, processes=64)
+SOCKETS = """
+import os, socket
+def fill():
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        held = [socket.socketpair(socket.AF_UNIX, kind) for n in range(100)]
+        for one, _ in held:
+            one.setblocking(False)
+            try:
+                while True: one.send(bytes(60000))
+            except BlockingIOError: pass
+        kept.append(held)"""
+LISTENER = """
+import os, socket
+def fill():
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    for n in range(200):
+        one = socket.create_connection(listener.getsockname())
+        one.setblocking(False)
+        try:
+            while True: one.send(bytes(60000))
+        except BlockingIOError: pass
+        kept.append(one)
+    kept.append(listener)"""
+ACKNOWLEDGED = """
+import os, socket, struct
+def fill():
+    for n in range(800):
+        one = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+        one.setblocking(False)
+        one.send(struct.pack("=IHHII", 16, 16, 5, 1, 0) * 300)
+        kept.append(one)"""
+PAGE_TABLES = """
+import ctypes, os
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+def fill():
+    for n in range(1 << 13):
+        ctypes.c_char.from_address(libc.mmap((1 << 44) + (n << 21), 4096, 1, 0x100022, -1, 0)).value"""
+PIPES = """
+import os
+def fill():
+    for n in range(480):
+        pipe = os.pipe()
+        os.set_blocking(pipe[1], False)
+        try:
+            while True: os.write(pipe[1], bytes(4096))
+        except BlockingIOError: pass
+        kept.append(pipe)"""
+EVERYWHERE = """
+import time
+kept = []
+for n in range(40):
+    if not os.fork():
+        fill()
+        time.sleep(600)
+os.wait()"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (SOCKETS, "of it in sockets"),
+        (LISTENER, "of it in sockets"),
+        (ACKNOWLEDGED, "of it in sockets"),
+        (PAGE_TABLES, "of memory;"),
+        (PIPES, "of memory;"),
+    ],
+    ids=["unix", "not accepted", "netlink", "page tables", "pipes"],
+)
+async def test_memory_of_the_kernel_counts(sandboxes: SandboxFactory, code: str, said: str) -> None:
+    async with await sandboxes.start(SandboxSpec(None, SMALL)) as sandbox:
+        await sandbox.write_file("hog.py", (code + EVERYWHERE).encode())
+        result = await sandbox.bash("here=1; python3 hog.py; pkill python3", 60)
+        assert "ended: python3" in str(result.notes), result
+        assert said.replace(";", ", and its limit is 128 MiB;") in str(result.notes)
+        assert (await sandbox.bash("echo $here", 60)).output.startswith("1\n"), "bash lives on"
+
+
+async def test_empty_files_count(sandboxes: SandboxFactory) -> None:
+    code = "import itertools\nfor n in itertools.count(): open(f'/tmp/{n}', 'w').close()"
+    async with await sandboxes.start(SandboxSpec(None, SMALL)) as sandbox:
+        result = await sandbox.bash(f'python3 -c "{code}"', 60)
+        assert "of it in files" in str(result.notes), result
+        assert (await sandbox.bash("ls -U /tmp | wc -l; find /tmp -type f -delete", 600)).exit_code == 0
+        assert (await sandbox.bash("ls /tmp | wc -l", 60)).output == "0\n"
 
 
 async def test_a_neighbour_keeps_its_processes_and_the_next_guard_goes_on(
