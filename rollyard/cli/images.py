@@ -7,12 +7,16 @@ from pathlib import Path
 
 import click
 
+from rollyard.cli.image_build import build
 from rollyard.cli.output import align
 
 
 @click.group()
 def images() -> None:
     """List, pull or delete sandbox images of this node, or of a shared folder."""
+
+
+images.add_command(build)
 
 
 @images.command("list")

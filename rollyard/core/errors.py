@@ -38,6 +38,7 @@ RollyardError
 │       └── AnswerRefused    the endpoint's answer cannot be used for training, so Rollyard refuses it
 ├── NoEndpoint               no endpoint was ready in time: the rollout is handed back, and the attempt does not count
 ├── NoReward                 a rollout ended without a reward; its trainer counts the session as failed (trainers/verl)
+├── ImageBuildFailed         an image cannot be built; the message names the line of the Dockerfile and what to change
 ├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
 ├── EngineFailed             a model server cannot be kept alive (engine/process/child_process.py)
 ├── GatewayError             an error in the format of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)
@@ -53,6 +54,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
+- node/image_builds: BadText, NoSuchFile
 - node/images: BadManifest, BrokenArchive, BrokenLayer, DiskFull, TooBig, UnusableCredentials
 - node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
@@ -256,6 +258,10 @@ class NoEndpoint(RollyardError):
 
 class NoReward(RollyardError):
     pass
+
+
+class ImageBuildFailed(RollyardError):
+    """An image cannot be built from a Dockerfile."""
 
 
 class NoProgress(RollyardError):

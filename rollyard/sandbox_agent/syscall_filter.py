@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
-_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
 """Places in struct seccomp_data. Arguments have 64 bits; these are their lower halves, on little-endian machines."""
@@ -89,6 +89,19 @@ _NOT_FOR_THIS_FILE = ("splice", "vmsplice", "tee", "sendfile")
 """Calls that fail with EINVAL. For this error, and not for all others, libuv, Java, Go and Rust copy by reads and writes."""
 _LOOKED_INTO = ("clone", "unshare", "socket", "socketpair", "ioctl", "shmget", "semget")
 
+_PRETENDED = {
+    "x86_64": {
+        "chown": 92, "fchown": 93, "lchown": 94, "setuid": 105, "setgid": 106, "setreuid": 113, "setregid": 114,
+        "setgroups": 116, "setresuid": 117, "setresgid": 119, "setfsuid": 122, "setfsgid": 123, "capset": 126, "mknod": 133,
+        "mknodat": 259, "fchownat": 260,
+    },
+    "aarch64": {
+        "mknodat": 33, "fchownat": 54, "fchown": 55, "capset": 91, "setregid": 143, "setgid": 144, "setreuid": 145,
+        "setuid": 146, "setresuid": 147, "setresgid": 149, "setfsuid": 151, "setfsgid": 152, "setgroups": 159,
+    },
+}  # fmt: skip
+_DEVICES = (0o020000, 0o060000)
+"""File types of character and block devices."""
 
 Instruction: TypeAlias = "tuple[int, int, int, int]"
 """Code, jump if true, jump if false, value: struct sock_filter."""
@@ -102,7 +115,29 @@ def set_filter() -> None:
     machine = os.uname().machine
     if machine not in _CALLS:
         return
-    program = b"".join(struct.pack("HBBI", *one) for one in instructions(machine))
+    _install(instructions(machine))
+
+
+def pretend() -> None:
+    """Let the calls that change owners and users, and those that make device files, seem to work. Does nothing on an
+    unknown architecture. Raises OSError if the kernel has no seccomp.
+    """
+    calls = _PRETENDED.get(os.uname().machine)
+    if calls is None:
+        return
+    program = [_load(_ARCHITECTURE), (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[os.uname().machine]), _allow(), _load(_NUMBER)]
+    for name, number in calls.items():
+        if name in ("mknod", "mknodat"):
+            kind = _SECOND if name == "mknod" else _THIRD
+            devices = [one for value in _DEVICES for one in ((_JUMP_EQUAL, 0, 1, value), _fail(0))]
+            program += _block(number, [_load(kind), (_AND, 0, 0, 0o170000), *devices, _allow()])
+        else:
+            program += _block(number, [_fail(0)])
+    _install([*program, _allow()])
+
+
+def _install(filter_: Sequence[Instruction]) -> None:
+    program = b"".join(struct.pack("HBBI", *one) for one in filter_)
     address = id(program) + bytes.__basicsize__ - 1  # CPython keeps the content of `bytes` behind the object's head
     header = struct.pack("HxxxxxxP", len(program) // 8, address)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)

@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import tomllib
 from collections.abc import AsyncIterator, Iterator
@@ -24,6 +25,7 @@ import yaml
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.kinds.schema.yaml import load_manifests
 from tests.docs.blocks import BLOCKS, LANGUAGES, ROOT, SHELL, Block
+from tests.support.small_roots import busybox_root
 from tests.support.yard import Yard, end
 
 pytestmark = pytest.mark.slow(100)
@@ -39,10 +41,13 @@ LEFT_OUT = [b for b in BLOCKS if b.left_out]
 
 
 @pytest.fixture
-async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
-    made = Yard(tmp_path_factory.mktemp("docs"))
-    yield made
-    await end(made)
+async def yard() -> AsyncIterator[Yard]:
+    with tempfile.TemporaryDirectory(prefix="rollyard-docs-") as folder:
+        os.chmod(folder, 0o755)  # the sandboxes' account reaches images in it
+        made = Yard(Path(folder))
+        busybox_root(made.folder / "debian")
+        yield made
+        await end(made)
 
 
 def test_every_block_runs_in_the_order_of_the_pages(yard: Yard) -> None:
@@ -108,6 +113,7 @@ def _commands(block: Block, folder: Path) -> Iterator[str]:
 def _here(text: str, folder: Path) -> str:
     """Put the pages' files in /tmp into the test's folder, and run jobs as processes, also where there is a Slurm."""
     text = re.sub("/tmp/(yard)?", lambda m: f"{folder}/data" if m[1] else f"{folder}/", text)
+    text = text.replace("FROM debian:12\n", f"FROM {folder}/debian\n")  # Docker Hub may be out of reach
     return text.replace("rollyard serve ", "rollyard serve --cluster local ")
 
 

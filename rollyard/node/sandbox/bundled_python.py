@@ -56,8 +56,13 @@ def own_python(cache: Path) -> Path:
 
 def agent_argv(own: Path) -> list[str]:
     """Return the command that starts the sandbox agent inside a sandbox with the folder `own` at `OWN`."""
+    return python_argv(own, "rollyard.sandbox_agent.main")
+
+
+def python_argv(own: Path, module: str) -> list[str]:
+    """Return the command that calls the function `main` of a module of ours inside a container."""
     loader = next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
-    return [*_start(loader), "-I", "-S", "-c", "from rollyard.sandbox_agent.main import main; main()"]
+    return [*_start(loader), "-I", "-S", "-c", f"from {module} import main; main()"]
 
 
 def _start(loader: str) -> list[str]:

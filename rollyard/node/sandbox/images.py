@@ -16,6 +16,7 @@ from rollyard.core.sandbox_account import sandbox_account
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.image_reference import parse_image
 from rollyard.node.images.cache import ImageCache, LocalImage
+from rollyard.node.images.folder_config import read_folder_config
 from rollyard.node.sandbox.base import OWN, Root, Runtime
 from rollyard.node.sandbox.build_once import build_once
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
@@ -156,7 +157,8 @@ class Images:
         if not (folder / "usr").is_dir() and not (folder / "bin").is_dir():
             raise ImageNotFound(f"{folder} has neither usr nor bin, so it is not a root file system; {_IMAGE_FORMS}")
         lacking = tuple(place for place in (WORKSPACE, HOME) if not (folder / place[1:]).is_dir())
-        return Root(folder, _mount_points(self._cache), empty=lacking)
+        config = read_folder_config(folder)
+        return Root(folder, _mount_points(self._cache), empty=lacking, env=config.env, workdir=config.workdir)
 
     def _root_of_image(self, image: Path) -> Path:
         info = image.stat()

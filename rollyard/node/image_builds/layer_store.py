@@ -1,0 +1,119 @@
+"""The cache of builds: layers by their digest, and the layer that each step has made.
+
+Folders below the cache: `layers`; `steps` has a small file for each step, named by the digest of all that the step depends
+on; `work` has a folder for each build that is under way. A layer or step is complete or absent. What a killed build leaves
+in `work`, the next build deletes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollyard.node.image_builds.tree_changes import Layer
+from rollyard.node.images.locks import try_lock
+
+
+@dataclass(frozen=True)
+class Step:
+    """The result of a step. `layer`: None if the step changed no file."""
+
+    layer: Layer | None
+
+
+class LayerStore:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in ("", "layers", "steps", "work"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).chmod(0o755)  # regardless of the umask: the sandboxes' account unpacks layers
+
+    def path(self, layer: Layer) -> Path:
+        return self._folder / "layers" / layer.digest.replace(":", "-")
+
+    def find(self, key: str) -> Step | None:
+        """Return what a step made earlier; None if that is unknown, or its layer is gone."""
+        try:
+            made = json.loads((self._folder / "steps" / key).read_bytes())["layer"]
+            layer = None if made is None else Layer(**made)
+            if layer is not None:
+                os.utime(self.path(layer))
+            os.utime(self._folder / "steps" / key)
+        except (FileNotFoundError, ValueError):
+            return None
+        return Step(layer)
+
+    def add(self, growing: Path, layer: Layer) -> None:
+        """Move a layer's file into the cache."""
+        growing.chmod(0o644)
+        growing.replace(self.path(layer))
+
+    def keep(self, key: str, layer: Layer | None) -> None:
+        """Remember what a step made."""
+        growing = self._folder / "steps" / f".{key}.{secrets.token_hex(4)}"
+        growing.write_text(json.dumps({"layer": None if layer is None else layer.to_json()}))
+        growing.rename(self._folder / "steps" / key)
+
+    @contextlib.contextmanager
+    def work_folder(self) -> Iterator[tuple[Path, int]]:
+        """Yield a new folder, and the descriptor of its lock. The folder is deleted at the end."""
+        self._remove_leftovers()
+        name = secrets.token_hex(8)
+        folder, users = self._folder / "work" / name, try_lock(self._folder / "users", shared=True)
+        lock = try_lock(self._folder / "work" / f"{name}.lock", shared=False)
+        assert lock is not None, "nobody else knows the name"
+        try:
+            folder.mkdir()
+            folder.chmod(0o755)
+            yield folder, lock.fd
+        finally:
+            remove_tree(folder)
+            lock.release_and_delete()
+            if users is not None:
+                users.release()
+
+    def trim(self, limit_bytes: int) -> int:
+        """Delete the layers that were used longest ago until the rest is within the limit, unless a build is under way.
+        Return the number of freed bytes."""
+        alone = try_lock(self._folder / "users", shared=False)
+        if alone is None:
+            return 0
+        try:
+            files = sorted((file.stat().st_mtime, file.stat().st_size, file.path) for file in self._layers())
+            total, freed = sum(size for _, size, _ in files), 0
+            for _, size, path in files:
+                if total - freed <= limit_bytes:
+                    break
+                os.unlink(path)
+                freed += size
+            return freed
+        finally:
+            alone.release()
+
+    def _layers(self) -> Iterator[os.DirEntry[str]]:
+        yield from os.scandir(self._folder / "layers")
+
+    def _remove_leftovers(self) -> None:
+        for lock_path in (self._folder / "work").glob("*.lock"):
+            lock = try_lock(lock_path, shared=False)
+            if lock is not None:
+                remove_tree(lock_path.with_suffix(""))
+                lock.release_and_delete()
+
+
+def remove_tree(folder: Path) -> None:
+    """Delete a folder, also if its owner may not read some folders below it."""
+    for above, names, _ in os.walk(folder):
+        for name in names:
+            path = os.path.join(above, name)
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
+                os.chmod(path, 0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,281 @@
+"""The steps of one stage. A step whose inputs are as before takes its layer from the cache of builds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import posixpath
+import re
+import urllib.parse
+import urllib.request
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rollyard.node.image_builds.build_request import BuildParts, BuildRequest
+from rollyard.node.image_builds.copied_files import CopySource, CopyTree, NoSuchFile, digest, resolve_in, write_copy
+from rollyard.node.image_builds.dockerfile import PASSED_OVER, BuildStage, Instruction
+from rollyard.node.image_builds.image_state import ImageState
+from rollyard.node.image_builds.run_step import PASSED_OVER as CONTAINER_PATHS
+from rollyard.node.image_builds.run_step import PATH, Network, StepCommand, run_step
+from rollyard.node.image_builds.variables import BadText, expand, expand_plain, pairs
+from rollyard.node.image_builds.work_root import Change, WorkRoot
+
+_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
+_DOWNLOAD_SECONDS = 60.0
+_SCRIPT = "/dev/rollyard-step"
+_ONLY_HEREDOC = re.compile(r"<<-?(['\"]?)[A-Za-z_][A-Za-z0-9_.]*\1")
+_MODE = re.compile(r"[0-7]{3,4}")
+
+OtherTree = Callable[[Instruction, str], Awaitable[tuple[ImageState, WorkRoot]]]
+"""Returns the stage or image that `COPY --from` names."""
+
+
+class StageSteps:
+    """Runs the instructions of a stage, one after the other. Use once."""
+
+    def __init__(
+        self,
+        request: BuildRequest,
+        parts: BuildParts,
+        stage: BuildStage,
+        base: ImageState,
+        root: WorkRoot,
+        work: Path,
+        inherited: Mapping[str, str],
+        other: OtherTree,
+    ) -> None:
+        """`work`: an empty folder. `inherited`: values for each ARG without a default."""
+        self._request = request
+        self._parts = parts
+        self._file = request.file
+        self._stage = stage
+        self._state = base
+        self._root = root
+        self._work = work
+        self._inherited = inherited
+        self._other = other
+        self._arguments: dict[str, str] = {}
+        self._own_cmd = False
+        self._said: set[str] = set()
+
+    async def run(self) -> ImageState:
+        """Raises ImageBuildFailed and SandboxStartFailed."""
+        count = len(self._stage.instructions)
+        for number, one in enumerate(self._stage.instructions, 1):
+            name = f"{self._stage.name} " if self._stage.name else ""
+            self._parts.say(f"[{name}{number}/{count}] {one.shown}")
+            with self._errors_of(one):
+                await self._do(one)
+        return self._state
+
+    async def _do(self, one: Instruction) -> None:
+        state, text = self._state, one.text
+        match one.keyword:
+            case "RUN":
+                await self._run(one)
+            case "COPY" | "ADD":
+                await self._copy(one)
+            case "WORKDIR":
+                await self._workdir(posixpath.normpath(posixpath.join(state.workdir, self._expanded(text))))
+            case "ENV":
+                self._state = replace(state, env={**state.env, **pairs(text, self._variables, self._file.escape)})
+            case "LABEL":
+                self._state = replace(state, labels={**state.labels, **pairs(text, self._variables, self._file.escape)})
+            case "ARG":
+                name, equals, default = text.partition("=")
+                name = name.strip()
+                value = self._expanded(default) if equals else self._inherited.get(name)
+                value = self._request.arguments.get(name, value)
+                if value is not None:
+                    self._arguments[name] = value
+            case "USER":
+                self._state = replace(state, user=self._expanded(text))
+                self._say_once(
+                    "USER is kept in the image; commands of a build run as root, sandboxes as their own user"
+                )
+            case "SHELL":
+                if not one.listed:
+                    raise self._file.at(one.line, 'write SHELL ["PROGRAM", "ARGUMENT", …]')
+                self._state = replace(state, shell=one.listed)
+            case "CMD":
+                self._own_cmd = True
+                self._state = replace(state, cmd=self._command_line(one))
+            case "ENTRYPOINT":
+                cmd = state.cmd if self._own_cmd else ()
+                self._state = replace(state, entrypoint=self._command_line(one), cmd=cmd)
+            case _:
+                self._say_once(f"{one.keyword} has no effect: {PASSED_OVER[one.keyword]}")
+
+    # RUN
+
+    async def _run(self, one: Instruction) -> None:
+        network = self._network_of(one)
+        if "mount" in one.flags:
+            if not set(re.findall(r"type=(\w+)", one.flags["mount"])) <= {"cache", "tmpfs"}:
+                raise self._file.at(one.line, "RUN --mount is not supported: COPY the files that the command needs")
+            self._say_once("RUN --mount has no effect: what the command writes there becomes part of the image")
+        argv, script = self._argv(one)
+        env = {"PATH": PATH, "HOME": "/root", **self._arguments, **self._state.env}
+        key = self._state.next_key("RUN", argv, script, sorted(env.items()), self._state.workdir, network)
+        if network == "host":
+            env = {**_proxies(), **env}
+
+        async def change(root: Path) -> None:
+            runtime = await asyncio.to_thread(self._parts.runtime)
+            own = await asyncio.to_thread(self._parts.own_python)
+            command = StepCommand(argv, env, self._state.workdir, script)
+            status = await run_step(runtime, own, root, self._work, command, network, self._parts.output)
+            if status:
+                raise self._file.at(one.line, f"{one.shown} ended with exit status {status}; its output is above")
+
+        await self._change(key, change, CONTAINER_PATHS)
+
+    def _network_of(self, one: Instruction) -> Network:
+        chosen = one.flags.get("network", "default")
+        if chosen not in ("default", "host", "none"):
+            raise self._file.at(one.line, f"RUN has no --network={chosen}: write none, or leave it out")
+        return "none" if chosen == "none" else self._request.network
+
+    def _argv(self, one: Instruction) -> tuple[list[str], str | None]:
+        if one.listed is not None:
+            if not one.listed:
+                raise self._file.at(one.line, 'RUN [] runs nothing: write RUN ["PROGRAM", "ARGUMENT", …]')
+            return list(one.listed), None
+        if not one.heredocs:
+            return [*self._state.shell, one.text], None
+        if _ONLY_HEREDOC.fullmatch(one.text):
+            text = one.heredocs[0].text
+            return ([_SCRIPT], text) if text.startswith("#!") else ([*self._state.shell, text], None)
+        bodies = "".join(f"{heredoc.text}{heredoc.name}\n" for heredoc in one.heredocs)
+        return [*self._state.shell, f"{one.text}\n{bodies}"], None
+
+    # COPY, ADD, WORKDIR
+
+    async def _copy(self, one: Instruction) -> None:
+        names, place, chmod = self._names(one)
+        if "chown" in one.flags:
+            self._say_once("--chown has no effect: all files of a sandbox belong to its user")
+        texts = {heredoc.name: heredoc for heredoc in one.heredocs}
+        sources: list[CopySource] = []
+        if "from" in one.flags:
+            state, other = await self._other(one, self._expanded(one.flags["from"]))
+            fingerprint: object = [state.key, names]
+        else:
+            tree = CopyTree(self._request.context, self._request.ignored)
+            for number, name in enumerate(names):
+                if name.startswith("<<") and (heredoc := texts.get(name.lstrip("<-").strip("'\""))):
+                    text = heredoc.text if heredoc.literal else expand_plain(heredoc.text, self._variables)
+                    sources.append(self._text_file(number, heredoc.name, text))
+                elif re.match(r"https?://", name) and one.keyword == "ADD":
+                    sources.append(await asyncio.to_thread(self._download, one, number, name))
+                else:
+                    sources += await asyncio.to_thread(tree.find, name)
+            fingerprint = await asyncio.to_thread(digest, sources)
+        key = self._state.next_key(one.keyword, fingerprint, place, chmod, self._state.workdir)
+
+        async def change(root: Path) -> None:
+            if "from" in one.flags:
+                tree = CopyTree(await other.open(state.layers), what=one.flags["from"])
+                for name in names:
+                    sources.extend(await asyncio.to_thread(tree.find, name))
+            whole = posixpath.join(self._state.workdir, place)
+            below = resolve_in(os.fspath(root), whole)
+            into = place.endswith(("/", "/.")) or place == "." or len(sources) > 1 or (root / below).is_dir()
+            archive = self._work / "copied.tar"
+            unpack = one.keyword == "ADD" and not names[0].startswith("http")
+            await asyncio.to_thread(write_copy, archive, sources, below, into, mode=chmod, unpack=unpack)
+            await self._root.unpack_archive(archive)
+            archive.unlink()
+
+        await self._change(key, change)
+
+    def _names(self, one: Instruction) -> tuple[list[str], str, int | None]:
+        """Return the names of the sources, the place, and the mode of --chmod."""
+        words = [self._expanded(word) for word in (one.listed or one.text.split()) if not word.startswith("<<")]
+        heredocs = [word for word in one.text.split() if word.startswith("<<")] if one.heredocs else []
+        if one.listed is None and one.heredocs:
+            words = [*heredocs, *words]
+        if len(words) < 2:
+            raise self._file.at(one.line, f"write {one.keyword} FILE… PLACE")
+        chmod = one.flags.get("chmod")
+        if chmod is not None and not _MODE.fullmatch(chmod):
+            raise self._file.at(one.line, f"--chmod={chmod} is not supported: write octal digits, such as --chmod=755")
+        return words[:-1], words[-1], int(chmod, 8) if chmod else None
+
+    def _text_file(self, number: int, name: str, text: str) -> CopySource:
+        path = self._work / f"text-{number}"
+        path.write_text(text)
+        path.chmod(0o644)
+        return CopySource(name, False, (("", os.fspath(path)),))
+
+    def _download(self, one: Instruction, number: int, url: str) -> CopySource:
+        path = self._work / f"download-{number}"
+        try:
+            with urllib.request.urlopen(url, timeout=_DOWNLOAD_SECONDS) as answer, open(path, "wb") as file:
+                while data := answer.read(1 << 20):
+                    file.write(data)
+        except (OSError, ValueError) as error:
+            raise self._file.at(one.line, f"{url} cannot be had: {error}") from None
+        path.chmod(0o600)
+        name = posixpath.basename(urllib.parse.urlsplit(url).path)
+        return CopySource(name or "index.html", False, (("", os.fspath(path)),))
+
+    async def _workdir(self, path: str) -> None:
+        self._state = replace(self._state, workdir=path)
+
+        async def change(root: Path) -> None:
+            below = resolve_in(os.fspath(root), path)
+            if (root / below).is_dir():
+                return
+            archive = self._work / "copied.tar"
+            folder = CopySource("", True, ())
+            await asyncio.to_thread(write_copy, archive, [folder], below, True, mode=None, unpack=False)
+            await self._root.unpack_archive(archive)
+            archive.unlink()
+
+        await self._change(self._state.next_key("WORKDIR", path), change)
+
+    # all steps
+
+    async def _change(self, key: str, change: Change, passed_over: Sequence[str] = ()) -> None:
+        """Do a step that changes files, or take its layer from the cache."""
+        known = self._parts.store.find(key) if self._request.use_cache else None
+        if known is not None:
+            self._parts.say("    as before, from the build cache")
+            self._state = self._state.with_layer(key, known.layer)
+            return
+        layer = await self._root.change(self._state.layers, change, passed_over)
+        self._parts.store.keep(key, layer)
+        self._state = self._state.with_layer(key, layer)
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return {**self._arguments, **self._state.env}
+
+    def _expanded(self, text: str) -> str:
+        return expand(text, self._variables, self._file.escape)
+
+    def _command_line(self, one: Instruction) -> tuple[str, ...]:
+        return one.listed if one.listed is not None else (*self._state.shell, one.text)
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._parts.say(f"    {text}")
+
+    @contextlib.contextmanager
+    def _errors_of(self, one: Instruction) -> Iterator[None]:
+        try:
+            yield
+        except (BadText, NoSuchFile) as error:
+            raise self._file.at(one.line, str(error)) from None
+        except OSError as error:
+            raise self._file.at(one.line, f"{one.shown}: {error.strerror or error} {error.filename or ''}") from error
+
+
+def _proxies() -> dict[str, str]:
+    """Return the variables of this process that name proxies. They are not part of the image."""
+    names = [*_PROXIES, *(name.upper() for name in _PROXIES)]
+    return {name: os.environ[name] for name in names if name in os.environ}
