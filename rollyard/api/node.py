@@ -182,6 +182,7 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
         case Heartbeat():
             lost = services.rollouts.leases.renew(agent.holder, message.held)
             services.agents.heartbeat(agent, message.held, message.widths)
+            agent.sandboxes = message.sandboxes
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case HandBack():
             try:

@@ -15,7 +15,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, TopView
+from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, SandboxTop, TopView
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
 from rollyard.server.routing.endpoint_state import EndpointState
@@ -68,8 +68,9 @@ async def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
     queued, in_flight = await services.rollouts.queued(key), services.rollouts.leases.in_flight(*key)
     pace = services.rollouts.completion_rate.per_minute(key)
     stages = stage_load(queued, in_flight, services.agents.of_pool(key))
+    sandboxes = SandboxTop(**services.agents.sandboxes(key).model_dump())
     ended = None if pace is None else {status.value: round(rate, 1) for status, rate in pace.items()}
-    return RolloutPoolTop(**_common_fields(pool), stages=stages, ended_per_minute=ended)
+    return RolloutPoolTop(**_common_fields(pool), stages=stages, sandboxes=sandboxes, ended_per_minute=ended)
 
 
 def _common_fields(pool: Pool) -> dict[str, object]:

@@ -16,8 +16,18 @@ SERVING = [
     "INFERENCE POOL", "READY", "SESSIONS", "RUNNING", "WAITING", "KV USE", "TOKENS/S", "PROMPT/S", "HITS",
     "FIRST TOKEN", "PREEMPT/S", "WEIGHTS", "REASON",
 ]  # fmt: skip
-RUNNING = ["ROLLOUT POOL", "READY", "QUEUED", *(stage.value for stage in Stage), "DONE/MIN", "FAILED/MIN", "REASON"]
+RUNNING = [
+    "ROLLOUT POOL",
+    "READY",
+    "QUEUED",
+    *(stage.value for stage in Stage),
+    "WARM",
+    "DONE/MIN",
+    "FAILED/MIN",
+    "REASON",
+]
 OPTIONAL_COLUMNS = [
+    "WARM",
     "PREEMPT/S",
     "PROMPT/S",
     "HITS",
@@ -160,7 +170,12 @@ def _rollout_lines(pool: RolloutPoolTop, spaces: bool) -> list[str]:
     widths = [stage.text if stage is not None else "0/0" for stage in stages]
     ready = f"{pool.replicas.ready}/{pool.replicas.desired}"
     paces = [_ended_per_minute_cells(pool, DONE), _ended_per_minute_cells(pool, FAILED)]
-    return [_name(pool, spaces), ready, str(queued), *widths, *paces, pool.reason]
+    return [_name(pool, spaces), ready, str(queued), *widths, _percent(_warm_share(pool)), *paces, pool.reason]
+
+
+def _warm_share(pool: RolloutPoolTop) -> float | None:
+    claimed = pool.sandboxes.warm + pool.sandboxes.cold
+    return pool.sandboxes.warm / claimed if claimed else None
 
 
 def _ended_per_minute_cells(pool: RolloutPoolTop, statuses: Sequence[Status]) -> str:

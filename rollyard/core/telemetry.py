@@ -17,6 +17,12 @@ ROLLOUT_STAGE_SECONDS = Histogram(
     buckets=(0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 900, 1800, 3600),
 )  # fmt: skip
 STAGE_WORKERS = Gauge("rollyard_stage_workers", "Stage workers of connected node agents.", ["stage"], registry=REGISTRY)
+SANDBOXES = Gauge(
+    "rollyard_sandboxes",
+    "Sandboxes of connected node agents: ready now; claimed warm or cold, and ended unused, since their start.",
+    ["what"],
+    registry=REGISTRY,
+)
 LEASES_LOST = Counter("rollyard_leases_lost", "Leases that ended without a result.", ["why"], registry=REGISTRY)
 ROLLOUTS_OUTDATED = Counter(
     "rollyard_rollouts_outdated",

@@ -29,8 +29,22 @@ class InferencePoolTop(PoolTop):
     endpoints: list[EndpointStatus]
 
 
+class SandboxTop(StatusModel):
+    """Numbers of sandboxes of the connected node agents, since each one's start."""
+
+    ready: int = 0
+    """Warm sandboxes that wait for a rollout now."""
+    warm: int = 0
+    """Sandboxes that rollouts got and that were warm."""
+    cold: int = 0
+    """Sandboxes that were started when a rollout needed them."""
+    unused: int = 0
+    """Warm sandboxes that ended without a rollout."""
+
+
 class RolloutPoolTop(PoolTop):
     stages: dict[str, StageStatus]
+    sandboxes: SandboxTop = SandboxTop()
     ended_per_minute: dict[str, float] | None = None
     """Recent rate of ended rollouts: status -> rollouts per minute. Null just after the start of the server."""
 

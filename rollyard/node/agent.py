@@ -273,7 +273,9 @@ class NodeAgent:
             pools = self._node.pools
             pools.apply_requested(self._count_before_eval())
             held = [work.ref for work, _ in self._runs.values()]
-            await self._connection.send(Heartbeat(held=held, widths=_widths(pools), sent_at=loop.time()))
+            await self._connection.send(
+                Heartbeat(held=held, widths=_widths(pools), sandboxes=self._node.sandboxes.counts, sent_at=loop.time())
+            )
             await self._connection.send(self._request_capacity(pools))
             if self._drain and not self._runs:
                 self._drained.set()

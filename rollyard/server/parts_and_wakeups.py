@@ -19,7 +19,7 @@ from rollyard.api.services import Services
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.lease_time import LEASE_SECONDS
-from rollyard.core.telemetry import STAGE_WORKERS
+from rollyard.core.telemetry import SANDBOXES, STAGE_WORKERS
 from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
@@ -55,6 +55,7 @@ from rollyard.slurm.base import Driver
 from rollyard.trust.bearer_tokens import TokenSigner
 from rollyard.trust.ca import Authority
 from rollyard.trust.tls_contexts import client_ssl_context
+from rollyard.wire.node import SandboxCounts
 
 P = ParamSpec("P")
 
@@ -130,6 +131,12 @@ class Parts:
         _Wakes(self).connect()
         for stage in Stage:
             STAGE_WORKERS.labels(stage.value.lower()).set_function(partial(self.agents.width, stage))
+        for what in SandboxCounts.model_fields:
+            SANDBOXES.labels(what).set_function(partial(self._count_sandboxes, what))
+
+    def _count_sandboxes(self, what: str) -> int:
+        count: int = getattr(self.agents.sandboxes(), what)
+        return count
 
     def services(self) -> Services:
         """Return the parts that the API uses."""

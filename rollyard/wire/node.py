@@ -135,6 +135,19 @@ class CapacityRequest(WireMessage):
     """
 
 
+class SandboxCounts(WireMessage):
+    """Numbers of sandboxes of a node agent since its start."""
+
+    ready: int = 0
+    """Warm sandboxes that wait for a rollout now."""
+    warm: int = 0
+    """Sandboxes that rollouts got and that were warm."""
+    cold: int = 0
+    """Sandboxes that were started when a rollout needed them."""
+    unused: int = 0
+    """Warm sandboxes that ended without a rollout."""
+
+
 class Heartbeat(WireMessage):
     """Renewal of all leases in `held`.
 
@@ -145,6 +158,8 @@ class Heartbeat(WireMessage):
     held: list[LeaseRef]
     widths: dict[str, int] = {}
     """Stage -> number of stage workers."""
+    sandboxes: SandboxCounts = SandboxCounts()
+    """All zero from an older node agent, which does not send this field."""
     sent_at: float = 0.0
     """Time by the node agent's monotonic clock. `Renewed` returns this value."""
 

@@ -38,7 +38,8 @@ def running(**more: Any) -> dict[str, Any]:
     given = {"namespace": "default", "name": "demo", "reason": "AllReady", "replicas": {"ready": 1, "desired": 1}}
     stages = {"INIT": {"queued": 40, "inFlight": 1, "width": 2}, "EVAL": {"queued": 2, "inFlight": 0, "width": 4}}
     ended = {"Completed": 10.0, "Truncated": 1.5, "InfraFailed": 0.5, "Cancelled": 7.0}
-    return {**given, "stages": stages, "endedPerMinute": ended, **more}
+    sandboxes = {"ready": 2, "warm": 3, "cold": 1}
+    return {**given, "stages": stages, "sandboxes": sandboxes, "endedPerMinute": ended, **more}
 
 
 def top(*inference: dict[str, Any], rollouts: tuple[dict[str, Any], ...] = ()) -> TopView:
@@ -56,8 +57,8 @@ def test_pools_have_their_endpoints_below_them_and_stages_beside() -> None:
         ["policy-ip-0", "yes", "0", "12", "0", "43%", "1234", "87.5", "88%", "63ms", "0.02", "3f2ab1c09d8e"],
         ["policy-ip-1", "no", "1", *["-"] * 9, "Ejected:", "no", "heartbeat", "for", "8", "s"],
         [],
-        ["ROLLOUT", "POOL", "READY", "QUEUED", "INIT", "RUN", "EVAL", "DONE/MIN", "FAILED/MIN", "REASON"],
-        ["demo", "1/1", "42", "1/2", "0/0", "0/4", "11.5", "0.5", "AllReady"],
+        ["ROLLOUT", "POOL", "READY", "QUEUED", "INIT", "RUN", "EVAL", "WARM", "DONE/MIN", "FAILED/MIN", "REASON"],
+        ["demo", "1/1", "42", "1/2", "0/0", "0/4", "75%", "11.5", "0.5", "AllReady"],
     ]
 
 

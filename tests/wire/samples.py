@@ -49,6 +49,7 @@ from rollyard.wire.node import (
     Renewed,
     Resize,
     ResultHeader,
+    SandboxCounts,
     SnapshotHeader,
     Welcome,
 )
@@ -171,7 +172,12 @@ SAMPLES = (
         ready_images=["docker://registry.example/swe:v1"],
     ),
     CapacityRequest(init=2, eval=1, kinds=["math"], grants=5),
-    Heartbeat(held=[REF], widths={"RUN": 4}, sent_at=12.5),
+    Heartbeat(
+        held=[REF],
+        widths={"RUN": 4},
+        sandboxes=SandboxCounts(ready=2, warm=30, cold=4, unused=1),
+        sent_at=12.5,
+    ),
     HandBack(lease=REF, reason="NodeAgentError", message="ValueError: no", image=IMAGE_FAULT),
     ImageChanges(ready=["docker://registry.example/swe:v1"], gone=["docker://docker.io/a/b:c"], failed=[IMAGE_FAULT]),
     Welcome(

@@ -19,6 +19,7 @@ from tests.wire.samples import SAMPLES
 RULE = "wire messages only grow: keep every field under its name, and give a new one a default"
 PARTS = {
     "ImageFault",
+    "SandboxCounts",
     "WireMessage",
     "Identity",
     "LeaseRef",

@@ -23,6 +23,7 @@ from rollyard.node.sandbox.base import SandboxSpec
 from rollyard.node.sandbox.free_memory import free_memory
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.node.sandbox.warm_demand import RECENT_SECONDS, Need, to_end, to_start, wanted
+from rollyard.wire.node import SandboxCounts
 
 log = logging.getLogger(__name__)
 
@@ -36,20 +37,6 @@ LEAST_FREE_BYTES = 1 << 30
 """Free memory below which no warm sandbox is kept."""
 _AT_ONCE = max(1, min(8, (os.cpu_count() or 1) // 2))
 _MANY_CLAIMS = 256
-
-
-@dataclass(frozen=True)
-class WarmCounts:
-    """Numbers of sandboxes."""
-
-    ready: int
-    """Warm sandboxes that wait for a claim."""
-    claimed: int
-    """Claims that got a warm sandbox."""
-    cold: int
-    """Claims that started a sandbox."""
-    unused: int
-    """Warm sandboxes that ended without a claim."""
 
 
 @dataclass(eq=False)
@@ -123,9 +110,9 @@ class WarmSandboxes:
         factory.images_full.connect(self._let_images_go)
 
     @property
-    def counts(self) -> WarmCounts:
+    def counts(self) -> SandboxCounts:
         ready = sum(len(shape.ready) for shape in self._shapes.values())
-        return WarmCounts(ready, self._claimed, self._cold, self._unused)
+        return SandboxCounts(ready=ready, warm=self._claimed, cold=self._cold, unused=self._unused)
 
     async def claim(self, spec: SandboxSpec, tools: Sequence[str] = ()) -> Sandbox:
         """Return a sandbox in which `tools` are ready: a warm one, or a new one. The caller must close it.

@@ -11,7 +11,7 @@ from rollyard.core.clock import Clock
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.wire.base import Identity
-from rollyard.wire.node import CapacityRequest, Drain, LeaseRef, ToNode
+from rollyard.wire.node import CapacityRequest, Drain, LeaseRef, SandboxCounts, ToNode
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,7 @@ class ConnectedAgent:
     """Widths as last reported; empty until the first report."""
     in_hand: Mapping[Stage, int] = field(default_factory=dict)
     """Number of rollouts that the node agent holds, by stage, as last reported."""
+    sandboxes: SandboxCounts = field(default_factory=SandboxCounts)
     grants: int = 0
     """Number of grants sent on this connection."""
     draining: bool = False
@@ -111,6 +112,11 @@ class ConnectedAgents:
     def width(self, stage: Stage) -> int:
         """Return the number of stage workers of all node agents."""
         return sum(agent.widths.get(stage, 0) for agent in self._by_holder.values())
+
+    def sandboxes(self, pool: PoolKey | None = None) -> SandboxCounts:
+        """Return the sum of the numbers of sandboxes of a pool's node agents, or of all."""
+        counts = [agent.sandboxes for agent in self._by_holder.values() if pool is None or agent.pool == pool]
+        return SandboxCounts(**{name: sum(getattr(one, name) for one in counts) for name in SandboxCounts.model_fields})
 
     def slots(self, pool: PoolKey) -> int:
         """Number of rollouts that a pool's node agents can have in INIT and RUN at once. Draining node agents are not

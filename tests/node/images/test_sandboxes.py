@@ -66,7 +66,7 @@ async def test_a_tag_that_moved_gives_a_new_sandbox_in_place_of_a_warm_one(regis
         await until(lambda: warm.counts.ready == 2)
         async with await expected[0].claim() as sandbox:
             assert await sandbox.read_file("/mark", 100) == b"first\n"
-        assert warm.counts.claimed == 1
+        assert warm.counts.warm == 1
         (first,) = names.all()
         names.keep(first.image, registry.image("warm", "v1", [BASE, gz(tar(("mark", b"second\n")))], {}))
         async with await expected[1].claim() as sandbox:

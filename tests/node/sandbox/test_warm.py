@@ -61,7 +61,7 @@ async def test_the_second_claim_of_an_image_warms_the_third(sandboxes: SandboxFa
             await until(lambda: warm.counts.ready >= 1)
             async with await warm.claim(spec, ["bash"]) as third:
                 assert (await third.bash("cat /tmp/mark || echo fresh", 10)).output.endswith("fresh\n")
-        assert (warm.counts.claimed, warm.counts.cold) == (1, 2)
+        assert (warm.counts.warm, warm.counts.cold) == (1, 2)
 
 
 async def test_an_expected_claim_gets_the_one_that_was_started_for_it(
@@ -74,7 +74,7 @@ async def test_an_expected_claim_gets_the_one_that_was_started_for_it(
             assert (await sandbox.bash("echo hi", 10)).output == "hi\n"
             assert started in {one.pid for one in first_processes()}
         expected.drop()
-        assert (warm.counts.claimed, warm.counts.cold, warm.counts.unused) == (1, 0, 0)
+        assert (warm.counts.warm, warm.counts.cold, warm.counts.unused) == (1, 0, 0)
     await until(lambda: not first_processes())
 
 
@@ -85,7 +85,7 @@ async def test_a_claim_takes_the_one_that_is_just_starting(sandboxes: SandboxFac
             await until(lambda: bool(warm._starts))
             async with await expected.claim() as sandbox:
                 assert (await sandbox.bash("echo hi", 10)).output == "hi\n"
-        assert (warm.counts.claimed, warm.counts.cold, warm.counts.unused) == (3, 0, 0)
+        assert (warm.counts.warm, warm.counts.cold, warm.counts.unused) == (3, 0, 0)
 
 
 async def test_a_cancelled_claim_leaves_its_sandbox_to_the_next(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
@@ -113,7 +113,7 @@ async def test_one_that_died_before_its_claim_is_replaced(
             os.kill(one.pid, number)
         async with await expected.claim() as sandbox:
             assert (await sandbox.bash("echo hi", 10)).output == "hi\n"
-        assert warm.counts.claimed == 0
+        assert warm.counts.warm == 0
         for one in first_processes():
             os.kill(one.pid, signal.SIGCONT)
 
@@ -128,9 +128,9 @@ async def test_a_claim_gets_no_sandbox_of_another_shape(sandboxes: SandboxFactor
         for other in others:
             await (await warm.claim(other)).close()
         await (await warm.claim(spec, ["ipython"])).close()
-        assert (warm.counts.claimed, warm.counts.cold) == (0, 3)
+        assert (warm.counts.warm, warm.counts.cold) == (0, 3)
         await (await expected.claim()).close()
-        assert warm.counts.claimed == 1
+        assert warm.counts.warm == 1
 
 
 async def test_a_folder_that_was_replaced_gives_a_new_sandbox(
@@ -185,7 +185,7 @@ async def test_none_if_turned_off(sandboxes: SandboxFactory, spec: SandboxSpec) 
         for _ in range(3):
             await (await warm.claim(spec)).close()
         await (await expected.claim()).close()
-        assert (warm.counts.claimed, warm.counts.cold) == (0, 4)
+        assert (warm.counts.warm, warm.counts.cold) == (0, 4)
         assert not first_processes()
 
 
@@ -211,7 +211,7 @@ async def test_a_drain_keeps_only_those_for_rollouts_in_flight(sandboxes: Sandbo
         warm.drain()
         await until(lambda: warm.counts.ready == 1)
         await (await expected.claim()).close()
-        assert warm.counts.claimed == 1
+        assert warm.counts.warm == 1
         await until(lambda: not first_processes())
 
 
@@ -230,7 +230,7 @@ async def test_an_image_without_a_shell(sandboxes: SandboxFactory, spec: Sandbox
         expected = await one_expected(warm, replace(spec, image=str(empty_image)))
         async with await expected.claim() as sandbox:
             assert await sandbox.read_file("/etc/mark", 100) == b"from the image\n"
-        assert warm.counts.claimed == 1
+        assert warm.counts.warm == 1
 
 
 OWNER = """
