@@ -183,17 +183,20 @@ async def cold(sandboxes: SandboxFactory, argv: list[str], starts: int) -> tuple
     return ours[1:], theirs[1:]
 
 
-async def claims(sandboxes: SandboxFactory, count: int) -> list[float]:
-    """Return the seconds from a claim to the first answer of bash in a warm sandbox."""
+async def claims(sandboxes: SandboxFactory, count: int, tool: str = "bash") -> list[float]:
+    """Return the seconds from a claim to the first answer of a tool in a warm sandbox."""
     warm, seconds = WarmSandboxes(sandboxes, most=1, places=2), []
     try:
         for _ in range(count + 1):
-            expected = warm.expect(SPEC, ["bash"])
+            expected = warm.expect(SPEC, [tool])
             while not warm.counts.ready:
                 await asyncio.sleep(0.01)
             started = time.perf_counter()
             async with await expected.claim() as sandbox:
-                assert (await sandbox.bash("echo hi", 60)).output == "hi\n"
+                if tool == "bash":
+                    assert (await sandbox.bash("echo hi", 60)).output == "hi\n"
+                else:
+                    assert (await sandbox.ipython("1+1", 60)).output == "2\n"
                 seconds.append(time.perf_counter() - started)
     finally:
         await warm.close()
@@ -304,6 +307,7 @@ async def main() -> None:
             line("to the first answer of bash", ours, theirs)
             line("bare: python3 -c pass", theirs, theirs)
             line("warm: from the claim to the first answer", await claims(sandboxes, chosen.starts), theirs)
+            line("warm: to the first 1+1 in IPython", await claims(sandboxes, chosen.starts, "ipython"), theirs)
             if runtime is apptainer:
                 line("hpc-sandbox, to the first answer", peer["hpc-sandbox start"], theirs)
             together, alone, memory = await at_once(sandboxes, argv, chosen.at_once)

@@ -61,6 +61,13 @@ async def test_state_is_kept(sandbox: Sandbox) -> None:
     assert (await sandbox.ipython("math.floor(y * 2)", 10)).output == "42\n"
 
 
+async def test_a_new_process_has_run_no_cell(sandbox: Sandbox) -> None:
+    """The kernel warms itself up before its first cell, which leaves no trace."""
+    await sandbox.ipython("import os; os._exit(0)", 10)
+    shown = await sandbox.ipython("_, __, Out, len(In), get_ipython().execution_count", 10)
+    assert shown.output == "('', '', {}, 2, 2)\n"
+
+
 async def test_modules_beside_the_task_can_be_imported(sandbox: Sandbox) -> None:
     await sandbox.write_file("mine.py", b"answer = 42\n")
     assert (await sandbox.ipython("import mine; mine.answer", 10)).output == "42\n"
