@@ -27,6 +27,16 @@ class Need:
     """Number of those that are ready or starting."""
     claimed_at: float
     """Time of the last claim."""
+    expected_since: float | None = None
+    """Time since which the next claim is expected; None if none is."""
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """Order in which shapes get sandboxes. Expected claims come first, the one that was announced first before the
+        others, because its rollout probably reaches EVAL first. Then comes the shape that was claimed last."""
+        if self.expected_since is not None:
+            return False, self.expected_since
+        return True, -self.claimed_at
 
 
 def wanted(claims: Sequence[float], expected: int, now: float) -> int:
@@ -39,26 +49,26 @@ def wanted(claims: Sequence[float], expected: int, now: float) -> int:
 
 
 def to_start(needs: Mapping[Shape, Need], room: int) -> list[Shape]:
-    """Return the shapes of at most `room` new sandboxes. A shape with fewer sandboxes goes first, then the shape that was
-    claimed last."""
+    """Return the shapes of at most `room` new sandboxes. A shape with fewer sandboxes goes first, then the shape with the
+    first rank."""
     have = {shape: need.have for shape, need in needs.items()}
     chosen: list[Shape] = []
     while len(chosen) < room:
         lacking = [shape for shape, need in needs.items() if have[shape] < need.wanted]
         if not lacking:
             break
-        first = min(lacking, key=lambda shape: (have[shape], -needs[shape].claimed_at))
+        first = min(lacking, key=lambda shape: (have[shape], needs[shape].rank))
         have[first] += 1
         chosen.append(first)
     return chosen
 
 
 def to_end(needs: Mapping[Shape, Need], too_many: int) -> list[Shape]:
-    """Return the shapes of the sandboxes to end: those that nobody needs any more, and, up to `too_many` in all, those
-    whose shape was claimed longest ago."""
+    """Return the shapes of the sandboxes to end: those that nobody needs any more, and, up to `too_many` in all, those of
+    the shapes with the last ranks."""
     chosen = [shape for shape, need in needs.items() for _ in range(need.have - need.wanted)]
-    oldest_first = sorted(needs, key=lambda shape: needs[shape].claimed_at)
-    kept = [shape for shape in oldest_first for _ in range(min(needs[shape].have, needs[shape].wanted))]
+    last_first = sorted(needs, key=lambda shape: needs[shape].rank, reverse=True)
+    kept = [shape for shape in last_first for _ in range(min(needs[shape].have, needs[shape].wanted))]
     return chosen + kept[: max(0, too_many - len(chosen))]
 
 

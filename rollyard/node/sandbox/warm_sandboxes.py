@@ -47,7 +47,8 @@ class _Shape:
     tools: tuple[str, ...]
     claims: deque[float] = field(default_factory=lambda: deque(maxlen=_MANY_CLAIMS))
     claimed_at: float = 0.0
-    expected: int = 0
+    expected: list[float] = field(default_factory=list)
+    """Times at which the claims that will come were announced, in order."""
     ready: deque[Sandbox] = field(default_factory=deque)
     starting: int = 0
     waiting: deque[asyncio.Future[Sandbox | None]] = field(default_factory=deque)
@@ -64,8 +65,9 @@ class ExpectedSandbox:
         self._shape = shape
         self._claim = claim
         self._dropped = dropped
+        self._at = asyncio.get_running_loop().time()
         self._is_open = True
-        shape.expected += 1
+        shape.expected.append(self._at)
 
     async def claim(self) -> Sandbox:
         """Return a sandbox, as WarmSandboxes.claim."""
@@ -80,7 +82,7 @@ class ExpectedSandbox:
 
     def _close(self) -> None:
         if self._is_open:
-            self._shape.expected -= 1
+            self._shape.expected.remove(self._at)
             self._is_open = False
 
 
@@ -254,11 +256,12 @@ class WarmSandboxes:
                 del self._shapes[key]
 
     def _need(self, shape: _Shape, now: float) -> Need:
-        count = wanted(() if self._drains else shape.claims, shape.expected, now)
+        count = wanted(() if self._drains else shape.claims, len(shape.expected), now)
         return Need(
             0 if self._short or now < shape.failed_until else count,
             len(shape.ready) + shape.starting - len(shape.waiting),
             shape.claimed_at,
+            shape.expected[0] if shape.expected else None,
         )
 
     def _room(self) -> int:
@@ -270,9 +273,10 @@ class WarmSandboxes:
         """End a warm sandbox if a rollout needs its place."""
         warm = sum(len(shape.ready) + shape.starting for shape in self._shapes.values())
         if warm > self._room():
-            oldest = min((shape for shape in self._shapes.values() if shape.ready), key=_claimed_at, default=None)
-            if oldest is not None:
-                self._end(oldest.ready.popleft())
+            now = asyncio.get_running_loop().time()
+            needs = {shape: self._need(shape, now) for shape in self._shapes.values() if shape.ready}
+            for shape in to_end(needs, 1)[:1]:
+                self._end(shape.ready.popleft())
 
     def _let_images_go(self) -> None:
         """End the warm sandboxes that keep an image in the full cache, unless a rollout in flight will claim them."""
@@ -337,10 +341,6 @@ async def _prepare(sandbox: Sandbox, tools: Sequence[str]) -> None:
         except SandboxLost:
             if not sandbox.alive:
                 raise
-
-
-def _claimed_at(shape: _Shape) -> float:
-    return shape.claimed_at
 
 
 def _frozen(spec: SandboxSpec) -> Hashable:

@@ -51,6 +51,7 @@ def first_processes() -> list[HostProcess]:
 
 
 async def test_the_second_claim_of_an_image_warms_the_third(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
+    await (await sandboxes.start(spec)).close()  # the first one of a test run may have to wait for our Python
     async with warmed(sandboxes) as warm:
         async with await warm.claim(spec, ["bash"]) as first:
             await first.bash("echo used > /tmp/mark", 10)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rollyard.node.sandbox.warm_demand import RECENT_SECONDS, Need, to_end, to_start, wanted
 
 
@@ -30,6 +32,18 @@ def test_each_shape_gets_one_before_another_gets_two() -> None:
     assert to_start(needs, 1) == ["b"]
     assert to_start(needs, 3) == ["b", "a", "a"]
     assert to_start(needs, 9) == ["b", "a", "a", "a"]
+
+
+def test_what_is_expected_longest_comes_first_and_ends_last() -> None:
+    needs = {
+        "often": Need(1, 0, 90.0),
+        "second": Need(1, 0, 50.0, expected_since=51.0),
+        "first": Need(1, 0, 40.0, expected_since=41.0),
+    }
+    assert to_start(needs, 2) == ["first", "second"]
+    assert to_start(needs, 9) == ["first", "second", "often"]
+    ready = {shape: replace(need, have=1) for shape, need in needs.items()}
+    assert to_end(ready, 2) == ["often", "second"]
 
 
 def test_nobodys_end_first_then_the_one_that_was_claimed_longest_ago() -> None:
