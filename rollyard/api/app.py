@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from rollyard.api import (
+    attach,
     auth,
     batches,
     datasets,
@@ -35,7 +36,7 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, batches, datasets,
-    snapshots, sessions, node, engine, metrics,
+    snapshots, sessions, node, attach, engine, metrics,
 )  # fmt: skip
 
 
@@ -55,6 +56,7 @@ def build(services: Services) -> web.Application:
     sessions.set_up(app, services)
     snapshots.set_up(app)
     submit_body.set_up(app)
+    attach.set_up(app)
     datasets.set_up(app)
     weights_transfer.set_up(app)
     return app

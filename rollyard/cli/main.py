@@ -14,6 +14,7 @@ COMMANDS = {
     "apply": ("objects", "Create or change objects as YAML files declare them."),
     "batches": ("batches", "Show or cancel batches."),
     "bridge": ("bridge", "Run a process that speaks another framework's protocol."),
+    "cp": ("cp", "Copy files to or from the sandbox of a running rollout."),
     "datasets": ("datasets", "Upload, list or delete datasets, which batches draw tasks from."),
     "delete": ("objects", "Delete objects."),
     "describe": ("describe", "Show an object, its conditions, allocations and events."),
@@ -21,6 +22,7 @@ COMMANDS = {
     "doctor": ("doctor", "Check this machine and its cluster."),
     "endpoints": ("endpoints", "Show, add and remove model servers of an InferencePool."),
     "events": ("objects", "Show events, oldest first."),
+    "exec": ("exec", "Run a command in the sandbox of a running rollout."),
     "explain": ("explain", "Describe a kind or one of its fields."),
     "get": ("objects", "Show objects of one kind, or of several: `get ip,rp`."),
     "images": ("images", "List, pull or delete sandbox images of this node, or of a shared folder."),
@@ -41,7 +43,9 @@ COMMANDS = {
     "weights": ("weights", "Show or change the weights that an InferencePool serves."),
 }
 """The module of each command, and the command's line in the help. The module has a function with the command's name, in
-which `_` stands for `-`. The function of `try` is `try_`."""
+which `_` stands for `-`."""
+_FUNCTIONS = {"exec": "exec_", "try": "try_"}
+"""Commands whose names are words of Python."""
 
 
 class _Lazy(click.Group):
@@ -52,7 +56,7 @@ class _Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"rollyard.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_").replace("try", "try_"))
+        command: click.Command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name.replace("-", "_")))
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import aiohttp
 
+from rollyard.client.attachment import Attachment, attach
 from rollyard.client.batch_client import BatchClient
 from rollyard.client.kubeconfig import Context, load_context
 from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection, lines
@@ -33,6 +34,7 @@ from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
+from rollyard.wire.attach import Start
 
 if TYPE_CHECKING:
     from rollyard.wire.columns import Columns
@@ -337,6 +339,13 @@ class AsyncClient(BatchClient):
         query = {**self._http.query(namespace), "wait": str(wait)}
         kind, data = await self._http.get_bytes(f"/v1/rollouts/{id}", query, rollout_answers.ACCEPT)
         return rollout_answers.read_rollout(kind, data)
+
+    def attach(
+        self, id: str, start: Start, namespace: str | None = None
+    ) -> contextlib.AbstractAsyncContextManager[Attachment]:
+        """Attach to the sandbox of a running rollout: run a program in it, or copy files. Leaving the block ends the
+        program. Raises ApiError."""
+        return attach(self._http, id, namespace, start)
 
     async def rollout_history(self, id: str, namespace: str | None = None) -> RolloutHistory:
         """Return the changes of a rollout so far, oldest first. Raises NotFound."""

@@ -149,6 +149,17 @@ class ServerConnection:
             yield answer
 
     @asynccontextmanager
+    async def web_socket(
+        self, path: str, query: Mapping[str, str], heartbeat_seconds: float, max_bytes: int
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open a WebSocket. Raises ClientError."""
+        url = (await self._url()).replace("https://", "wss://", 1).replace("http://", "ws://", 1) + path
+        async with self._session.ws_connect(
+            url, params=query, heartbeat=heartbeat_seconds, max_msg_size=max_bytes
+        ) as socket:
+            yield socket
+
+    @asynccontextmanager
     async def _open(
         self,
         method: str,

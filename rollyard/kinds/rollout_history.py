@@ -20,6 +20,9 @@ class HistoryEvent(StrEnum):
     LEASE_LOST = "LeaseLost"
     FAULT = "Fault"
     OUTDATED = "Outdated"
+    EXEC = "Exec"
+    COPY_OUT = "CopyOut"
+    COPY_IN = "CopyIn"
     ENDED = "Ended"
 
 
@@ -44,9 +47,11 @@ class HistoryEntry(WireModel):
     stage: Stage
     """Stage in which the event happened. For `Leased` and `StageBegun`: stage that begins."""
     reason: str | None = None
-    """For `Leased`: why this node agent was chosen (`OnlyOne`, `MostRoom`, `HasImage` or `Exclusive`). For other
-    events: a word, or a sentence that a node agent wrote."""
+    """For `Leased`: why this node agent was chosen (`OnlyOne`, `MostRoom`, `HasImage` or `Exclusive`). For `Exec`,
+    `CopyOut` and `CopyIn`: the name of the token's owner. For other events: a word, or a sentence that a node agent wrote."""
     message: str | None = None
+    """For `Exec`: the command that somebody ran in the rollout's sandbox. For `CopyOut` and `CopyIn`: the path in the
+    sandbox."""
     node: str | None = None
     allocation: str | None = None
     free: int | None = None

@@ -17,6 +17,7 @@ from rollyard.core.aio import Waker
 from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.kinds.rollout import Stage
+from rollyard.node import attachments
 from rollyard.node.agents.tasks.installed_handlers import load_handlers
 from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.lease_run import LeaseRun, NodeContext
@@ -33,6 +34,7 @@ from rollyard.wire.node import (
     IMAGE_REASON,
     NODE_AGENT_ERROR,
     UNREADABLE_LEASE_REASON,
+    Attach,
     Cancel,
     CapacityRequest,
     Drain,
@@ -67,6 +69,7 @@ class NodeAgent:
         self._identity = link.identity()
         self._connection = NodeConnection(link, http, self._hello, self._on_message)
         self._uploads = ResultUploads(link, http)
+        self._attachments = attachments.Attachments(link, http)
         self._handlers = load_handlers()
         for kind, why in self._handlers.failed.items():
             log.error("task kind %s is not available here: its handler cannot be loaded: %s", kind, why)
@@ -113,6 +116,7 @@ class NodeAgent:
             for task in (*tasks, *works):
                 task.cancel()
             await asyncio.gather(*tasks, *works, return_exceptions=True)
+            await self._attachments.close()
             await self._handlers.close()
             if self._images is not None:
                 await self._images.close()
@@ -141,6 +145,9 @@ class NodeAgent:
                 policy = self._policies.get(ref.key)
                 if policy is not None and role == ROLE:
                     policy.rechoose(now=now)
+            case Attach(lease=ref):
+                found = self._runs.get(ref.key)
+                self._attachments.begin(message, found[0] if found is not None else None)
             case Drain():
                 self._drain = True
                 if self._node is not None:
@@ -257,6 +264,7 @@ class NodeAgent:
             kinds=sorted(self._handlers.loaded),
             failed_kinds=dict(self._handlers.failed),
             ready_images=self._images.ready() if self._images is not None else [],
+            attachments=attachments.KINDS,
         )
 
     def _heartbeat_soon(self) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -142,6 +143,13 @@ class LeaseRun:
         self._for_eval: ExpectedSandbox | None = None
         self.default_image = False
         """True if the task names no image."""
+        self.sandbox: Sandbox | None = None
+        """The rollout's present sandbox, which may have ended."""
+        self._looks: Counter[str] = Counter()
+
+    def note_look(self) -> None:
+        """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric."""
+        self._looks["looks_in_eval" if self.stage is Stage.EVAL else "looks"] += 1
 
     @property
     def ref(self) -> LeaseRef:
@@ -233,7 +241,7 @@ class LeaseRun:
             await snapshots.finish()
         outcome = self._partial_outcome = Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
-            metrics=run.metrics,
+            metrics={**run.metrics, **self._looks},
             segments=run.segments,
             turns=run.turns,
             timings=self._timings_now(),
@@ -251,6 +259,7 @@ class LeaseRun:
             tools = ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
             claimed = await self._node.sandboxes.claim(self._sandbox_spec(handler), tools)
             sandbox = await stack.enter_async_context(claimed)
+            self.sandbox = sandbox
             await handler.init(task, sandbox)
             environment = await handler.environment(task, sandbox)
             if environment is not None:
@@ -352,7 +361,7 @@ class LeaseRun:
         async with self._stage_worker(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
             score = await self._score(handler, run, HANDLER_TIME_SHARE * budget)
         timings = evolve(run.outcome.timings, eval=self._timings["eval"])
-        metrics = {**run.outcome.metrics, **score.metrics}
+        metrics = {**run.outcome.metrics, **score.metrics, **self._looks}
         update = {"reward": score.reward, "metrics": metrics, "timings": timings}
         return evolve(run.outcome, **update)
 
@@ -362,6 +371,7 @@ class LeaseRun:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
         coming = self._for_eval or self._node.sandboxes.expect(self._sandbox_spec(handler))
         async with await coming.claim() as fresh:
+            self.sandbox = fresh
             return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
     # helpers

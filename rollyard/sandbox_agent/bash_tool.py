@@ -22,7 +22,7 @@ import time
 
 from rollyard.sandbox_agent.child_processes import SIGINT, SIGKILL, SIGSTOP, ChildProcesses, kill_family
 from rollyard.sandbox_agent.output_capture import OutputCapture
-from rollyard.sandbox_agent.own_program import own_program
+from rollyard.sandbox_agent.own_program import find_program
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 TYPE_CHECKING = False
@@ -43,7 +43,6 @@ _CHUNK = 1 << 16
 _SENTINEL_ROOM = 64
 """Greatest length of a sentinel. If the last bytes of the output may be the beginning of a sentinel, at most this many
 are kept back."""
-_OWN_BASH = "/opt/rollyard/bin/bash"
 
 
 def make_script_file() -> None:
@@ -151,11 +150,7 @@ class BashTool:
 
     def _argv(self) -> list[str]:
         options = ["--norc", "--noprofile", "--noediting", "-i"]
-        places = (f"{folder}/bash" for folder in self._settings.env["PATH"].split(":"))
-        bash = next((path for path in places if os.access(path, os.X_OK) and not os.path.isdir(path)), None)
-        if bash is None and os.path.exists(_OWN_BASH):
-            return [*own_program(_OWN_BASH), *options]
-        return [bash or "bash", *options]
+        return [*(find_program("bash", self._settings.env["PATH"]) or ["bash"]), *options]
 
 
 def _new_prompt() -> tuple[str, bytes]:

@@ -14,6 +14,9 @@ from _socket import AF_INET, CMSG_LEN, SCM_RIGHTS, SOCK_STREAM, SOL_SOCKET, sock
 
 BACKLOG = 1024
 _NUMBER = struct.Struct("!I")
+"""Form of a message on the gate from the owner. A pipe comes with it."""
+TICKET = struct.Struct("!Q")
+"""Form of a message on the gate: the number of a call of the owner. The descriptors come with it."""
 
 
 def receive_gate(stdin: socket) -> socket:
@@ -41,13 +44,19 @@ def _receive_fd(sock: socket, count: int) -> tuple[bytes, int]:
     return data, fd
 
 
-def listen(gate: socket, port: int) -> int:
+def pass_descriptors(gate: socket, ticket: int, fds: list[int]) -> None:
+    """Pass open files to the owner. `ticket`: the owner's number of the call that gets them."""
+    ancillary = [(SOL_SOCKET, SCM_RIGHTS, struct.pack(f"{len(fds)}i", *fds))]
+    gate.sendmsg([TICKET.pack(ticket)], ancillary)
+
+
+def listen(gate: socket, ticket: int, port: int) -> int:
     """Listen on a port of 127.0.0.1, pass the socket to the owner, and return the port. `port` 0: any free port."""
     listener = socket(AF_INET, SOCK_STREAM)
     try:
         listener.bind(("127.0.0.1", port))
         listener.listen(BACKLOG)
-        gate.sendmsg([b"L"], [(SOL_SOCKET, SCM_RIGHTS, struct.pack("i", listener.fileno()))])
+        pass_descriptors(gate, ticket, [listener.fileno()])
         bound: int = listener.getsockname()[1]
         return bound
     finally:

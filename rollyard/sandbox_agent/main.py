@@ -21,11 +21,10 @@ from rollyard.sandbox_agent.child_processes import SIGHUP, SIGINT, SIGQUIT, SIGT
 from rollyard.sandbox_agent.clock_mark import ClockMark
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
 from rollyard.sandbox_agent.inside_listener import receive_gate
-from rollyard.sandbox_agent.process_control import prctl
+from rollyard.sandbox_agent.process_control import PR_SET_DUMPABLE, prctl
 from rollyard.sandbox_agent.settings import Settings
 from rollyard.sandbox_agent.syscall_filter import set_filter
 
-_PR_SET_DUMPABLE = 4
 _OPEN_FILES = 4096
 """More than a task's processes have: a task's files that are on their way in messages must not stop this process from
 passing a socket."""
@@ -93,4 +92,4 @@ def _lower_open_files() -> None:
 
 def _forbid_tracing() -> None:
     """Forbid the task, which has the same uid, to trace this process and to open the process's memory or socket."""
-    prctl(_PR_SET_DUMPABLE, 0)
+    prctl(PR_SET_DUMPABLE, 0)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+_OWN_BASH = "/opt/rollyard/bin/bash"
+
 
 def own_program(path: str) -> list[str]:
     """Return the first words of a command line that starts `path` in the same way as this interpreter was started."""
@@ -17,3 +19,15 @@ def own_program(path: str) -> list[str]:
     if running == os.path.realpath(sys.executable):
         return [path]
     return [running, "--library-path", os.path.dirname(running), path]
+
+
+def find_program(name: str, path: str) -> list[str] | None:
+    """Return the first words of a command line that starts the program `name`; None if it is on no folder of `path`.
+    An image without bash gets the bundle's."""
+    if "/" in name:
+        return [name]
+    places = (f"{folder}/{name}" for folder in path.split(":"))
+    found = next((place for place in places if os.access(place, os.X_OK) and not os.path.isdir(place)), None)
+    if found is None and name == "bash" and os.path.exists(_OWN_BASH):
+        return own_program(_OWN_BASH)
+    return [found] if found is not None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _ctypes
 import os
 
+PR_SET_DUMPABLE = 4
 _FUNCTION = _ctypes.dlsym(_ctypes.dlopen("libc.so.6", os.RTLD_NOW), "prctl")
 
 

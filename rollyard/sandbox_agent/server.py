@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rollyard.sandbox_agent.child_processes import ChildProcesses
     from rollyard.sandbox_agent.clock_mark import ClockMark
     from rollyard.sandbox_agent.frames import Header, Stream
+    from rollyard.sandbox_agent.programs import Programs
     from rollyard.sandbox_agent.settings import Settings
 
 Reply: TypeAlias = "tuple[Header, bytes]"
@@ -50,6 +51,9 @@ class AgentServer:
         ipython = ToolThread(stream, self._python)
         files = ToolThread(stream)
         self._lanes = (bash, ipython, files)
+        self._settings = settings
+        self._children = children
+        self._programs: Programs | None = None
         self._routes = {
             "bash": ToolRoute(bash, self._bash),
             "prepare bash": ToolRoute(bash, self._prepare_bash),
@@ -61,6 +65,7 @@ class AgentServer:
             "listen": ToolRoute(files, self._listen),
             "snapshot": ToolRoute(files, self._snapshot),
             "restore": ToolRoute(files, self._restore),
+            "signal": ToolRoute(files, self._signal),
         }
 
     def serve(self) -> None:
@@ -71,6 +76,11 @@ class AgentServer:
             if header["op"] == "cancel":
                 for lane in self._lanes:
                     lane.cancel(header["id"])
+                if self._programs is not None:
+                    self._programs.cancel(header["id"])
+                continue
+            if header["op"] == "exec":
+                self._start_programs().submit(header)
                 continue
             route = self._routes[header["op"]]
             route.lane.submit(QueuedCall(header["id"], header, body, route.run))
@@ -92,7 +102,20 @@ class AgentServer:
         return {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
 
     def _listen(self, header: Header, body: bytes) -> Reply:
-        return {"port": listen(self._gate, header.get("port", 0))}, b""
+        return {"port": listen(self._gate, header["ticket"], header.get("port", 0))}, b""
+
+    def _start_programs(self) -> Programs:
+        if self._programs is None:
+            # imported here, because few sandboxes run a program for a person
+            from rollyard.sandbox_agent.programs import Programs
+
+            self._programs = Programs(self._stream, self._gate, self._settings, self._children)
+        return self._programs
+
+    def _signal(self, header: Header, body: bytes) -> Reply:
+        if self._programs is not None:
+            self._programs.signal(header["ticket"], header["number"])
+        return {}, b""
 
     def _snapshot(self, header: Header, body: bytes) -> Reply:
         from rollyard.sandbox_agent.snapshot_calls import write_snapshot

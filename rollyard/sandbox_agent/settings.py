@@ -30,7 +30,7 @@ _DEFAULTS = {
     "LOGNAME": "agent",
 }
 # Programs see a terminal, but there is no user. These variables turn off pagers, colours and questions.
-_NON_INTERACTIVE = {
+NON_INTERACTIVE = {
     "TERM": "dumb",
     "NO_COLOR": "1",
     "PAGER": "cat",
@@ -119,6 +119,6 @@ def environment(image: Mapping[str, str], extra: Mapping[str, str]) -> dict[str,
     kept = {k: v for k, v in image.items() if k not in _HOST_VARIABLES and not k.startswith(_RUNTIMES)}
     if kept.get("LANG") == "C":
         del kept["LANG"]  # Apptainer sets LANG=C if the image sets none
-    merged = _DEFAULTS | kept | _NON_INTERACTIVE | dict(extra)
+    merged = _DEFAULTS | kept | NON_INTERACTIVE | dict(extra)
     merged["PATH"] += f":{FALLBACK}"
     return merged

@@ -117,6 +117,8 @@ class Hello(WireMessage):
     """Task kind -> reason why this node agent cannot load the handler of the kind."""
     ready_images: list[str] = []
     """Names, in normal form, of the images of registries that are complete on the node."""
+    attachments: list[str] = []
+    """Kinds of attachments (`wire/attach.py`) that the node agent knows. Empty from an older node agent."""
 
 
 class CapacityRequest(WireMessage):
@@ -287,6 +289,17 @@ class Resize(WireMessage):
     """Number of sandboxes that fit into the allocation."""
 
 
+class Attach(WireMessage):
+    """Request to open a WebSocket to `/v1/node/attach?id=ID`, for a person who looks into a rollout."""
+
+    type: Literal["attach"] = "attach"
+    id: str
+    """Random id of the attachment."""
+    lease: LeaseRef
+    kind: str
+    """Kind of the attachment (`wire/attach.py`)."""
+
+
 # node agent -> server, over HTTP: on the WebSocket a heartbeat would have to wait behind a large message
 
 
@@ -340,7 +353,7 @@ class SnapshotHeader(WireMessage):
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges
-ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize
+ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
     "capacity_request": CapacityRequest,
@@ -356,6 +369,7 @@ _TO_NODE: dict[str, type[WireMessage]] = {
     "rechoose_endpoint": RechooseEndpoint,
     "drain": Drain,
     "resize": Resize,
+    "attach": Attach,
 }
 
 

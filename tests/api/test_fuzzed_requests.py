@@ -16,6 +16,7 @@ import pytest
 from yarl import URL
 
 from rollyard.api import (
+    attach,
     discovery,
     endpoints,
     engine,
@@ -36,7 +37,8 @@ from rollyard.trust.bearer_tokens import Role, TokenSigner
 from tests.support.outside_api import Api, Serve
 
 FAMILIES = (
-    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, engine, metrics,
+    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, sessions, node, attach, engine,
+    metrics,
 )  # fmt: skip
 ROUTES = [(r.method, r.path, r.handler) for family in FAMILIES for r in family.routes()]
 # fmt: off

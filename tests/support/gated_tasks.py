@@ -12,7 +12,7 @@ from rollyard.node.agents.tasks.base import Artifact, Message, Score
 from rollyard.node.sandbox.sandbox import Sandbox
 
 FILES = {
-    "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\n",
+    "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\ngated_scoring = {__name__}:GatedScoring\n",
     "METADATA": "Metadata-Version: 2.1\nName: gated-tasks\nVersion: 1\n",
 }
 
@@ -42,6 +42,20 @@ class GatedHandler:
     ) -> Score:
         await _gate(task, "EVAL")
         return Score(1.0)
+
+
+class GatedScoring(GatedHandler):
+    """EVAL has a sandbox, and the reward is the content of a file in it."""
+
+    eval_needs_sandbox = True
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        assert sandbox is not None
+        await sandbox.write_file("reward", b"0.5")
+        await _gate(task, "EVAL")
+        return Score(float(await sandbox.read_file("reward", 10)))
 
 
 async def _gate(task: Task, stage: str) -> None:

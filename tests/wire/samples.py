@@ -20,6 +20,17 @@ from rollyard.kinds.rollout import (
 )
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
+from rollyard.wire.attach import (
+    Acknowledge,
+    AttachKind,
+    EndInput,
+    Exited,
+    Ready,
+    Refused,
+    SendSignal,
+    Start,
+    WindowSize,
+)
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import (
@@ -33,6 +44,7 @@ from rollyard.wire.engine import (
 )
 from rollyard.wire.files import AllocationFile, EndpointFile
 from rollyard.wire.node import (
+    Attach,
     Cancel,
     CapacityRequest,
     Drain,
@@ -170,6 +182,7 @@ SAMPLES = (
         kinds=["math"],
         failed_kinds={"code": "missing"},
         ready_images=["docker://registry.example/swe:v1"],
+        attachments=["exec"],
     ),
     CapacityRequest(init=2, eval=1, kinds=["math"], grants=5),
     Heartbeat(
@@ -204,6 +217,24 @@ SAMPLES = (
     RechooseEndpoint(lease=REF, role="policy", now=True),
     Drain(),
     Resize(widths={"RUN": 4}, places=8),
+    Attach(id="c0ffee", lease=REF, kind="exec"),
+    Start(
+        kind=AttachKind.EXEC,
+        command=["bash"],
+        path="/workspace",
+        tty=True,
+        rows=40,
+        columns=120,
+        term="xterm",
+        eval=True,
+    ),
+    WindowSize(rows=40, columns=120),
+    EndInput(),
+    SendSignal(number=2),
+    Acknowledge(channel=1, bytes=100),
+    Ready(),
+    Exited(code=1),
+    Refused(code=409, reason="Conflict", message="it is queued"),
     NewEndpoint(lease=REF, role="policy", failed="policy-0", why="refused", again=True),
     ENDPOINT,
     SnapshotHeader(

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from rollyard.kinds import rollout
-from rollyard.wire import base, endpoint, engine, files, node
+from rollyard.wire import attach, base, endpoint, engine, files, node
 from rollyard.wire.node import from_node, to_node
 from tests.support.recorded import lost_fields
 from tests.wire.record import FOLDER, dump, recorded, unrecorded
@@ -56,7 +56,7 @@ def test_fields_of_a_later_release_are_ignored_at_every_depth(path: Any) -> None
 
 
 def test_every_message_has_a_sample() -> None:
-    modules = (base, endpoint, engine, files, node)
+    modules = (attach, base, endpoint, engine, files, node)
     known = {name for m in modules for name, found in vars(m).items() if _is_message(found, m.__name__)}
     assert known - PARTS == {type(s).__name__ for s in SAMPLES} - {"RunResult"}
 
@@ -72,7 +72,7 @@ def read(name: str, told: Any) -> BaseModel:
     """Read as its receiver reads it."""
     if "type" in told:
         text = json.dumps(told)
-        found = from_node(text) or to_node(text)
+        found = from_node(text) or to_node(text) or attach.control(text)
         assert type(found).__name__ == name, RULE
         return found  # type: ignore[return-value]
     if name == "RunResult":

@@ -29,7 +29,9 @@ from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Ro
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
 from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
+from rollyard.node.sandbox.gate import Gate
 from rollyard.node.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
+from rollyard.node.sandbox.program import Program, ProgramSpec, start_program
 from rollyard.node.sandbox.sandbox_connection import SandboxConnection
 from rollyard.node.sandbox.snapshot import (
     SNAPSHOT_SECONDS,
@@ -62,7 +64,7 @@ class Sandbox:
         sandbox_id: str,
         launcher: _Launcher,
         connection: SandboxConnection,
-        gate: socket.socket,
+        gate: Gate,
         guard: MemoryGuard,
         spec: SandboxSpec,
         held: HeldRoot,
@@ -73,7 +75,7 @@ class Sandbox:
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
-        """Socket through which the sandbox agent passes sockets that listen inside the sandbox."""
+        """Socket through which the sandbox agent passes open files of the sandbox."""
         self._guard = guard
         self._egress = EgressProxy(spec.allowed_hosts)
         self._pipes = 0
@@ -173,7 +175,7 @@ class Sandbox:
             number = self._pipes
             # If the sandbox is gone, the call finds out.
             with suppress(OSError):
-                socket.send_fds(self._gate, [number.to_bytes(4, "big")], [pipe.theirs])
+                self._gate.send(number, pipe.theirs)
             pipe.let_go()
             reply, _ = await self._call({**header, "pipe": number}, b"", SNAPSHOT_SECONDS)
             return reply, await pipe.result()
@@ -184,12 +186,15 @@ class Sandbox:
         Every connection comes from this one sandbox, or with `host_network` from this node. The caller must close the
         socket.
         """
-        await self._call({"op": "listen", "port": port}, b"", FILE_SECONDS)
-        # the sandbox agent sends the socket before its reply
-        _, fds, _, _ = socket.recv_fds(self._gate, 1, 1)
-        listener = socket.socket(fileno=fds[0])
-        listener.set_inheritable(False)
-        return listener
+        with self._gate.expect() as arrival:
+            await self._call({"op": "listen", "ticket": arrival.ticket, "port": port}, b"", FILE_SECONDS)
+            (listener,) = await arrival.take()
+        return socket.socket(fileno=listener)
+
+    async def start_program(self, spec: ProgramSpec) -> Program:
+        """Start a program beside the tools, on a terminal or on pipes of its own. Raises ProgramRefused if the sandbox
+        cannot start one more. The program ends when it is closed, at the latest with the sandbox."""
+        return await start_program(spec, self._gate, self._call)
 
     async def open_egress(self) -> None:
         """Start the egress proxy on the sandbox's loopback."""
@@ -217,7 +222,7 @@ class Sandbox:
     def _notes(self) -> tuple[str, ...]:
         return tuple(str(report) for report in self._guard.take_reports(self.id))
 
-    async def _call(self, header: Header, body: bytes, limit: float) -> tuple[Header, bytes]:
+    async def _call(self, header: Header, body: bytes, limit: float | None) -> tuple[Header, bytes]:
         try:
             reply, answer = await self._connection.call(header, body, limit)
         except SandboxLost as error:
@@ -428,14 +433,13 @@ class _Launcher:
         return f": {text}" if text else ""
 
 
-def _send_gate(ours: socket.socket) -> socket.socket:
+def _send_gate(ours: socket.socket) -> Gate:
     """Return our end of a new Unix socket. The first byte of the sandbox agent's standard input carries the other end."""
     gate, its = socket.socketpair()
     # an error is ignored here: if the sandbox agent has died already, the wait for its hello fails
     with its, suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(ours, [b"G"], [its.fileno()])
-    gate.setblocking(False)
-    return gate
+    return Gate(gate)
 
 
 def _text(output: bytes) -> str:

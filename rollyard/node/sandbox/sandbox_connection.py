@@ -39,8 +39,9 @@ class SandboxConnection(asyncio.Protocol):
         head = json.dumps(header, separators=(",", ":")).encode()
         self._transport.write(LENGTHS.pack(len(head), len(body)) + head + body)
 
-    async def call(self, header: Header, body: bytes, limit: float) -> Frame:
-        """Send a call and return the reply. If no reply comes within `limit` seconds, the sandbox counts as lost."""
+    async def call(self, header: Header, body: bytes, limit: float | None) -> Frame:
+        """Send a call and return the reply. If no reply comes within `limit` seconds, the sandbox counts as lost. With a
+        `limit` of None the call may take any time."""
         number = next(self._ids)
         reply: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.send({"id": number, **header}, body)

@@ -32,6 +32,8 @@ class ConnectedAgent:
     """Task kind -> reason why the node agent cannot load the handler."""
     ready_images: set[str] = field(default_factory=set)
     """Names, in normal form, of the images of registries that are complete on the node."""
+    attachments: frozenset[str] = frozenset()
+    """Kinds of attachments that the node agent knows."""
     capacity: int = 0
     """Number of sandboxes that fit into the allocation; 0 if unknown. With 0, the widths are never changed."""
     widths: dict[Stage, int] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
-from rollyard.kinds.rollout_history import RolloutHistory
+from rollyard.kinds.rollout_history import HistoryEvent, RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
@@ -46,6 +46,7 @@ from rollyard.server.rollouts.step import (
     EndpointMoved,
     Event,
     Finished,
+    LookedInto,
     Lost,
     Outdated,
     Requeued,
@@ -216,6 +217,11 @@ class RolloutService:
         while ended := await self._step_records(pick):
             total += len(ended)
         return total
+
+    async def note_look(self, key: RolloutKey, fence: int, how: HistoryEvent, who: str, what: str) -> None:
+        """Record in the rollout's history that somebody looks into its sandbox. Raises Fenced if the lease with this fence
+        is void, and NotFound."""
+        await self._apply_events([(key, LookedInto(self._clock.time(), fence, how, who, what))])
 
     # node agents
 

@@ -173,11 +173,23 @@ class Cancelled:
     message: str = "cancelled on request"
 
 
+@dataclass(frozen=True, slots=True)
+class LookedInto:
+    """Somebody runs a command in the rollout's sandbox, or copies files. The rollout goes on."""
+
+    at: float
+    fence: int
+    how: HistoryEvent
+    who: str
+    what: str
+
+
 Event = (
     Granted
     | RunBegun
     | EndpointMoved
     | SnapshotTaken
+    | LookedInto
     | RunStored
     | Finished
     | Lost
@@ -230,6 +242,8 @@ def step(record: RolloutRecord, event: Event) -> tuple[RolloutRecord, tuple[Effe
             return _move(record, event), ()
         case SnapshotTaken():
             return _take_snapshot(record, event), ()
+        case LookedInto():
+            return _look_into(record, event), ()
         case RunStored():
             return _store_run(record, event)
         case Outdated():
@@ -311,6 +325,11 @@ def _take_snapshot(record: RolloutRecord, event: SnapshotTaken) -> RolloutRecord
     if record.stage is Stage.EVAL:
         raise Fenced(f"rollout {record.id} is at EVAL, and its snapshots are complete; drop this one")
     return record
+
+
+def _look_into(record: RolloutRecord, event: LookedInto) -> RolloutRecord:
+    check_fence(record, event.fence)
+    return replace(record, history=with_entry(record, event.at, event.how, reason=event.who, message=event.what))
 
 
 def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tuple[Effect, ...]]:

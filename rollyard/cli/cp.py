@@ -1,0 +1,176 @@
+"""`rollyard cp`: files and folders from the sandbox of a running rollout, or to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from rollyard.cli.options import with_client
+from rollyard.cli.tar_files import pack, unpack
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.attachment import Attachment
+from rollyard.core.aio import running
+from rollyard.core.errors import RollyardError
+from rollyard.kinds.rollout import ID_PATTERN
+from rollyard.kinds.values.quantity import size_bytes
+from rollyard.wire.attach import CHUNK, STDOUT, AttachKind, Start
+
+PROGRESS_SECONDS = 0.5
+MAX_MESSAGE_CHARS = 8000
+
+
+@click.command()
+@click.argument("source")
+@click.argument("dest")
+@click.option("--max-size", default="1Gi", help="greatest size of the copied files together  [default: 1Gi]")
+@click.option(
+    "--eval",
+    "in_eval",
+    is_flag=True,
+    help="also in EVAL, whose sandbox has the hidden tests; a change there changes the reward",
+)
+@click.option("-q", "--quiet", is_flag=True, help="print no progress")
+@with_client
+async def cp(
+    client: AsyncClient, namespace: str, source: str, dest: str, max_size: str, in_eval: bool, quiet: bool
+) -> None:
+    """Copy a file or a folder: `rollyard cp ROLLOUT:/path DEST` or `rollyard cp FILE ROLLOUT:/path`.
+
+    If the destination is a folder, the copy is made in it. The rollout's history says that somebody copied. A path in the
+    sandbox that does not begin with / starts in the working folder of the rollout's tools.
+    """
+    limit, inside, target = size_bytes(max_size), _inside(source), _inside(dest)
+    if (inside is None) == (target is None):
+        raise click.UsageError("write one of the two as ROLLOUT:PATH; a local path with a colon begins with ./ or /")
+    id, path = inside or target or ("", "")
+    kind = AttachKind.COPY_OUT if inside else AttachKind.COPY_IN
+    if target and not Path(source).exists():  # noqa: ASYNC240 - nothing else runs yet
+        raise click.UsageError(f"there is no file or folder {source}")
+    progress = _Progress(f"{source} to {dest}", shown=not quiet and sys.stderr.isatty())
+    async with client.attach(id, Start(kind=kind, path=path, eval=in_eval), namespace) as attached:
+        with progress:
+            copy = (
+                _copy_out(attached, Path(dest), limit, progress)
+                if inside
+                else _copy_in(attached, Path(source), limit, progress)
+            )
+            await copy
+    if attached.code:
+        raise RollyardError(f"{source} is not copied: {progress.complaints or f'exit code {attached.code}'}")
+    if progress.complaints:
+        click.echo(progress.complaints, err=True)
+
+
+def _inside(word: str) -> tuple[str, str] | None:
+    """Return (rollout, path in its sandbox); None for a local path. An id may have colons, so the path begins after the
+    first `:/`, or else after the last colon."""
+    if word.startswith(("/", ".", "~")):
+        return None
+    id, colon, path = word.partition(":/")
+    id, colon, path = (id, colon, "/" + path) if colon else word.rpartition(":")
+    return (id, path or ".") if colon and re.fullmatch(ID_PATTERN, id) else None
+
+
+class _Progress:
+    """A line on standard error with the number of copied bytes, and what the sandbox's side says."""
+
+    def __init__(self, what: str, shown: bool) -> None:
+        self.bytes = 0
+        self.complaints = ""
+        self._what = what
+        self._shown = shown
+        self._due = 0.0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._print()
+            click.echo("", err=True)
+
+    def add(self, count: int) -> None:
+        self.bytes += count
+        now = asyncio.get_running_loop().time()
+        if self._shown and now >= self._due:
+            self._due = now + PROGRESS_SECONDS
+            self._print()
+
+    def complain(self, data: bytes) -> None:
+        self.complaints = (self.complaints + data.decode(errors="replace"))[:MAX_MESSAGE_CHARS]
+
+    def note(self, text: str) -> None:
+        self.complain(f"{text}\n".encode())
+
+    def _print(self) -> None:
+        click.echo(f"\r{self._what}: {self.bytes / (1 << 20):.1f} MiB", nl=False, err=True)
+
+
+async def _copy_out(attached: Attachment, dest: Path, limit: int, progress: _Progress) -> None:
+    """Unpack the stream as it arrives. A pipe leads it to the thread that unpacks."""
+    take, give = os.pipe()
+
+    def unpack_all() -> None:
+        with open(take, "rb") as stream:
+            unpack(stream, dest, limit, progress.note)
+
+    unpacking = asyncio.create_task(asyncio.to_thread(unpack_all))
+    try:
+        async for channel, data in attached.output():
+            if channel == STDOUT:
+                progress.add(len(data))
+                await asyncio.to_thread(_write, give, data)
+            else:
+                progress.complain(data)
+            await attached.used(channel, data)
+    except BrokenPipeError:
+        pass  # the thread has given up, and raises the reason
+    finally:
+        os.close(give)
+        await asyncio.gather(unpacking, return_exceptions=True)
+    if not attached.code:
+        unpacking.result()
+
+
+async def _copy_in(attached: Attachment, source: Path, limit: int, progress: _Progress) -> None:
+    """Pack the stream as the sandbox takes it. A pipe leads it from the thread that packs."""
+    take, give = os.pipe()
+
+    def pack_all() -> None:
+        with open(give, "wb") as stream:
+            pack(source, stream, limit, progress.note)
+
+    async def send() -> None:
+        packing = asyncio.create_task(asyncio.to_thread(pack_all))
+        try:
+            while data := await asyncio.to_thread(os.read, take, CHUNK):
+                await attached.write(data)
+                progress.add(len(data))
+        finally:
+            os.close(take)
+            await asyncio.gather(packing, return_exceptions=True)
+        packing.result()
+        await attached.end_input()
+
+    async with running(send()) as sending, running(_complaints(attached, progress)) as receiving:
+        await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
+        if not receiving.done():
+            sending.result()  # raises, if the source cannot be packed
+        await receiving
+
+
+async def _complaints(attached: Attachment, progress: _Progress) -> None:
+    async for channel, data in attached.output():
+        progress.complain(data)
+        await attached.used(channel, data)
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

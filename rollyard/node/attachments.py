@@ -1,0 +1,166 @@
+"""Attachments: people who look into the sandboxes of this node agent's rollouts.
+
+For each attachment the server sends an `Attach`. The node agent then opens a WebSocket for it, so that a flood of output
+never delays a heartbeat or a lease. When the WebSocket closes, for whatever reason, the program in the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+
+import aiohttp
+
+from rollyard.client.attached_socket import AttachedSocket
+from rollyard.client.server_link import ServerLink
+from rollyard.core.aio import running
+from rollyard.core.errors import ApiError, Conflict, SandboxLost, TooManyRequests, Unavailable, connection_failure_text
+from rollyard.kinds.rollout import Stage
+from rollyard.node.lease_run import LeaseRun
+from rollyard.node.sandbox.program import Program, ProgramRefused, ProgramSpec
+from rollyard.wire.attach import (
+    HEARTBEAT_SECONDS,
+    MAX_MESSAGE_BYTES,
+    STDIN,
+    AttachKind,
+    Control,
+    EndInput,
+    Exited,
+    Ready,
+    Refused,
+    SendSignal,
+    Start,
+    WindowSize,
+    eval_refusal,
+)
+from rollyard.wire.node import Attach
+
+log = logging.getLogger(__name__)
+
+KINDS = [kind.value for kind in AttachKind]
+START_SECONDS = 30.0
+FILE_TRANSFER = "rollyard.sandbox_agent.file_transfer"
+Received = AsyncIterator[Control | tuple[int, bytes]]
+
+
+class Attachments:
+    def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
+        self._link = link
+        self._http = http
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, message: Attach, run: LeaseRun | None) -> None:
+        """Serve an attachment. `run`: work on the lease that `message` names; None if it is gone."""
+        task = asyncio.create_task(self._attach(message, run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _attach(self, message: Attach, run: LeaseRun | None) -> None:
+        try:
+            url = (await self._link.url()).replace("https://", "wss://", 1) + "/v1/node/attach"
+            async with self._http.ws_connect(
+                url, params={"id": message.id}, heartbeat=HEARTBEAT_SECONDS, max_msg_size=MAX_MESSAGE_BYTES
+            ) as socket:
+                await _serve(AttachedSocket(socket), message, run)
+        except (aiohttp.ClientError, Unavailable, TimeoutError, OSError) as error:
+            log.info("an attachment to rollout %s ended: %s", message.lease.id, connection_failure_text(error))
+
+
+async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | None) -> None:
+    received = socket.messages()
+    try:
+        if run is None or run.sandbox is None or not run.sandbox.alive:
+            where = f"is in {run.stage}" if run is not None else "has just left this node"
+            raise Conflict(
+                f"rollout {message.lease.id} {where}, and has no sandbox now; try again when "
+                f"`rollyard rollouts get {message.lease.id}` shows RUN"
+            )
+        await socket.send(Ready())
+        async with asyncio.timeout(START_SECONDS):
+            start = await anext(received, None)
+        if isinstance(start, Start):
+            await _run_program(socket, received, start, run)
+    except ApiError as error:
+        await socket.send(Refused(code=error.code, reason=error.reason, message=str(error)))
+
+
+async def _run_program(socket: AttachedSocket, received: Received, start: Start, run: LeaseRun) -> None:
+    id, stage, sandbox = run.ref.id, run.stage, run.sandbox
+    if stage is Stage.EVAL and not start.eval:
+        raise Conflict(eval_refusal(id))
+    assert sandbox is not None
+    try:
+        async with await sandbox.start_program(_spec(start)) as program:
+            run.note_look()
+            await _connect(socket, received, program)
+    except ProgramRefused as error:
+        raise TooManyRequests(f"rollout {id}: {error}") from None
+    except SandboxLost:
+        raise Conflict(
+            f"the sandbox of rollout {id} is gone, because the rollout has left {stage}; "
+            f"`rollyard rollouts describe {id}` shows how it went on"
+        ) from None
+
+
+def _spec(start: Start) -> ProgramSpec:
+    if start.kind is AttachKind.EXEC:
+        return ProgramSpec(start.command, start.tty, start.rows, start.columns, start.term)
+    direction = "out" if start.kind is AttachKind.COPY_OUT else "in"
+    return ProgramSpec([direction, start.path], own=FILE_TRANSFER)
+
+
+async def _connect(socket: AttachedSocket, received: Received, program: Program) -> None:
+    """Pass data in both directions, until the program has ended or the client is gone. Raises SandboxLost."""
+    sending = asyncio.create_task(_send_outputs(socket, program))
+    receiving = asyncio.create_task(_receive(socket, received, program))
+    try:
+        await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
+        if sending.done():
+            code = sending.result()
+            await socket.send(Exited(code=code if code >= 0 else 128 - code))
+    finally:
+        sending.cancel()
+        receiving.cancel()
+        await asyncio.gather(sending, receiving, return_exceptions=True)
+
+
+async def _send_outputs(socket: AttachedSocket, program: Program) -> int:
+    """Send all output, and return the exit code. Raises SandboxLost."""
+
+    async def send(channel: int) -> None:
+        while data := await program.read(channel):
+            await socket.send_data(channel, data)
+            await asyncio.sleep(0)  # other work of this process goes on during a flood of output
+
+    await asyncio.gather(*map(send, program.outputs))
+    return await program.ended
+
+
+async def _receive(socket: AttachedSocket, received: Received, program: Program) -> None:
+    """Read the client's messages until the client is gone."""
+    typed: asyncio.Queue[bytes | None] = asyncio.Queue()
+    async with running(_write_input(socket, program, typed)):
+        async for message in received:
+            match message:
+                case (channel, data) if channel == STDIN:
+                    typed.put_nowait(data)
+                case EndInput():
+                    typed.put_nowait(None)
+                case WindowSize(rows=rows, columns=columns):
+                    program.resize(rows, columns)
+                case SendSignal(number=number):
+                    await program.signal(number)
+
+
+async def _write_input(socket: AttachedSocket, program: Program, typed: asyncio.Queue[bytes | None]) -> None:
+    while (data := await typed.get()) is not None:
+        await program.write(data)
+        await socket.acknowledge(STDIN, len(data))
+    program.end_input()

@@ -1,0 +1,119 @@
+"""A tar stream from a sandbox is hostile; nothing of it gets out of the destination."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from rollyard.cli.tar_files import pack, unpack
+from rollyard.core.errors import RollyardError
+
+LIMIT = 1 << 20
+
+
+def stream(*entries: tarfile.TarInfo) -> io.BytesIO:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for one in entries:
+            archive.addfile(one, io.BytesIO(bytes(one.size)))
+    made.seek(0)
+    return made
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", size: int = 0) -> tarfile.TarInfo:
+    one = tarfile.TarInfo(name)
+    one.type, one.linkname, one.size, one.mode = kind, link, size, 0o6755
+    return one
+
+
+FOLDER = entry("d", tarfile.DIRTYPE)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        [entry("../out")],
+        [entry("/tmp/out")],
+        [FOLDER, entry("d/../../out")],
+        [FOLDER, entry("d/up", tarfile.SYMTYPE, ".."), entry("d/up/out")],
+        [FOLDER, entry("d/up", tarfile.SYMTYPE, "."), entry("d/up/x")],
+        [FOLDER, entry("out")],
+        [entry("a/b")],
+        [entry(".")],
+        [entry("..", tarfile.DIRTYPE)],
+    ],
+    ids=lambda entries: entries[-1].name,
+)
+def test_a_path_outside_is_refused_and_nothing_is_left(tmp_path: Path, hostile: list[tarfile.TarInfo]) -> None:
+    dest = tmp_path / "here"
+    dest.mkdir()
+    with pytest.raises(RollyardError, match="cannot be unpacked"):
+        unpack(stream(*hostile), dest, LIMIT, print)
+    assert [path for path in tmp_path.rglob("*")] == [dest]
+
+
+def test_links_that_lead_out_and_devices_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    said: list[str] = []
+    entries = [
+        FOLDER,
+        entry("d/file", size=3),
+        entry("d/good", tarfile.SYMTYPE, "file"),
+        entry("d/hard", tarfile.LNKTYPE, "d/file"),
+        entry("d/absolute", tarfile.SYMTYPE, "/etc/passwd"),
+        entry("d/above", tarfile.SYMTYPE, "../secret"),
+        entry("d/stolen", tarfile.LNKTYPE, "../secret"),
+        entry("d/device", tarfile.CHRTYPE),
+        entry("d/pipe", tarfile.FIFOTYPE),
+    ]
+    unpack(stream(*entries), tmp_path, LIMIT, said.append)
+    assert sorted(os.listdir(tmp_path / "d")) == ["file", "good", "hard"]
+    assert (tmp_path / "d" / "file").stat().st_mode & 0o7000 == 0
+    assert len(said) == 5
+    assert "a link to '/etc/passwd' outside of the copy, is left out" in said[0]
+
+
+def test_the_size_is_bounded_and_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(RollyardError, match="write a larger --max-size"):
+        unpack(stream(FOLDER, entry("d/a", size=LIMIT)), tmp_path, LIMIT, print)
+    with pytest.raises(RollyardError, match="write a larger --max-size"):
+        unpack(stream(FOLDER, *(entry(f"d/{i}") for i in range(300))), tmp_path, LIMIT, print)
+    lying = io.BytesIO(entry("big", size=1 << 40).tobuf())
+    with pytest.raises(RollyardError, match="write a larger --max-size"):
+        unpack(lying, tmp_path, LIMIT, print)
+    cut = io.BytesIO(stream(entry("cut", size=5000)).read()[:1000])
+    with pytest.raises(RollyardError, match="ends too early"):
+        unpack(cut, tmp_path, LIMIT, print)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_exists_is_kept_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "mine").touch()
+    with pytest.raises(RollyardError, match="exists and is a folder"):
+        unpack(stream(FOLDER, entry("d/x")), tmp_path, LIMIT, print)
+    assert os.listdir(tmp_path / "d") == ["mine"]
+    (tmp_path / "file").write_text("old")
+    unpack(stream(entry("file", size=2)), tmp_path, LIMIT, print)
+    assert (tmp_path / "file").read_bytes() == b"\0\0"
+    with pytest.raises(RollyardError, match="there is no folder"):
+        unpack(stream(FOLDER), tmp_path / "no" / "where", LIMIT, print)
+
+
+def test_a_packed_folder_comes_back(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "file").write_text("content")
+    os.mkfifo(source / "pipe")
+    made, said = io.BytesIO(), list[str]()
+    pack(source, made, LIMIT, said.append)
+    assert said == [f"{source}/pipe is left out: it is no file, folder or link"]
+    made.seek(0)
+    unpack(made, tmp_path / "copy", LIMIT, said.append)
+    assert (tmp_path / "copy" / "deep" / "file").read_text() == "content"
+    with pytest.raises(RollyardError, match="copy a part of it"):
+        pack(source, io.BytesIO(), 3, print)
