@@ -59,6 +59,7 @@ _EVENTS = {
     AttachKind.COPY_OUT: HistoryEvent.COPY_OUT,
     AttachKind.COPY_IN: HistoryEvent.COPY_IN,
 }
+"""Entries in the history, for the kinds that may change a sandbox."""
 
 
 @dataclass
@@ -93,7 +94,7 @@ def routes() -> list[web.RouteDef]:
 
 @accepts("namespace")
 async def _attach(request: web.Request) -> web.WebSocketResponse:
-    """Run a program in the sandbox of a rollout, or copy files from it or to it, over a WebSocket."""
+    """Run a program in the sandbox of a rollout, copy files from it or to it, or watch its turns, over a WebSocket."""
     mark_long_lived(request)
     client = web.WebSocketResponse(heartbeat=HEARTBEAT_SECONDS, max_msg_size=MAX_MESSAGE_BYTES, compress=False)
     await client.prepare(request)
@@ -101,10 +102,10 @@ async def _attach(request: web.Request) -> web.WebSocketResponse:
         start = await _read_start(client)
         record, agent = await _find(request, start)
         async with _node_agent(request, agent, _lease(record), start) as node:
-            what, who = start.words, request[CLAIMS].subject
-            await request.app[SERVICES].rollouts.note_look(
-                record.key, record.fence, _EVENTS[start.kind], f"by {who}", what
-            )
+            if (event := _EVENTS.get(start.kind)) is not None:
+                who = f"by {request[CLAIMS].subject}"
+                rollouts = request.app[SERVICES].rollouts
+                await rollouts.note_look(record.key, record.fence, event, who, start.words)
             await node.send_str(start.model_dump_json())
             await _join(client, node, record.id)
     except ApiError as error:
@@ -141,7 +142,7 @@ async def _read_start(client: web.WebSocketResponse) -> Start:
         raise BadRequest("the first message must be a `start`")
     if start.kind is AttachKind.EXEC and not (start.command and start.command[0]):
         raise Invalid("`command` needs at least one word")
-    if start.kind is not AttachKind.EXEC and not start.path:
+    if start.kind in (AttachKind.COPY_IN, AttachKind.COPY_OUT) and not start.path:
         raise Invalid("`path` must name a file or a folder in the sandbox")
     if any("\0" in word for word in (*start.command, start.path)) or len(start.words) > MAX_COMMAND_CHARS:
         raise Invalid(f"a command may have at most {MAX_COMMAND_CHARS} characters, and none of them may be NUL")
@@ -164,7 +165,7 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
         )
     lease = services.rollouts.leases.get(record.key)
     stage = lease.stage if lease is not None and lease.fence == record.fence else record.stage
-    if stage is Stage.EVAL and not start.eval:
+    if stage is Stage.EVAL and start.kind in _EVENTS and not start.eval:
         raise Conflict(eval_refusal(id))
     agent = services.agents.get(record.holder)
     if agent is None:

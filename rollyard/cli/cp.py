@@ -39,10 +39,11 @@ MAX_MESSAGE_CHARS = 8000
 async def cp(
     client: AsyncClient, namespace: str, source: str, dest: str, max_size: str, in_eval: bool, quiet: bool
 ) -> None:
-    """Copy a file or a folder: `rollyard cp ROLLOUT:/path DEST` or `rollyard cp FILE ROLLOUT:/path`.
+    """Copy files to or from the sandbox of a running rollout.
 
-    If the destination is a folder, the copy is made in it. The rollout's history says that somebody copied. A path in the
-    sandbox that does not begin with / starts in the working folder of the rollout's tools.
+    Write rollyard cp ROLLOUT:/path DEST, or rollyard cp FILE ROLLOUT:/path. If the destination is a folder, the copy is
+    made in it. The rollout's history says that somebody copied. A path in the sandbox that does not begin with / starts
+    in the working folder of the rollout's tools.
     """
     limit, inside, target = size_bytes(max_size), _inside(source), _inside(dest)
     if (inside is None) == (target is None):

@@ -47,10 +47,11 @@ async def exec_(
     rollout: str,
     command: tuple[str, ...],
 ) -> None:
-    """Run a command in the sandbox of a running rollout: `rollyard exec -it ROLLOUT -- bash`.
+    """Run a command in the sandbox of a running rollout.
 
-    The exit code is the command's. The rollout's history says that somebody ran the command. When this process ends, the
-    command ends too. When the rollout leaves its sandbox, the command ends with a sentence.
+    For a shell: rollyard exec -it ROLLOUT -- bash. The exit code is the command's. The rollout's history says that
+    somebody ran the command. When this process ends, the command ends too. When the rollout leaves its sandbox, the
+    command ends with a sentence.
     """
     if with_tty and not sys.stdin.isatty():
         raise click.UsageError(

@@ -1,23 +1,25 @@
-"""`rollyard logs`: the output of allocations' jobs, also of ended jobs."""
+"""`rollyard logs`: the output of allocations' jobs, also of ended jobs, and the tool calls of rollouts."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Sequence
 
 import click
 
 from rollyard.cli.options import kind_and_names, with_client
+from rollyard.cli.rollout_turns import print_turns
 from rollyard.client.async_client import AsyncClient
-from rollyard.core.errors import NotFound
+from rollyard.core.errors import ApiError, NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject, ObjectKey
 from rollyard.kinds.values.job_state import JobState
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="POOL | ALLOCATION | KIND/NAME")
+@click.argument("words", nargs=-1, required=True, metavar="POOL | ALLOCATION | ROLLOUT | KIND/NAME")
 @click.option("-f", "--follow", is_flag=True, help="wait until the job starts and print until it ends")
 @click.option(
     "--previous",
@@ -29,11 +31,18 @@ from rollyard.kinds.values.job_state import JobState
 async def logs(
     client: AsyncClient, namespace: str, words: tuple[str, ...], follow: bool, previous: bool, tail: int | None
 ) -> None:
-    """Print the output of an allocation, or of a pool's jobs.
+    """Print the output of an allocation, or of a pool's jobs, or the tool calls of a rollout.
 
     A pool's name selects all its present jobs. --previous shows the output of ended allocations. Rollyard keeps the
     output of a pool's last three allocations that ended without a drain.
+
+    A rollout's id, or rollout/ID, shows each turn's tool calls with their arguments, results and durations. -f shows them
+    as they happen, until the rollout ends. --tail counts turns.
     """
+    if (id := await _rollout(client, namespace, words)) is not None:
+        if previous:
+            raise click.UsageError("--previous is for allocations; a rollout has the turns of its last attempt")
+        return await print_turns(client, namespace, id, follow, tail)
     named = await _resolve_names(client, namespace, words)
     shown = await _select_allocations(client, named, previous)
 
@@ -69,6 +78,25 @@ async def _print(
         sys.stdout.buffer.flush()
 
 
+async def _rollout(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> str | None:
+    """Return the id if a rollout is named. A name without a kind is first an allocation's or a pool's."""
+    kind, slash, id = words[0].partition("/")
+    if len(words) == 1 and slash and kind in ("rollout", "rollouts"):
+        return id
+    if len(words) == 2 and words[0] in ("rollout", "rollouts"):
+        return words[1]
+    if len(words) > 1 or slash:
+        return None
+    for other in ("Allocation", "RolloutPool", "InferencePool"):
+        with contextlib.suppress(ApiError):  # no such object, or no name that an object can have
+            await client.get(ObjectKey(kind=other, namespace=namespace, name=words[0]))
+            return None
+    try:
+        return (await client.rollout(words[0], namespace))[0].id
+    except NotFound:
+        return None  # the error says which objects there are
+
+
 async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, ...]) -> KindObject:
     """Return the named object. A name without a kind may be an allocation's or a pool's. Raises NotFound, UsageError."""
     if len(words) > 1 or "/" in words[0]:
@@ -83,7 +111,7 @@ async def _resolve_names(client: AsyncClient, namespace: str, words: tuple[str, 
         except NotFound:
             continue
     if not found:
-        raise NotFound(f"namespace {namespace} has no allocation and no pool {words[0]!r}")
+        raise NotFound(f"namespace {namespace} has no allocation, no pool and no rollout {words[0]!r}")
     if len(found) > 1:
         both = " or ".join(f"{o.SINGULAR}/{o.metadata.name}" for o in found)
         raise click.UsageError(f"{words[0]!r} is the name of several objects; write {both}")

@@ -27,7 +27,7 @@ COMMANDS = {
     "get": ("objects", "Show objects of one kind, or of several: `get ip,rp`."),
     "images": ("images", "List, pull or delete sandbox images of this node, or of a shared folder."),
     "inference-server": ("processes", "Run an engine; batch scripts of InferencePools call this."),
-    "logs": ("logs", "Print the output of an allocation, or of a pool's jobs."),
+    "logs": ("logs", "Print the output of an allocation, or of a pool's jobs, or the tool calls of a rollout."),
     "node-agent": ("processes", "Run a node agent; batch scripts of RolloutPools call this."),
     "resume": ("objects", "Resume a suspended pool."),
     "rollouts": ("rollouts", "Show or cancel rollouts."),

@@ -6,10 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
+from pydantic_core import from_json
 
 from rollyard.client.attached_socket import AttachedSocket
 from rollyard.client.server_connection import ServerConnection
 from rollyard.core.errors import Incompatible, Unavailable, connection_failure_text, error_from_reason
+from rollyard.kinds.rollout import Turn
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
     MAX_MESSAGE_BYTES,
@@ -66,6 +68,17 @@ class Attachment:
 
     async def signal(self, number: int) -> None:
         await self._socket.send(SendSignal(number=number))
+
+
+async def turns(attached: Attachment) -> AsyncIterator[tuple[int, Turn]]:
+    """Yield pairs (index, turn) of an attachment of kind TURNS. Raises the errors of `output`."""
+    rest = b""
+    async for channel, data in attached.output():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            found = from_json(line)
+            yield found["index"], Turn.model_validate(found["turn"], extra="ignore")
+        await attached.used(channel, data)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Attachments: people who look into the sandboxes of this node agent's rollouts.
+"""Attachments: people who look into the sandboxes of this node agent's rollouts, or watch their turns.
 
 For each attachment the server sends an `Attach`. The node agent then opens a WebSocket for it, so that a flood of output
 never delays a heartbeat or a lease. When the WebSocket closes, for whatever reason, the program in the sandbox ends.
@@ -7,8 +7,10 @@ never delays a heartbeat or a lease. When the WebSocket closes, for whatever rea
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import aiohttp
 
@@ -16,13 +18,14 @@ from rollyard.client.attached_socket import AttachedSocket
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.core.errors import ApiError, Conflict, SandboxLost, TooManyRequests, Unavailable, connection_failure_text
-from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout import Stage, Turn
 from rollyard.node.lease_run import LeaseRun
 from rollyard.node.sandbox.program import Program, ProgramRefused, ProgramSpec
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
     MAX_MESSAGE_BYTES,
     STDIN,
+    STDOUT,
     AttachKind,
     Control,
     EndInput,
@@ -40,6 +43,8 @@ log = logging.getLogger(__name__)
 
 KINDS = [kind.value for kind in AttachKind]
 START_SECONDS = 30.0
+TURNS_SECONDS = 0.3
+"""Seconds between two looks for new turns."""
 FILE_TRANSFER = "rollyard.sandbox_agent.file_transfer"
 Received = AsyncIterator[Control | tuple[int, bytes]]
 
@@ -76,7 +81,7 @@ class Attachments:
 async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | None) -> None:
     received = socket.messages()
     try:
-        if run is None or run.sandbox is None or not run.sandbox.alive:
+        if run is None or not (message.kind == AttachKind.TURNS or (run.sandbox is not None and run.sandbox.alive)):
             where = f"is in {run.stage}" if run is not None else "has just left this node"
             raise Conflict(
                 f"rollout {message.lease.id} {where}, and has no sandbox now; try again when "
@@ -85,8 +90,11 @@ async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | None) 
         await socket.send(Ready())
         async with asyncio.timeout(START_SECONDS):
             start = await anext(received, None)
-        if isinstance(start, Start):
-            await _run_program(socket, received, start, run)
+        if isinstance(start, Start) and start.kind.value == message.kind:
+            if start.kind is AttachKind.TURNS:
+                await _connect(socket, _send_turns(socket, run, start.follow), _ignore(received))
+            else:
+                await _run_program(socket, received, start, run)
     except ApiError as error:
         await socket.send(Refused(code=error.code, reason=error.reason, message=str(error)))
 
@@ -99,7 +107,7 @@ async def _run_program(socket: AttachedSocket, received: Received, start: Start,
     try:
         async with await sandbox.start_program(_spec(start)) as program:
             run.note_look()
-            await _connect(socket, received, program)
+            await _connect(socket, _send_outputs(socket, program), _receive(socket, received, program))
     except ProgramRefused as error:
         raise TooManyRequests(f"rollout {id}: {error}") from None
     except SandboxLost:
@@ -116,10 +124,9 @@ def _spec(start: Start) -> ProgramSpec:
     return ProgramSpec([direction, start.path], own=FILE_TRANSFER)
 
 
-async def _connect(socket: AttachedSocket, received: Received, program: Program) -> None:
-    """Pass data in both directions, until the program has ended or the client is gone. Raises SandboxLost."""
-    sending = asyncio.create_task(_send_outputs(socket, program))
-    receiving = asyncio.create_task(_receive(socket, received, program))
+async def _connect(socket: AttachedSocket, send: Coroutine[Any, Any, int], receive: Coroutine[Any, Any, None]) -> None:
+    """Work in both directions, until `send` returns the exit code or the client is gone. Raises SandboxLost."""
+    sending, receiving = asyncio.create_task(send), asyncio.create_task(receive)
     try:
         await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
         if sending.done():
@@ -157,6 +164,28 @@ async def _receive(socket: AttachedSocket, received: Received, program: Program)
                     program.resize(rows, columns)
                 case SendSignal(number=number):
                     await program.signal(number)
+
+
+async def _send_turns(socket: AttachedSocket, run: LeaseRun, follow: bool) -> int:
+    """Send each turn when it is new, and again when its tools have answered."""
+    sent: list[Turn] = []
+    while True:
+        last = run.over or run.stage is Stage.EVAL or not follow
+        turns = await run.turns()
+        for index, turn in enumerate(turns):
+            if index >= len(sent) or sent[index] != turn:
+                line = json.dumps({"index": index, "turn": turn.model_dump(mode="json")})
+                await socket.send_data(STDOUT, line.encode() + b"\n")
+        sent = turns
+        if last:
+            return 0
+        await asyncio.sleep(TURNS_SECONDS)
+
+
+async def _ignore(received: Received) -> None:
+    """Read the client's acknowledgements until the client is gone."""
+    async for _ in received:
+        pass
 
 
 async def _write_input(socket: AttachedSocket, program: Program, typed: asyncio.Queue[bytes | None]) -> None:

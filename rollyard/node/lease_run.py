@@ -146,6 +146,15 @@ class LeaseRun:
         self.sandbox: Sandbox | None = None
         """The rollout's present sandbox, which may have ended."""
         self._looks: Counter[str] = Counter()
+        self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
+        self.over = False
+        """True if the work on the lease has ended, for whatever reason."""
+
+    async def turns(self) -> list[Turn]:
+        """Return the turns of this attempt so far."""
+        if self._partial_outcome is not None:
+            return self._partial_outcome.turns
+        return await self._live_turns() if self._live_turns is not None else []
 
     def note_look(self) -> None:
         """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric."""
@@ -159,7 +168,10 @@ class LeaseRun:
     async def run(self) -> None:
         """Run the lease to its end. Raises Fenced if the lease is void, and NoEndpoint or ImageUnavailable if the lease
         must be handed back."""
-        outcome = await self._outcome()
+        try:
+            outcome = await self._outcome()
+        finally:
+            self.over = True
         if outcome.status is Status.INFRA_FAILED:
             await asyncio.sleep(TERM_SECONDS)
         task = asyncio.current_task()
@@ -239,7 +251,11 @@ class LeaseRun:
                 )
                 run, artifact = await self._agent(handler, sandbox, environment, template, snapshots)
             await snapshots.finish()
-        outcome = self._partial_outcome = Outcome(
+        outcome = self._partial_outcome = self._outcome_of_run(run)
+        return RunResult(outcome=outcome, artifact=artifact)
+
+    def _outcome_of_run(self, run: _AgentResult) -> Outcome:
+        return Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
             metrics={**run.metrics, **self._looks},
             segments=run.segments,
@@ -249,7 +265,6 @@ class LeaseRun:
             endpoint=self._endpoint,
             node=self._node.node,
         )
-        return RunResult(outcome=outcome, artifact=artifact)
 
     async def _init(
         self, handler: GuardedHandler, stack: contextlib.AsyncExitStack
@@ -287,6 +302,7 @@ class LeaseRun:
         else:
             ran = await self._loop(handler, sandbox, environment, template, policy, snapshots)
         self._endpoint = policy.failover.endpoint.id
+        self._partial_outcome = self._outcome_of_run(ran)
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(
                 ran.overdue, policy.turns_requested, policy.tokens_arrived, self._budget(Stage.RUN)
@@ -311,7 +327,13 @@ class LeaseRun:
         tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
         opening = environment.opening if environment is not None else ()
         run = AgentProgress(Conversation(template, [*handler.prompt(task), *opening], schemas), parser)
+        self._live_turns = _soon(run.turns)
         overdue = False
+
+        def result() -> _AgentResult:
+            breaks = _conversation_counts(run.conversation)
+            return _AgentResult(run.status, run.conversation.segments(), run.turns, breaks, overdue=overdue)
+
         try:
             async with asyncio.timeout(budget) as limit:
                 policy.failover.limit = limit
@@ -321,10 +343,12 @@ class LeaseRun:
                 )
         except TimeoutError:
             run.status, overdue = Status.TRUNCATED, True
-        conversation = run.conversation
-        return _AgentResult(
-            run.status, conversation.segments(), run.turns, _conversation_counts(conversation), overdue=overdue
-        )
+        except (SandboxError, TaskError, NodeFault, EndpointError):
+            # The turns before the error are kept. They show what led to it.
+            if run.turns:
+                self._partial_outcome = self._outcome_of_run(result())
+            raise
+        return result()
 
     async def _command(
         self, handler: GuardedHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
@@ -343,6 +367,7 @@ class LeaseRun:
             context=lease.budgets.context_tokens,
         )
         session = GatewaySession(secrets.token_hex(16), template, policy, config)
+        self._live_turns = lambda: session.run_serialized(session.turns)
         status, metrics, overdue = Status.TRUNCATED, {}, True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._budget(Stage.RUN)) as policy.failover.limit:
@@ -424,6 +449,15 @@ class LeaseRun:
 
     def _timings_now(self) -> Timings:
         return Timings(**self._timings)
+
+
+def _soon(turns: list[Turn]) -> Callable[[], Awaitable[list[Turn]]]:
+    """Return a function that reads the list."""
+
+    async def read() -> list[Turn]:
+        return list(turns)
+
+    return read
 
 
 def _tools_to_prepare(tools: Sequence[str]) -> list[str]:

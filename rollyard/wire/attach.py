@@ -33,6 +33,9 @@ class AttachKind(StrEnum):
     EXEC = "exec"
     COPY_OUT = "copy_out"
     COPY_IN = "copy_in"
+    TURNS = "turns"
+    """The turns of the present attempt: lines of JSON with `index` and `turn`, on standard output. A turn is sent again when
+    its tools have answered. This kind needs no sandbox, and changes nothing."""
 
 
 class Start(WireMessage):
@@ -51,6 +54,8 @@ class Start(WireMessage):
     """Type of the client's terminal (TERM)."""
     eval: bool = False
     """True: the sandbox of EVAL is allowed, with the hidden tests in it."""
+    follow: bool = False
+    """For TURNS. True: send turns until RUN ends. False: send the turns so far."""
 
     @property
     def words(self) -> str:

@@ -32,6 +32,10 @@ from tests.support.yard import ROOT, Yard, alive, end, kill
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(40)]
 
 
+one_runtime = pytest.mark.parametrize("site", ["bubblewrap"], indirect=True)
+"""For tests of what no runtime has a part in."""
+
+
 class Site:
     """A yard whose rollouts wait at gates."""
 
@@ -220,6 +224,7 @@ async def test_a_terminal_that_closes_ends_what_ran_on_it(site: Site) -> None:
     assert ended.status is Status.TRUNCATED
 
 
+@one_runtime
 async def test_when_the_rollout_ends_the_command_ends_with_a_sentence(site: Site) -> None:
     id = await site.submit()
     with person(site, id, "--", "bash", "--norc") as one:
@@ -233,6 +238,7 @@ async def test_when_the_rollout_ends_the_command_ends_with_a_sentence(site: Site
         assert (await ended).status is Status.TRUNCATED
 
 
+@one_runtime
 async def test_a_flood_of_output_waits_for_its_reader_and_delays_nobody(site: Site) -> None:
     id = await site.submit()
     async with site.client.attach(id, Start(kind=AttachKind.EXEC, command=["yes"])) as flood:
@@ -272,6 +278,7 @@ async def test_the_limits_of_the_sandbox_hold(site: Site) -> None:
     await site.finish(id)
 
 
+@one_runtime
 async def test_a_rollout_without_a_sandbox_says_what_one_can_do(site: Site) -> None:
     _, err = await site.exec("nobody", "true", code=1)
     assert "rollout 'nobody' not found" in err
@@ -290,6 +297,7 @@ async def test_a_rollout_without_a_sandbox_says_what_one_can_do(site: Site) -> N
     await site.finish(id)
 
 
+@one_runtime
 async def test_a_look_into_eval_is_asked_for_and_shows_in_the_metrics(site: Site) -> None:
     id = await site.submit(kind="gated_scoring", until=Stage.EVAL)
 
@@ -339,6 +347,39 @@ async def test_files_and_folders_are_copied_in_and_out(site: Site, tmp_path: Pat
     await site.finish(id)
 
 
+@one_runtime
+async def test_the_turns_of_a_rollout_show_while_it_runs_and_after_its_end(site: Site) -> None:
+    id = await site.submit()
+    out, err = await site.yard.rollyard("logs", id)
+    assert out.startswith("--- turn 1: ")
+    assert "-f follows it" in err
+    following = asyncio.create_task(site.yard.rollyard("logs", "-f", f"rollout/{id}"))
+
+    async def attached() -> bool:
+        return bool(site.yard.processes("logs", "-f", id))
+
+    await site.yard.until(attached)
+    ended = await site.finish(id)
+    followed, _ = await following
+    assert followed.startswith(out)
+    assert followed.endswith(f"=== Truncated, reward 1, {len(ended.turns)} turns\n")
+    assert (await site.yard.rollyard("logs", id))[0] == followed
+    assert not [e for e in (await site.client.rollout_history(id)).entries if e.event == "Exec"], "turns are no look"
+    assert "looks" not in ended.metrics
+
+
+@one_runtime
+async def test_a_rollout_whose_task_raises_keeps_its_turns(site: Site) -> None:
+    id = await site.submit(kind="gated_failing")
+    ended = await site.finish(id)
+    assert (ended.status, ended.reward, len(ended.turns)) == (Status.FAILED, None, 1)
+    out, _ = await site.yard.rollyard("logs", id)
+    assert out.startswith("--- turn 1: ")
+    assert "HandlerFailed in RUN" in out
+    assert "no such thing" in out
+
+
+@one_runtime
 async def test_the_death_of_a_node_agent_ends_the_command_with_a_sentence(site: Site) -> None:
     id = await site.submit()
     with person(site, id, "--", "bash", "--norc") as one:

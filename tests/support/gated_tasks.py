@@ -12,7 +12,8 @@ from rollyard.node.agents.tasks.base import Artifact, Message, Score
 from rollyard.node.sandbox.sandbox import Sandbox
 
 FILES = {
-    "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\ngated_scoring = {__name__}:GatedScoring\n",
+    "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\ngated_scoring = {__name__}:GatedScoring\n"
+    f"gated_failing = {__name__}:GatedFailing\n",
     "METADATA": "Metadata-Version: 2.1\nName: gated-tasks\nVersion: 1\n",
 }
 
@@ -42,6 +43,14 @@ class GatedHandler:
     ) -> Score:
         await _gate(task, "EVAL")
         return Score(1.0)
+
+
+class GatedFailing(GatedHandler):
+    """The task's own code raises at the end of RUN."""
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        await _gate(task, "RUN")
+        raise LookupError("no such thing")
 
 
 class GatedScoring(GatedHandler):

@@ -227,6 +227,7 @@ SAMPLES = (
         columns=120,
         term="xterm",
         eval=True,
+        follow=True,
     ),
     WindowSize(rows=40, columns=120),
     EndInput(),

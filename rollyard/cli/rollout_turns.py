@@ -1,0 +1,151 @@
+"""The turns of a rollout as text for people: while it runs, and after its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+from rollyard.cli.progress import state_line
+from rollyard.client.async_client import AsyncClient
+from rollyard.client.attachment import turns as live_turns
+from rollyard.core.errors import Conflict, Incompatible, RequestTimeout, Unavailable
+from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory, Turn
+from rollyard.wire.attach import AttachKind, Start
+
+WAIT_SECONDS = 1.0
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool, tail: int | None) -> None:
+    """Print the turns so far; with `follow` all turns until the rollout has ended."""
+    view, trajectory = await client.rollout(id, namespace)
+    if trajectory is not None:
+        return _print_ended(trajectory, tail)
+    if not follow:
+        found = await _turns_so_far(client, namespace, view)
+        for index, turn in list(enumerate(found))[-tail if tail else 0 :] if tail != 0 else []:
+            _echo([*call_lines(index, turn), *result_lines(turn)])
+        click.echo(f"{state_line(view)}; -f follows it", err=True)
+        return
+    printed = _Printed()
+    while trajectory is None:
+        printed.state(view)
+        if view.status is Status.RUNNING and view.stage is not Stage.EVAL:
+            await _follow_attempt(client, namespace, view, printed)
+        view, trajectory = await client.rollout(id, namespace, wait=WAIT_SECONDS)
+    if printed.attempt not in (trajectory.attempt, 0):
+        printed.begin(trajectory.attempt)
+    for index, turn in enumerate(trajectory.turns):
+        printed.turn(index, turn)
+    _echo(_end_lines(trajectory))
+
+
+async def _turns_so_far(client: AsyncClient, namespace: str, view: RolloutView) -> list[Turn]:
+    if view.status is not Status.RUNNING or view.stage is Stage.EVAL:
+        return []
+    found: dict[int, Turn] = {}
+    async with client.attach(view.id, Start(kind=AttachKind.TURNS), namespace) as attached:
+        async for index, turn in live_turns(attached):
+            found[index] = turn
+    return list(found.values())
+
+
+async def _follow_attempt(client: AsyncClient, namespace: str, view: RolloutView, printed: _Printed) -> None:
+    """Print the turns of the present attempt until RUN ends, or until its node agent is lost."""
+    printed.begin(view.attempt)
+    try:
+        async with client.attach(view.id, Start(kind=AttachKind.TURNS, follow=True), namespace) as attached:
+            async for index, turn in live_turns(attached):
+                printed.turn(index, turn)
+    except Incompatible as error:
+        printed.say(f"{error}. Its turns are printed when it has ended")
+    except (Conflict, Unavailable, RequestTimeout) as error:
+        printed.say(str(error))
+
+
+class _Printed:
+    """Everything that is on the screen already."""
+
+    def __init__(self) -> None:
+        self.attempt = 0
+        self._said: set[str] = set()
+        self._calls: set[int] = set()
+        self._results: set[int] = set()
+
+    def begin(self, attempt: int) -> None:
+        if attempt != self.attempt:
+            if self.attempt:
+                click.echo(f"=== attempt {attempt}")
+            self.attempt, self._calls, self._results = attempt, set(), set()
+
+    def say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            click.echo(text, err=True)
+
+    def state(self, view: RolloutView) -> None:
+        self.say(state_line(view).partition(" (since ")[0])
+
+    def turn(self, index: int, turn: Turn) -> None:
+        if index not in self._calls:
+            self._calls.add(index)
+            _echo(call_lines(index, turn))
+        if index not in self._results and (lines := result_lines(turn)):
+            self._results.add(index)
+            _echo(lines)
+
+
+def _print_ended(trajectory: Trajectory, tail: int | None) -> None:
+    turns = list(enumerate(trajectory.turns))
+    for index, turn in turns[len(turns) - tail if tail is not None and tail < len(turns) else 0 :]:
+        _echo([*call_lines(index, turn), *result_lines(turn)])
+    _echo(_end_lines(trajectory))
+
+
+def _end_lines(trajectory: Trajectory) -> list[str]:
+    reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+    lines = [f"=== {trajectory.status.value}, reward {reward}, {len(trajectory.turns)} turns"]
+    if trajectory.error is not None:
+        lines.append(f"{trajectory.error.reason} in {trajectory.error.stage}: {trajectory.error.message}")
+    return lines
+
+
+def call_lines(index: int, turn: Turn) -> list[str]:
+    """Return the turn's header, and its tool calls; without a call, the model's text."""
+    cut = ", cut at the limit of tokens" if turn.finish_reason == "length" else ""
+    seconds = turn.timings.get("model")
+    model = f", model {seconds:.2f} s" if seconds is not None else ""
+    lines = [f"--- turn {index + 1}: {turn.prompt_length} + {turn.response_length} tokens{model}{cut}"]
+    for call in turn.tool_calls:
+        arguments = call.get("arguments") or {}
+        words = (
+            [f"{name}: {value}" for name, value in arguments.items()]
+            if isinstance(arguments, dict)
+            else [str(arguments)]
+        )
+        if len(words) == 1 and isinstance(arguments, dict):
+            words = [str(value) for value in arguments.values()]
+        lines += [f"{call.get('name')}> {word}" for word in words] or [f"{call.get('name')}>"]
+    return lines if turn.tool_calls else [*lines, turn.text]
+
+
+def result_lines(turn: Turn) -> list[str]:
+    """Return the results of the tools, and the environment's reply, as the model saw them; empty without any yet."""
+    lines: list[str] = []
+    for number, result in enumerate(turn.tool_results):
+        seconds = f", {turn.timings['tools']:.2f} s" if number == 0 and "tools" in turn.timings else ""
+        together = " together" if number == 0 and len(turn.tool_results) > 1 else ""
+        lines += [f"--- tool result{seconds}{together}", result]
+    if turn.observation is not None:
+        reward = "" if turn.reward is None else f", reward {turn.reward:g}"
+        seconds = f", {turn.timings['environment']:.2f} s" if "environment" in turn.timings else ""
+        lines += [f"--- environment{seconds}{reward}", turn.observation]
+    return lines
+
+
+def _echo(lines: Sequence[str]) -> None:
+    """Print lines. Control characters are shown, because an agent wrote the text, and this is a person's terminal."""
+    for line in lines:
+        click.echo(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line.rstrip("\n")))
