@@ -226,9 +226,14 @@ class WarmSandboxes:
     async def _keep(self) -> None:
         while True:
             await self._changed.pause(ROUND_SECONDS)
-            self._short = await asyncio.to_thread(self._free) < LEAST_FREE_BYTES
-            await self._end_outdated()
-            self._keep_what_is_needed()
+            try:
+                self._short = await asyncio.to_thread(self._free) < LEAST_FREE_BYTES
+                await self._end_outdated()
+                self._keep_what_is_needed()
+            except Exception:
+                # An error here must not end the node agent, nor the warm sandboxes for good.
+                log.exception("this round of warm sandboxes failed; another one follows")
+                await asyncio.sleep(ROUND_SECONDS)
 
     async def _end_outdated(self) -> None:
         for shape in list(self._shapes.values()):
@@ -290,7 +295,7 @@ class WarmSandboxes:
         sandbox: Sandbox | None = None
         try:
             sandbox = await self._started(shape)
-        except RollyardError as error:
+        except (RollyardError, OSError) as error:
             shape.failed_until = asyncio.get_running_loop().time() + FAILED_SECONDS
             log.warning("no warm sandbox of %s for %g s: %s", shape.spec.image or "/usr", FAILED_SECONDS, error)
         finally:

@@ -190,6 +190,20 @@ async def test_none_if_turned_off(sandboxes: SandboxFactory, spec: SandboxSpec) 
         assert not first_processes()
 
 
+async def test_a_failed_round_is_followed_by_another(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
+    answers = [OSError("no more file descriptors"), OSError("still none")]
+
+    def free() -> int:
+        if answers:
+            raise answers.pop()
+        return PLENTY
+
+    warm = WarmSandboxes(sandboxes, 4, 10, free=free)
+    await one_expected(warm, spec)
+    assert not answers
+    await warm.close()
+
+
 async def test_they_end_when_memory_is_short(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     free = PLENTY
     warm = WarmSandboxes(sandboxes, 4, 10, free=lambda: free)
