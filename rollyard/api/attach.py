@@ -100,9 +100,11 @@ async def _attach(request: web.Request) -> web.WebSocketResponse:
     await client.prepare(request)
     try:
         start = await _read_start(client)
-        record, agent = await _find(request, start)
-        async with _node_agent(request, agent, _lease(record), start) as node:
-            if (event := _EVENTS.get(start.kind)) is not None:
+        record, agent, lease = await _find(request, start)
+        async with _node_agent(request, agent, lease, start) as node:
+            event = _EVENTS.get(start.kind)
+            # A look into a kept sandbox changes no result, so it leaves no entry.
+            if event is not None and lease.fence == record.fence and not record.status.terminal:
                 who = f"by {request[CLAIMS].subject}"
                 rollouts = request.app[SERVICES].rollouts
                 await rollouts.note_look(record.key, record.fence, event, who, start.words)
@@ -149,11 +151,14 @@ async def _read_start(client: web.WebSocketResponse) -> Start:
     return start
 
 
-async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, ConnectedAgent]:
-    """Return the rollout, and the node agent that holds it. Raises ApiError with what one can do otherwise."""
+async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, ConnectedAgent, LeaseRef]:
+    """Return the rollout, the node agent that has its sandbox, and the sandbox's lease: the present one, or that of an
+    attempt whose sandbox is kept. Raises ApiError with what one can do otherwise."""
     services: Services = request.app[SERVICES]
     record = await services.rollouts.get(request.query.get("namespace", "default"), request.match_info["id"])
     id = record.id
+    if record.status is not Status.RUNNING and start.kind in _EVENTS and (found := services.agents.kept(record.key)):
+        return record, found[0], found[1].lease
     if record.status.terminal:
         raise Conflict(
             f"rollout {id} has ended {record.status}, and its sandbox is gone; `rollyard rollouts describe {id}` shows "
@@ -179,11 +184,7 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
             f"rollout {id} runs in allocation {name}, whose node agent is of an older release, without {start.kind.value}; "
             f"the pool's next allocations have it, and `rollyard delete allocation {name}` replaces this one now"
         )
-    return record, agent
-
-
-def _lease(record: RolloutRecord) -> LeaseRef:
-    return LeaseRef(namespace=record.namespace, id=record.id, fence=record.fence)
+    return record, agent, LeaseRef(namespace=record.namespace, id=id, fence=record.fence)
 
 
 @asynccontextmanager

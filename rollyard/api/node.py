@@ -46,6 +46,7 @@ from rollyard.wire.node import (
     Heartbeat,
     Hello,
     ImageChanges,
+    KeptSandboxList,
     LeaseRef,
     NewEndpoint,
     Renewed,
@@ -185,6 +186,8 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             services.agents.heartbeat(agent, message.held, message.widths)
             agent.sandboxes = message.sandboxes
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
+        case KeptSandboxList(kept=kept):
+            agent.kept = {one.lease.rollout: one for one in kept}
         case HandBack():
             try:
                 if message.reason == NODE_AGENT_ERROR:

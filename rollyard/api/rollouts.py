@@ -18,7 +18,7 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
 from rollyard.api.trajectories import columns_response, read_trajectory, trajectories_file, wants_columns
 from rollyard.core.errors import BadRequest, Expired
-from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout import KeptView, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.results import view
 from rollyard.server.rollouts.waiting_reason import explain, explain_parked
@@ -102,6 +102,11 @@ async def _get(request: web.Request) -> web.Response:
         mark_long_lived(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
     (rollout,) = await _queued_views(services, [record])
+    if (found := services.agents.kept(record.key)) is not None:
+        agent, kept = found
+        who = agent.identity
+        view = KeptView(node=who.node, allocation=who.allocation, stage=kept.lease.stage, until=kept.until)
+        rollout["kept"] = view.model_dump(mode="json")
     if wants_columns(request):
         return await columns_response(services, [record] if record.status.terminal else [], {"rollout": rollout})
     body = {"rollout": rollout, "trajectory": None}

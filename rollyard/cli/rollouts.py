@@ -8,6 +8,8 @@ import re
 import secrets
 import sys
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import click
 
@@ -45,6 +47,11 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
     help="ids are <prefix>-<line>, or <prefix>-<line>.<sample> with --n above 1. Submitting the file again with the same "
     "prefix attaches to the same rollouts  [default: a new prefix]",
 )
+@click.option(
+    "--keep-failed",
+    metavar="DURATION",
+    help="keep the sandbox of a failed attempt for this time, such as 90s, 10m or 2h, for `rollyard exec`",
+)
 @click.option("--wait", is_flag=True, help="wait until all have ended; exit code 1 if one ended without a score")
 @click.option(
     "-o",
@@ -65,6 +72,7 @@ async def submit(
     sampling: tuple[str, ...],
     image: str | None,
     id_prefix: str,
+    keep_failed: str | None,
     wait: bool,
     form: str,
 ) -> None:
@@ -74,7 +82,9 @@ async def submit(
             f"--id-prefix {id_prefix!r}: write only letters, digits and . _ : - and start with a letter or a digit"
         )
     prefix = id_prefix or f"run-{secrets.token_hex(4)}"
-    given = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
+    given: dict[str, Any] = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
+    if keep_failed is not None:
+        given["budgets"] = {"keep_failed_seconds": _seconds(keep_failed)}
     if image is not None:
         try:
             image = parse_image(image).text
@@ -105,6 +115,14 @@ async def submit(
         click.echo("\n".join(_summary(ended)))
     if not all(trajectory.status.scored for trajectory in ended):
         sys.exit(1)
+
+
+def _seconds(duration: str) -> int:
+    """Parse a duration such as `90s`, `10m` or `2h`. Raises UsageError."""
+    match = re.fullmatch(r"(\d{1,6})([smh]?)", duration)
+    if match is None or not int(match[1]):
+        raise click.UsageError(f"--keep-failed {duration!r}: write a number with s, m or h, such as 10m")
+    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 @contextlib.asynccontextmanager
@@ -204,6 +222,12 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     if view.weights_version:
         again = f", restarted {view.outdated} times because its weights were too old" if view.outdated else ""
         click.echo(f"\nweights {view.weights_version}{again}")
+    if view.kept:
+        until = datetime.fromtimestamp(view.kept.until, UTC)
+        click.echo(
+            f"\nThe sandbox of its failed attempt is kept on node {view.kept.node} until {until:%Y-%m-%d %H:%M:%S} UTC: "
+            f"rollyard exec -it {id} -- bash"
+        )
     if view.error:
         click.echo(f"\n{view.error.reason} in {view.error.stage}: {view.error.message}")
     click.echo("\n" + "\n".join(history_lines(await client.rollout_history(id, namespace))))

@@ -190,6 +190,9 @@ class Budgets(WireModel):
     """Budget of EVAL in seconds."""
     context_tokens: int | None = Field(default=None, ge=1)
     """Greatest number of tokens of the conversation. A rollout with more tokens after its first turn ends Truncated."""
+    keep_failed_seconds: float | None = Field(default=None, gt=0, le=86400)
+    """Time for which the sandbox of a failed attempt stays on its node, for `rollyard exec` and `rollyard cp`. A node agent
+    keeps at most a quarter of its sandboxes, and none when it drains."""
 
 
 class Task(WireModel):
@@ -384,6 +387,17 @@ class RunResult(WireModel):
     """Name -> text, as the handler's `collect` returned it. The server limits the size of the artifact."""
 
 
+class KeptView(WireModel):
+    """Sandbox of a failed attempt, which stays for people who look into it."""
+
+    node: str
+    allocation: str
+    stage: Stage
+    """Stage in which the attempt failed."""
+    until: float
+    """Unix seconds."""
+
+
 class RolloutView(WireModel):
     """Rollout without its trajectory, as in lists."""
 
@@ -415,6 +429,8 @@ class RolloutView(WireModel):
     waiting: str | None = None
     """Reason why a rollout waits in the queue, or in RUN for a model server, and since when, as `Word: sentence
     (since ...)`. The word is from a fixed set."""
+    kept: KeptView | None = None
+    """Sandbox of a failed attempt that is kept. Null in lists."""
 
 
 class Trajectory(WireModel):

@@ -20,6 +20,7 @@ from rollyard.kinds.rollout import Stage
 from rollyard.node import attachments
 from rollyard.node.agents.tasks.installed_handlers import load_handlers
 from rollyard.node.image_pulls import ImagePulls, image_fault
+from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_run import LeaseRun, NodeContext
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
@@ -42,6 +43,7 @@ from rollyard.wire.node import (
     HandBack,
     Heartbeat,
     Hello,
+    KeptSandboxList,
     Lease,
     LeaseKey,
     LeaseRef,
@@ -56,6 +58,8 @@ from rollyard.wire.node import (
 log = logging.getLogger(__name__)
 
 HAND_BACK_SECONDS = 5.0
+KEPT_SHARE = 4
+"""One in this number of the allocation's sandboxes may be the kept sandbox of a failed rollout."""
 MAX_ERROR_CHARS = 2000
 
 
@@ -80,6 +84,9 @@ class NodeAgent:
         self._node: NodeContext | None = None
         self._sandboxes: SandboxFactory | None = None
         self._images: ImagePulls | None = None
+        self._kept: KeptSandboxes | None = None
+        self._kept_reported = True
+        """True if the server knows which sandboxes are kept."""
         self._capacity = 0
         """Number of sandboxes that fit into the allocation. The server's first `Welcome` sets it."""
         self._lease_seconds = LEASE_SECONDS
@@ -117,6 +124,8 @@ class NodeAgent:
                 task.cancel()
             await asyncio.gather(*tasks, *works, return_exceptions=True)
             await self._attachments.close()
+            if self._kept is not None:
+                await self._kept.close()
             await self._handlers.close()
             if self._images is not None:
                 await self._images.close()
@@ -147,11 +156,13 @@ class NodeAgent:
                     policy.rechoose(now=now)
             case Attach(lease=ref):
                 found = self._runs.get(ref.key)
-                self._attachments.begin(message, found[0] if found is not None else None)
+                kept = self._kept.get(ref.key) if self._kept is not None else None
+                self._attachments.begin(message, found[0] if found is not None else kept)
             case Drain():
                 self._drain = True
                 if self._node is not None:
                     self._node.sandboxes.drain()
+                    await self._node.kept.close()
                 self._heartbeat_soon()
             case Resize(widths=widths, places=places):
                 if self._node is not None:
@@ -162,6 +173,7 @@ class NodeAgent:
 
     async def _welcome(self, welcome: Welcome) -> None:
         self._grants = 0
+        self._kept_reported = self._count_kept() == 0
         self._lease_seconds = welcome.lease_seconds
         self._uploads.welcome(welcome)
         self._renewed_at = asyncio.get_running_loop().time()
@@ -172,7 +184,9 @@ class NodeAgent:
             self._images = ImagePulls(self._sandboxes.images, self._connection.send)
             self._capacity = welcome.places
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
+            self._kept = KeptSandboxes(max(1, welcome.places // KEPT_SHARE), self._kept_changed)
             self._node = NodeContext(
+                kept=self._kept,
                 pools=StagePools(widths),
                 sandboxes=WarmSandboxes(self._sandboxes, welcome.sandbox.warm.max, welcome.places),
                 images=self._images,
@@ -279,12 +293,14 @@ class NodeAgent:
             if self._node is None:
                 continue
             pools = self._node.pools
-            pools.apply_requested(self._count_before_eval())
+            pools.apply_requested(self._count_before_eval() + self._count_kept())
             held = [work.ref for work, _ in self._runs.values()]
             await self._connection.send(
                 Heartbeat(held=held, widths=_widths(pools), sandboxes=self._node.sandboxes.counts, sent_at=loop.time())
             )
             await self._connection.send(self._request_capacity(pools))
+            if self._kept is not None and not self._kept_reported:
+                self._kept_reported = await self._connection.send(KeptSandboxList(kept=self._kept.reports()))
             if self._drain and not self._runs:
                 self._drained.set()
             await asyncio.sleep(0.02)  # changes that come close together are sent in one heartbeat
@@ -296,12 +312,22 @@ class NodeAgent:
         late = len(self._runs) - early
         evals = max(0, pools[Stage.EVAL].limit - late)
         return CapacityRequest(
-            init=pools.free_capacity(early), eval=evals, kinds=sorted(self._handlers.loaded), grants=self._grants
+            init=pools.free_capacity(early + self._count_kept()),
+            eval=evals,
+            kinds=sorted(self._handlers.loaded),
+            grants=self._grants,
         )
 
     def _count_before_eval(self) -> int:
         """Count the rollouts before EVAL. Each of these rollouts has a sandbox, or will need one soon."""
         return sum(work.stage is not Stage.EVAL for work, _ in self._runs.values())
+
+    def _count_kept(self) -> int:
+        return len(self._kept) if self._kept is not None else 0
+
+    def _kept_changed(self) -> None:
+        self._kept_reported = False
+        self._heartbeat_soon()
 
     async def _watch_clock(self) -> None:
         """Stop the work on all leases if by this process's own clock the leases have expired. At about the same time, the

@@ -19,6 +19,7 @@ from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.core.errors import ApiError, Conflict, SandboxLost, TooManyRequests, Unavailable, connection_failure_text
 from rollyard.kinds.rollout import Stage, Turn
+from rollyard.node.kept_sandboxes import Kept
 from rollyard.node.lease_run import LeaseRun
 from rollyard.node.sandbox.program import Program, ProgramRefused, ProgramSpec
 from rollyard.wire.attach import (
@@ -55,8 +56,9 @@ class Attachments:
         self._http = http
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, message: Attach, run: LeaseRun | None) -> None:
-        """Serve an attachment. `run`: work on the lease that `message` names; None if it is gone."""
+    def begin(self, message: Attach, run: LeaseRun | Kept | None) -> None:
+        """Serve an attachment. `run`: work on the lease that `message` names, or its kept sandbox; None if both
+        are gone."""
         task = asyncio.create_task(self._attach(message, run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -67,7 +69,7 @@ class Attachments:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _attach(self, message: Attach, run: LeaseRun | None) -> None:
+    async def _attach(self, message: Attach, run: LeaseRun | Kept | None) -> None:
         try:
             url = (await self._link.url()).replace("https://", "wss://", 1) + "/v1/node/attach"
             async with self._http.ws_connect(
@@ -78,10 +80,11 @@ class Attachments:
             log.info("an attachment to rollout %s ended: %s", message.lease.id, connection_failure_text(error))
 
 
-async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | None) -> None:
+async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | Kept | None) -> None:
     received = socket.messages()
     try:
-        if run is None or not (message.kind == AttachKind.TURNS or (run.sandbox is not None and run.sandbox.alive)):
+        turns = message.kind == AttachKind.TURNS and isinstance(run, LeaseRun)
+        if run is None or not (turns or (run.sandbox is not None and run.sandbox.alive)):
             where = f"is in {run.stage}" if run is not None else "has just left this node"
             raise Conflict(
                 f"rollout {message.lease.id} {where}, and has no sandbox now; try again when "
@@ -91,7 +94,7 @@ async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | None) 
         async with asyncio.timeout(START_SECONDS):
             start = await anext(received, None)
         if isinstance(start, Start) and start.kind.value == message.kind:
-            if start.kind is AttachKind.TURNS:
+            if start.kind is AttachKind.TURNS and isinstance(run, LeaseRun):
                 await _connect(socket, _send_turns(socket, run, start.follow), _ignore(received))
             else:
                 await _run_program(socket, received, start, run)
@@ -99,9 +102,9 @@ async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | None) 
         await socket.send(Refused(code=error.code, reason=error.reason, message=str(error)))
 
 
-async def _run_program(socket: AttachedSocket, received: Received, start: Start, run: LeaseRun) -> None:
+async def _run_program(socket: AttachedSocket, received: Received, start: Start, run: LeaseRun | Kept) -> None:
     id, stage, sandbox = run.ref.id, run.stage, run.sandbox
-    if stage is Stage.EVAL and not start.eval:
+    if stage is Stage.EVAL and not start.eval and isinstance(run, LeaseRun):
         raise Conflict(eval_refusal(id))
     assert sandbox is not None
     try:
@@ -111,9 +114,9 @@ async def _run_program(socket: AttachedSocket, received: Received, start: Start,
     except ProgramRefused as error:
         raise TooManyRequests(f"rollout {id}: {error}") from None
     except SandboxLost:
+        why = "it was kept long enough" if isinstance(run, Kept) else f"the rollout has left {stage}"
         raise Conflict(
-            f"the sandbox of rollout {id} is gone, because the rollout has left {stage}; "
-            f"`rollyard rollouts describe {id}` shows how it went on"
+            f"the sandbox of rollout {id} is gone, because {why}; `rollyard rollouts describe {id}` shows how it went on"
         ) from None
 
 

@@ -41,6 +41,7 @@ from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
 from rollyard.node.image_pulls import ImagePulls
+from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.run_snapshots import RunSnapshots
@@ -72,6 +73,10 @@ REPLY_SECONDS = 30.0
 Truncated with the reward of its last turn, and not without that reward."""
 
 
+FAILURES = (Invalid, TooLarge, SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded)
+"""Errors that end an attempt Failed or InfraFailed."""
+
+
 @dataclass(frozen=True)
 class NodeContext:
     """The objects that all rollouts of a node agent share."""
@@ -87,6 +92,7 @@ class NodeContext:
     sandbox: SandboxTemplate
     stages: Stages
     node: str
+    kept: KeptSandboxes
 
 
 @dataclass(frozen=True)
@@ -202,7 +208,7 @@ class LeaseRun:
             return self._failed(error)
         except (Invalid, TooLarge) as error:
             return self._failed(TaskError(str(error)))
-        except (SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded) as error:
+        except FAILURES as error:
             return self._failed(error)
         finally:
             if self._for_eval is not None:
@@ -273,7 +279,7 @@ class LeaseRun:
         async with self._stage_worker(Stage.INIT), self._limit(budget, f"INIT took more than {budget:g} s"):
             tools = ["bash"] if self._lease.agent.command is not None else _tools_to_prepare(handler.tools(task))
             claimed = await self._node.sandboxes.claim(self._sandbox_spec(handler), tools)
-            sandbox = await stack.enter_async_context(claimed)
+            sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
             await handler.init(task, sandbox)
             environment = await handler.environment(task, sandbox)
@@ -395,11 +401,26 @@ class LeaseRun:
         if not handler.eval_needs_sandbox:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
         coming = self._for_eval or self._node.sandboxes.expect(self._sandbox_spec(handler))
-        async with await coming.claim() as fresh:
+        async with self._closed_or_kept(await coming.claim()) as fresh:
             self.sandbox = fresh
             return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
     # helpers
+
+    @contextlib.asynccontextmanager
+    async def _closed_or_kept(self, sandbox: Sandbox) -> AsyncIterator[Sandbox]:
+        """Close the sandbox at the end of the block. If the attempt fails in the block, and the request asks for it, keep
+        the sandbox instead."""
+        kept, seconds = False, self._lease.budgets.keep_failed_seconds
+        try:
+            yield sandbox
+        except FAILURES as error:
+            if seconds is not None and not isinstance(error, ImageUnavailable):
+                kept = self._node.kept.keep(self.ref, sandbox, seconds)
+            raise
+        finally:
+            if not kept:
+                await sandbox.close()
 
     def _sandbox_spec(self, handler: GuardedHandler) -> SandboxSpec:
         pool = self._node.sandbox

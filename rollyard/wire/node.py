@@ -194,6 +194,22 @@ class ImageChanges(WireMessage):
     """Images whose pull failed."""
 
 
+class KeptSandbox(WireMessage):
+    """Sandbox that stays after a failed attempt."""
+
+    lease: LeaseRef
+    """Lease of the attempt, with the stage in which it failed."""
+    until: float
+    """Unix seconds."""
+
+
+class KeptSandboxList(WireMessage):
+    """All sandboxes that the node agent keeps now. Sent after each welcome, and when they change."""
+
+    type: Literal["kept_sandboxes"] = "kept_sandboxes"
+    kept: list[KeptSandbox]
+
+
 # server -> node agent
 
 
@@ -352,13 +368,14 @@ class SnapshotHeader(WireMessage):
     error: str | None = None
 
 
-FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges
+FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges | KeptSandboxList
 ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
     "capacity_request": CapacityRequest,
     "heartbeat": Heartbeat,
     "hand_back": HandBack,
+    "kept_sandboxes": KeptSandboxList,
     "image_changes": ImageChanges,
 }
 _TO_NODE: dict[str, type[WireMessage]] = {

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, SandboxStartFailed
+from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Task
 from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
 from rollyard.sandbox_agent.programs import MOST_PROGRAMS
@@ -47,7 +49,7 @@ class Site:
     def gates(self, id: str) -> Path:
         return self.yard.folder / "gates" / id
 
-    async def submit(self, *, kind: str = "gated", until: Stage = Stage.RUN) -> str:
+    async def submit(self, *, kind: str = "gated", until: Stage = Stage.RUN, **more: Any) -> str:
         """Submit a rollout, and return its id when the rollout waits in this stage."""
         self.rollouts += 1
         id = f"look.{self.rollouts}"
@@ -56,7 +58,7 @@ class Site:
         for stage in [stage for stage in Stage if list(Stage).index(stage) < list(Stage).index(until)]:
             (gates / stage.value).touch()
         task = Task.model_validate({"kind": kind, "gates": str(gates)})
-        await self.client.submit([RolloutRequest(id=id, pool="demo", task=task, agent={"max_turns": 1})])  # type: ignore[arg-type]
+        await self.client.submit([RolloutRequest(id=id, pool="demo", task=task, agent={"max_turns": 1}, **more)])  # type: ignore[arg-type]
 
         async def waits() -> bool:
             return (await self.client.rollout(id))[0].stage is until
@@ -377,6 +379,41 @@ async def test_a_rollout_whose_task_raises_keeps_its_turns(site: Site) -> None:
     assert out.startswith("--- turn 1: ")
     assert "HandlerFailed in RUN" in out
     assert "no such thing" in out
+
+
+@one_runtime
+async def test_the_sandbox_of_a_failed_rollout_is_kept_for_a_while_if_asked_for(site: Site) -> None:
+    id = await site.submit(kind="gated_failing", budgets={"keep_failed_seconds": 600})
+    await site.exec(id, "bash", "-c", "echo evidence > /workspace/left; setsid sleep 1000 & ")
+    ended = await site.finish(id)
+    assert ended.status is Status.FAILED
+
+    async def kept() -> bool:
+        return (await site.client.rollout(id))[0].kept is not None
+
+    await site.yard.until(kept)
+    assert (await site.exec(id, "bash", "-c", "cat left; pgrep -c sleep"))[0] == "evidence\n1\n"
+    assert f"rollyard exec -it {id} -- bash" in (await site.yard.rollyard("rollouts", "describe", id))[0]
+    view = (await site.client.rollout(id))[0].kept
+    assert view is not None
+    assert (view.stage, 0 < view.until - time.time() < 600) == (Stage.RUN, True)
+    short = await site.submit(kind="gated_failing", budgets={"keep_failed_seconds": 2})
+    await site.finish(short)
+
+    async def over() -> bool:
+        return (await site.client.rollout(short))[0].kept is None
+
+    await site.yard.until(over)
+    assert (await site.client.rollout(id))[0].kept == view
+    good = await site.submit(budgets={"keep_failed_seconds": 600})
+    assert (await site.finish(good)).status is Status.TRUNCATED
+    assert (await site.client.rollout(good))[0].kept is None, "it has not failed"
+    await site.client.delete(ObjectKey(kind="Allocation", namespace="default", name=view.allocation))
+
+    async def gone() -> bool:
+        return (await site.client.rollout(id))[0].kept is None
+
+    await site.yard.until(gone)
 
 
 @one_runtime

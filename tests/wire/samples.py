@@ -54,6 +54,8 @@ from rollyard.wire.node import (
     Hello,
     ImageChanges,
     ImageFault,
+    KeptSandbox,
+    KeptSandboxList,
     Lease,
     LeaseRef,
     NewEndpoint,
@@ -127,7 +129,7 @@ LEASE = Lease(
         logprobs="processed",
         extra={"watermarking": False},
     ),
-    budgets=Budgets(init_seconds=1.0, run_seconds=2.0, eval_seconds=3.0, context_tokens=512),
+    budgets=Budgets(init_seconds=1.0, run_seconds=2.0, eval_seconds=3.0, context_tokens=512, keep_failed_seconds=60.0),
     endpoints={"policy": ENDPOINT},
 )
 TARGET = WeightsTarget(
@@ -217,6 +219,7 @@ SAMPLES = (
     RechooseEndpoint(lease=REF, role="policy", now=True),
     Drain(),
     Resize(widths={"RUN": 4}, places=8),
+    KeptSandboxList(kept=[KeptSandbox(lease=REF, until=12.5)]),
     Attach(id="c0ffee", lease=REF, kind="exec"),
     Start(
         kind=AttachKind.EXEC,

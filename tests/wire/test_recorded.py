@@ -24,6 +24,7 @@ PARTS = {
     "Identity",
     "LeaseRef",
     "Lease",
+    "KeptSandbox",
     "UnreadableLease",
     "EngineLoad",
     "WeightsReport",

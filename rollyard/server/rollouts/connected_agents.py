@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.wire.base import Identity
-from rollyard.wire.node import CapacityRequest, Drain, LeaseRef, SandboxCounts, ToNode
+from rollyard.wire.node import CapacityRequest, Drain, KeptSandbox, LeaseRef, SandboxCounts, ToNode
 
 
 @dataclass(slots=True, eq=False)
@@ -34,6 +34,8 @@ class ConnectedAgent:
     """Names, in normal form, of the images of registries that are complete on the node."""
     attachments: frozenset[str] = frozenset()
     """Kinds of attachments that the node agent knows."""
+    kept: dict[RolloutKey, KeptSandbox] = field(default_factory=dict)
+    """Sandboxes of failed attempts that the node agent keeps."""
     capacity: int = 0
     """Number of sandboxes that fit into the allocation; 0 if unknown. With 0, the widths are never changed."""
     widths: dict[Stage, int] = field(default_factory=dict)
@@ -155,6 +157,11 @@ class ConnectedAgents:
         """Drop the drain order and the walltime's end of an ended allocation. A live connection is kept."""
         self._draining.discard(uid)
         self._walltime_ends.pop(uid, None)
+
+    def kept(self, key: RolloutKey) -> tuple[ConnectedAgent, KeptSandbox] | None:
+        """Return the kept sandbox of a rollout's last failed attempt, and the node agent that keeps it."""
+        found = [(agent, agent.kept[key]) for agent in self._by_holder.values() if key in agent.kept]
+        return max(found, key=lambda pair: pair[1].lease.fence, default=None)
 
     def get(self, holder: str) -> ConnectedAgent | None:
         return self._by_holder.get(holder)
