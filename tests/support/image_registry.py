@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import gzip
 import hashlib
 import http.client
@@ -34,15 +35,28 @@ http: {{addr: "127.0.0.1:0", secret: none}}
 
 
 def registry_program() -> Path:
-    """Return the program. The Debian package is fetched and unpacked, not installed, on the first call on a machine."""
-    prefix = Path.home() / ".cache" / "rollyard" / "docker-registry"
-    program = prefix / "usr" / "bin" / "docker-registry"
-    if not program.exists():
-        prefix.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["apt-get", "-qq", "download", "docker-registry"], cwd=prefix, check=True, capture_output=True)
-        (package,) = prefix.glob("*.deb")
-        subprocess.run(["dpkg-deb", "-x", str(package), str(prefix)], check=True)
-    return program
+    """Return the program."""
+    return debian_program("docker-registry", "usr/bin/docker-registry")
+
+
+def debian_program(package: str, name: str) -> Path:
+    """Return a file of a Debian package, which is fetched and unpacked, not installed, on the first call on a machine."""
+    prefix = Path.home() / ".cache" / "rollyard" / package
+    with build_lock(prefix):
+        if not (prefix / name).exists():
+            prefix.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["apt-get", "-qq", "download", package], cwd=prefix, check=True, capture_output=True)
+            (file,) = prefix.glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", str(file), str(prefix)], check=True)
+    return prefix / name
+
+
+@contextmanager
+def build_lock(prefix: Path) -> Iterator[None]:
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with open(prefix.with_name(f"{prefix.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

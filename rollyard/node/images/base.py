@@ -52,6 +52,9 @@ class ImageSource(Protocol):
         """Return `sha256:` and 64 hexadecimal digits that stand for the content that `fill` gives on this machine.
         Raises ImageUnavailable."""
 
+    def known(self) -> str | None:
+        """Return what `key` would return; None if a registry would be asked, or a file read."""
+
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
         """Make `root` in `folder`, which is empty. The account of the sandboxes owns the files. Raises ImageUnavailable."""
 

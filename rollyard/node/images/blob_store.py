@@ -1,4 +1,4 @@
-"""Blobs of registries: layers, manifests and configurations, by digest. Images that share a layer download it once."""
+"""Blobs of images: layers, manifests and configurations, by digest. Images that share a layer download it once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,21 @@ import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock
 from rollyard.node.images.oci_manifest import Descriptor
-from rollyard.node.images.registry_client import RegistryClient
 
 DOWNLOADS = 4
 """Downloads of one image at the same time."""
+
+
+class BlobOrigin(Protocol):
+    """A registry, or a file or folder with blobs."""
+
+    async def blob(self, blob: Descriptor, path: Path) -> None:
+        """Write a blob, verified, to `path`, which is absent or holds the start of the blob. Raises ImageUnavailable,
+        DiskFull."""
 
 
 class BlobStore:
@@ -48,7 +56,7 @@ class BlobStore:
             return None
         return data if f"sha256:{hashlib.sha256(data).hexdigest()}" == digest else None
 
-    async def fetch(self, client: RegistryClient, blobs: Sequence[Descriptor], held: ExitStack) -> list[Path]:
+    async def fetch(self, origin: BlobOrigin, blobs: Sequence[Descriptor], held: ExitStack) -> list[Path]:
         """Return the files of the blobs, downloaded where necessary. No eviction deletes them until `held` is closed.
 
         Raises ImageUnavailable and DiskFull.
@@ -57,7 +65,7 @@ class BlobStore:
 
         async def one(blob: Descriptor) -> None:
             async with places:
-                held.callback((await self._fetch(client, blob)).release)
+                held.callback((await self._fetch(origin, blob)).release)
 
         tasks = [asyncio.create_task(one(blob)) for blob in found.values()]
         try:
@@ -68,7 +76,7 @@ class BlobStore:
             await asyncio.gather(*tasks, return_exceptions=True)
         return [self.path(blob.digest) for blob in blobs]
 
-    async def _fetch(self, client: RegistryClient, blob: Descriptor) -> FileLock:
+    async def _fetch(self, origin: BlobOrigin, blob: Descriptor) -> FileLock:
         path = self.path(blob.digest)
         lock_path = self.lock_path(path.name)
         while True:
@@ -82,7 +90,7 @@ class BlobStore:
             try:
                 if not path.exists():
                     part = path.with_name(f"{path.name}.part")
-                    await client.blob(blob, part)
+                    await origin.blob(blob, part)
                     part.rename(path)
             finally:
                 lock.release()

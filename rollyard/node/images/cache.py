@@ -118,25 +118,25 @@ class ImageCache:
         raise ImageUnavailable(source.name, "it was deleted as soon as it was there: raise `sandbox.images.cacheSize`")
 
     def is_current(self, image: str, held: LocalImage) -> bool:
-        """Return whether `get` would return the same image of a registry without asking the registry."""
-        reference: ImageReference = parse_image(image)
-        if not isinstance(reference, RegistryImage):
-            return False
-        found = self._resolved.find(reference.text)
-        return found is not None and found.fresh(reference) and found.digest == held.digest
+        """Return whether `get` would return the same image, without asking a registry or reading a whole file."""
+        return self._known(image) == held.digest
 
     def here(self, image: str) -> LocalImage | None:
-        """Return an image of a registry, and hold it, if it is on this machine and its tag need not be looked up now."""
-        reference = parse_image(image)
-        known = self._resolved.find(image)
-        if known is None or not isinstance(reference, RegistryImage) or not known.fresh(reference):
-            return None
+        """Return an image, and hold it, if it is on this machine and `get` would return it without a look elsewhere."""
+        known = self._known(image)
         with contextlib.suppress(OSError):
-            return self._hold(image, known.digest)
+            return self._hold(image, known) if known is not None else None
         return None
 
+    def _known(self, image: str) -> str | None:
+        try:
+            source = self._source(image)
+            return source.known() if not isinstance(source, FolderInPlace) else None
+        except (ImageNotFound, ImageUnavailable):
+            return None  # the file is gone
+
     def has(self, image: str) -> bool:
-        """Whether the last known content of an image of a registry is on this machine."""
+        """Whether the last known content of an image is on this machine."""
         known = self._resolved.find(image)
         return known is not None and self._entry(known.digest).is_dir()
 
@@ -145,7 +145,7 @@ class ImageCache:
         (await self.get(image)).release()
 
     def ready(self) -> set[str]:
-        """Return the names, in normal form, of the images of registries that are complete on this node."""
+        """Return the names, in normal form, of the images that are complete on this node."""
         return {one.image for one in self._resolved.all() if self._entry(one.digest).is_dir()}
 
     def pulling(self) -> set[str]:
@@ -180,7 +180,7 @@ class ImageCache:
             tier = self._tier()
             names = ResolvedTags(tier.names) if tier is not None else None
             return RegistrySource(reference, self._settings, self._blobs, self._resolved, names)
-        return local_source(reference, self._settings)
+        return local_source(reference, self._blobs, self._resolved)
 
     def _tier(self) -> SharedTier | None:
         """Return the shared tier, if the pool has one that can be used now."""

@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rollyard.core.errors import ImageNotFound
-from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.image_reference import LayoutImage, PathImage
 from rollyard.node.images.base import ImageConfig, ImageSource
+from rollyard.node.images.blob_store import BlobStore
+from rollyard.node.images.layout_source import LayoutSource
+from rollyard.node.images.resolved_tags import ResolvedTags
+from rollyard.node.images.squashfs_source import SquashfsSource
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,21 @@ class FolderInPlace:
     config: ImageConfig = field(default_factory=ImageConfig)
 
 
-def local_source(reference: LayoutImage | PathImage, settings: SandboxImages) -> ImageSource | FolderInPlace:
-    """Raises ImageNotFound for a form that is not supported."""
-    if isinstance(reference, PathImage) and reference.kind == "folder":
-        return FolderInPlace(Path(reference.path))
-    raise ImageNotFound(f"{reference.text} is not supported yet")
+def local_source(
+    reference: LayoutImage | PathImage, blobs: BlobStore, resolved: ResolvedTags
+) -> ImageSource | FolderInPlace:
+    """Raises ImageNotFound for what must be built before."""
+    if isinstance(reference, LayoutImage):
+        return LayoutSource(reference, blobs, resolved)
+    match reference.kind:
+        case "folder":
+            return FolderInPlace(Path(reference.path))
+        case "sif" | "squashfs":
+            return SquashfsSource(reference, resolved)
+        case "def":
+            raise ImageNotFound(
+                f"{reference.text} is a recipe: build it once with `apptainer build IMAGE.sif {Path(reference.path).name}`, "
+                "and name IMAGE.sif"
+            )
+        case "dockerfile":
+            raise ImageNotFound(f"{reference.text} is a recipe: build the image once, and name the image")

@@ -62,14 +62,14 @@ def is_index(manifest: Mapping[str, Any]) -> bool:
 def choose_platform(index: Mapping[str, Any], architecture: str) -> Descriptor:
     """Return the manifest of an index for Linux on this architecture. An index with one manifest that names no platform
     gives that one. Raises BadManifest."""
-    found = [one for one in _objects(index, "manifests") if _platform(one) == ("linux", architecture)]
-    unnamed = [one for one in _objects(index, "manifests") if "platform" not in one]
+    found = [one for one in objects(index, "manifests") if _platform(one) == ("linux", architecture)]
+    unnamed = [one for one in objects(index, "manifests") if "platform" not in one]
     if not found and len(unnamed) == 1:
         found = unnamed
     if not found:
-        offers = sorted({"/".join(_platform(one)) for one in _objects(index, "manifests")} - {"unknown/unknown", "/"})
+        offers = sorted({"/".join(_platform(one)) for one in objects(index, "manifests")} - {"unknown/unknown", "/"})
         raise BadManifest(f"it is built for {', '.join(offers) or 'no machine'}, not for linux/{architecture}")
-    return _descriptor(found[0])
+    return descriptor(found[0])
 
 
 def read_manifest(manifest: Mapping[str, Any]) -> Manifest:
@@ -78,10 +78,10 @@ def read_manifest(manifest: Mapping[str, Any]) -> Manifest:
         raise BadManifest(
             "its manifest has Docker's schema 1, which is obsolete: push the image again with a newer tool"
         )
-    layers = _objects(manifest, "layers")
+    layers = objects(manifest, "layers")
     if len(layers) > _MOST_LAYERS:
         raise BadManifest(f"it has more than {_MOST_LAYERS} layers")
-    return Manifest(_descriptor(manifest.get("config")), tuple(_descriptor(layer) for layer in layers))
+    return Manifest(descriptor(manifest.get("config")), tuple(descriptor(layer) for layer in layers))
 
 
 def read_config(config: Mapping[str, Any]) -> ImageConfig:
@@ -89,24 +89,26 @@ def read_config(config: Mapping[str, Any]) -> ImageConfig:
     inner = config.get("config") or {}
     if not isinstance(inner, dict):
         raise BadManifest("its configuration cannot be read")
-    env = dict(entry.split("=", 1) for entry in _strings(inner, "Env") if "=" in entry)
+    env = dict(entry.split("=", 1) for entry in strings(inner, "Env") if "=" in entry)
     return ImageConfig(
         env=env,
         workdir=str(inner["WorkingDir"]) if inner.get("WorkingDir") else None,
         user=str(inner["User"]) if inner.get("User") else None,
-        entrypoint=tuple(_strings(inner, "Entrypoint")),
-        cmd=tuple(_strings(inner, "Cmd")),
+        entrypoint=tuple(strings(inner, "Entrypoint")),
+        cmd=tuple(strings(inner, "Cmd")),
     )
 
 
-def _objects(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+def objects(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Raises BadManifest."""
     found = data.get(key)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise BadManifest(f"its manifest has no list of {key}")
     return found
 
 
-def _strings(data: Mapping[str, Any], key: str) -> list[str]:
+def strings(data: Mapping[str, Any], key: str) -> list[str]:
+    """Raises BadManifest."""
     found = data.get(key) or []
     if isinstance(found, str):
         return [found]
@@ -121,7 +123,8 @@ def _platform(one: Mapping[str, Any]) -> tuple[str, str]:
     return str(named.get("os", "")), str(named.get("architecture", ""))
 
 
-def _descriptor(data: Any) -> Descriptor:
+def descriptor(data: Any) -> Descriptor:
+    """Raises BadManifest."""
     if not isinstance(data, dict):
         raise BadManifest("its manifest is incomplete")
     digest, size = data.get("digest"), data.get("size")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from rollyard.core.errors import ImageUnavailable
@@ -12,6 +12,7 @@ from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.image_reference import RegistryImage
 from rollyard.node.images.base import FillRoom, ImageConfig
 from rollyard.node.images.blob_store import BlobStore
+from rollyard.node.images.fill_from_blobs import fill_from_blobs
 from rollyard.node.images.oci_manifest import (
     BadManifest,
     Manifest,
@@ -19,13 +20,11 @@ from rollyard.node.images.oci_manifest import (
     is_index,
     machine,
     parse_json,
-    read_config,
     read_manifest,
 )
 from rollyard.node.images.registry_client import RegistryClient
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.shared_lease import shared_lease
-from rollyard.node.images.unpack import BrokenLayer, unpack_layers
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +79,9 @@ class RegistrySource:
             self._resolved.keep(self.name, self._digest)
         return self._digest
 
+    def known(self) -> str | None:
+        return self._known(self._resolved)
+
     def _known(self, names: ResolvedTags) -> str | None:
         found = names.find(self.name)
         return found.digest if found is not None and found.fresh(self._image) else None
@@ -103,22 +105,11 @@ class RegistrySource:
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
         """Raises ImageUnavailable and DiskFull."""
-        with ExitStack() as held:
-            try:
-                async with self._client() as client:
-                    manifest = await self._manifest(client)
-                    layers = await self._blobs.fetch(client, manifest.layers, held)
-                    await self._blobs.fetch(client, [manifest.config], held)
-                config = read_config(parse_json(self._blobs.read(manifest.config.digest) or b""))
-                await unpack_layers(self.name, layers, folder / "root", room)
-            except BadManifest as error:
-                raise self._unusable(str(error)) from None
-            except BrokenLayer as error:
-                broken = manifest.layers[error.number].digest
-                raise self._unusable(
-                    f"its layer {broken} cannot be unpacked, {error}: build and push the image again"
-                ) from None
-        return config
+        try:
+            async with self._client() as client:
+                return await fill_from_blobs(self.name, await self._manifest(client), client, self._blobs, folder, room)
+        except BadManifest as error:
+            raise self._unusable(str(error)) from None
 
     def _unusable(self, why: str) -> ImageUnavailable:
         """Return the error for an image that must be pushed again. Its tag is looked up at the next try."""

@@ -1,4 +1,5 @@
-"""Remembers which digest a name meant, so that a registry is asked for each tag once in a while, and for a digest once."""
+"""Remembers which digest a name meant, so that a registry is asked for each tag once in a while, and for a digest once. A
+file is read again when it has changed."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ class Resolved:
     """Digest of the manifest for this machine."""
     at: float
     """Time of the registry's answer, in seconds since the epoch."""
+    identity: str = ""
+    """For a file of this machine: size, times and inode of the file that gave this digest."""
 
     def fresh(self, reference: RegistryImage) -> bool:
         return reference.digest is not None or 0 <= time.time() - self.at < TAG_SECONDS
@@ -35,12 +38,12 @@ class ResolvedTags:
     def find(self, image: str) -> Resolved | None:
         return _read(self.path(image))
 
-    def keep(self, image: str, digest: str, *, seconds: float = TAG_SECONDS) -> None:
+    def keep(self, image: str, digest: str, *, seconds: float = TAG_SECONDS, identity: str = "") -> None:
         """Store the digest. It is looked up again after `seconds`."""
         path = self.path(image)
         growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         at = time.time() - TAG_SECONDS + seconds
-        growing.write_text(json.dumps({"image": image, "digest": digest, "at": at}))
+        growing.write_text(json.dumps({"image": image, "digest": digest, "at": at, "identity": identity}))
         growing.rename(path)
 
     def forget(self, image: str) -> None:
@@ -58,6 +61,6 @@ class ResolvedTags:
 def _read(path: Path) -> Resolved | None:
     try:
         data = json.loads(path.read_bytes())
-        return Resolved(data["image"], data["digest"], data["at"])
+        return Resolved(data["image"], data["digest"], data["at"], data.get("identity", ""))
     except (OSError, ValueError, KeyError, TypeError):
         return None

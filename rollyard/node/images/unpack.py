@@ -38,22 +38,43 @@ async def unpack_flat(image: str, file: Path, root: Path, room: FillRoom) -> Non
     await _unpack(image, [file], root, room, flat=True)
 
 
-async def _unpack(image: str, layers: Sequence[Path], root: Path, room: FillRoom, *, flat: bool) -> None:
-    account = sandbox_account()
+async def unpack_squashfs(
+    image: str, file: Path, offset: int, program: tuple[str, str], folder: Path, room: FillRoom
+) -> dict[str, str]:
+    """Unpack the SquashFS file system at an offset of a file into the new folder `root` in `folder`. `program`: name and
+    path of unsquashfs or Apptainer. Return the environment variables that the image keeps.
+
+    Raises ImageUnavailable and DiskFull.
+    """
+    account, root = sandbox_account(), folder / "root"
     _make_root(root, account)
-    job = {
-        "layers": [str(layer) for layer in layers],
-        "root": str(root),
-        "limit": room.limit_bytes,
-        "uid": account.uid,
-        "gid": account.gid,
-        "flat": flat,
-    }
-    result = await run_child("rollyard.node.images.unpack_main", job, room)
-    if "bytes" in result:
-        return
+    os.chown(folder, account.uid, account.gid)  # Apptainer makes `root` itself, and writes beside it
+    job = {"file": str(file), "offset": offset, "root": str(root), "program": program[0], "path": program[1]}
+    try:
+        result = await _run_as_account(
+            "rollyard.node.images.unsquash_main", {**job, "home": str(folder)}, image, root, room
+        )
+    finally:
+        os.chown(folder, os.geteuid(), os.getegid())
+    if "failed" in result:
+        raise ImageUnavailable(image, f"it could not be unpacked into {root}: {result['failed']}")
+    env: dict[str, str] = result["env"]
+    return env
+
+
+async def _unpack(image: str, layers: Sequence[Path], root: Path, room: FillRoom, *, flat: bool) -> None:
+    _make_root(root, sandbox_account())
+    job = {"layers": [str(layer) for layer in layers], "root": str(root), "flat": flat}
+    result = await _run_as_account("rollyard.node.images.unpack_main", job, image, root, room)
     if "broken" in result:
         raise BrokenLayer(result["broken"], result["why"])
+    if "failed" in result:
+        raise ImageUnavailable(image, f"it could not be unpacked into {root}: {result['failed']}")
+
+
+async def _run_as_account(module: str, job: dict[str, Any], image: str, root: Path, room: FillRoom) -> dict[str, Any]:
+    account = sandbox_account()
+    result = await run_child(module, {**job, "limit": room.limit_bytes, "uid": account.uid, "gid": account.gid}, room)
     if "disk_full" in result:
         raise DiskFull(image, root)
     if "too_big" in result:
@@ -62,7 +83,7 @@ async def _unpack(image: str, layers: Sequence[Path], root: Path, room: FillRoom
             f"it needs more than the {room.limit_bytes} bytes of the node's cache: raise `sandbox.images.cacheSize`",
             permanent=True,
         )
-    raise ImageUnavailable(image, f"it could not be unpacked into {root}: {result['failed']}")
+    return result
 
 
 def _make_root(root: Path, account: Account) -> None:

@@ -6,22 +6,18 @@ It ends when the node agent ends.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
-import resource
-import signal
 import sys
 from contextlib import ExitStack
 from typing import Any
 
+from rollyard.node.images.child_account import become_sandbox_account
 from rollyard.node.images.flat_image import flat_chunks
 from rollyard.node.images.layer_chunks import layer_chunks
 from rollyard.node.images.layer_unpacker import LayerUnpacker, TooBig
 from rollyard.node.images.tar_stream import BrokenArchive
-
-_PR_SET_PDEATHSIG = 1
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
@@ -29,16 +25,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     parent = os.getppid()
     with ExitStack() as stack:
         files = [stack.enter_context(open(path, "rb")) for path in job["layers"]]  # they may be readable for root only
-        if job["uid"] != os.geteuid():
-            os.setgroups([])
-            os.setgid(job["gid"])
-            os.setuid(job["uid"])
-        # the signal is cancelled by a change of the user
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            sys.exit(1)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.umask(0)
+        become_sandbox_account(job["uid"], job["gid"], parent)
         unpacker = LayerUnpacker(job["root"], job["limit"])
         try:
             for number, file in enumerate(files):

@@ -49,9 +49,6 @@ class Apptainer:
     def mount_limits(self, limits: Limits) -> MountLimits:
         return MountLimits(limits.disk_bytes, limits.files, limits.terminals)
 
-    def unpack(self, image: Path, folder: Path) -> list[str]:
-        return [self.program, "build", "--sandbox", str(folder), str(image)]
-
     def _config(self, limits: Limits) -> Path:
         """Return our configuration file; write it if it is missing. The file limits the sum of all data that a sandbox
         writes, and allows no binds except ours."""

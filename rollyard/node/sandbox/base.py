@@ -131,7 +131,3 @@ class Runtime(Protocol):
 
     def mount_limits(self, limits: Limits) -> MountLimits | None:
         """Return limits that this runtime cannot set, and that the memory guard sets; None if the runtime sets all."""
-
-    def unpack(self, image: Path, folder: Path) -> list[str]:
-        """Return the argv that unpacks a `.sif` into the new `folder`. Raises ImageNotFound if the runtime cannot read
-        `.sif` files."""

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollyard.core.errors import ImageNotFound
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.base import OWN, Limits, Root
 from rollyard.node.sandbox.build_once import build_once
@@ -70,12 +69,6 @@ class Bubblewrap:
 
     def mount_limits(self, limits: Limits) -> None:
         return None
-
-    def unpack(self, image: Path, folder: Path) -> list[str]:
-        raise ImageNotFound(
-            f"bubblewrap cannot read {image}: install Apptainer (deploy/apptainer/install.sh), or use the folder that "
-            f"`apptainer build --sandbox FOLDER {image.name}` makes on another machine"
-        )
 
 
 def bubblewrap_program(cache: Path) -> str | None:

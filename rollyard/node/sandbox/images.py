@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import os
-import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollyard.core.aio import Signal
-from rollyard.core.errors import ImageNotFound, SandboxStartFailed
+from rollyard.core.errors import ImageNotFound
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.kinds.sandbox_template import SandboxImages
-from rollyard.kinds.values.image_reference import parse_image
+from rollyard.kinds.values.image_reference import FORMS, PathImage, absolute_image, parse_image
 from rollyard.node.images.cache import ImageCache, LocalImage
 from rollyard.node.images.folder_config import read_folder_config
 from rollyard.node.sandbox.base import OWN, Root, Runtime
 from rollyard.node.sandbox.build_once import build_once
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
-UNPACK_SECONDS = 900.0
-_IMAGE_FORMS = (
-    "name docker://HOST/REPOSITORY:TAG, a .sif file, a folder with a root file system, or null for the default image"
-)
+_IMAGE_FORMS = f"{FORMS}, or null for the default image"
 _MOUNT_POINTS = (OWN, WORKSPACE, HOME, "/proc", "/dev", "/tmp", "/var/tmp", "/run")
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _CERTIFICATES = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs")
@@ -91,22 +86,28 @@ class Images:
     def name_in_cache(self, image: str | None) -> str | None:
         """Return the normal form of an image's name; None if the image is used where it is, or if its name cannot be
         parsed."""
-        if image is None or not image.startswith("docker://"):
+        if image is None:
             return None
         with contextlib.suppress(ValueError):
-            return parse_image(image).text
+            name = absolute_image(image, str(self._folder))
+            reference = parse_image(name)
+            if not isinstance(reference, PathImage):
+                return name
+            if reference.kind != "folder" and not os.path.isdir(reference.path):
+                return name
         return None
 
     async def hold(self, image: str | None) -> HeldRoot:
-        """Return the root of an image, and keep the image on this machine until it is released. An image of a registry is
-        pulled if it is missing.
+        """Return the root of an image, and keep the image on this machine until it is released. An image that is no folder
+        is pulled or unpacked into the node's cache if it is missing there.
 
         Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound, for which no retry helps.
         """
-        if image is None or not image.startswith("docker://"):
+        name = self.name_in_cache(image)
+        if name is None:
             identity = await asyncio.to_thread(self._identity, image)
             return HeldRoot(await asyncio.to_thread(self.root, image), identity=identity)
-        local = await self.pulled.get(image)
+        local = await self.pulled.get(name)
         try:
             root = replace(self._root_of_folder(local.root), env=local.config.env, workdir=local.config.workdir)
         except BaseException:
@@ -117,7 +118,7 @@ class Images:
     def is_current(self, image: str, held: HeldRoot) -> bool:
         """Return whether `hold` would give the same root now. No registry is asked."""
         if held.image is not None:
-            return self.pulled.is_current(image, held.image)
+            return self.pulled.is_current(absolute_image(image, str(self._folder)), held.image)
         return held.identity is not None and held.identity == self._identity(image)
 
     def _identity(self, image: str | None) -> tuple[object, ...] | None:
@@ -134,20 +135,19 @@ class Images:
             await self._pulled.close()
 
     def root(self, image: str | None) -> Root:
-        """Return the root of an image. The first call for a `.sif` file on a node blocks until the file is unpacked.
-
-        Raises SandboxStartFailed, and ImageNotFound, for which no retry helps.
-        """
+        """Return the root of the default image, or of a folder. Raises SandboxStartFailed and ImageNotFound."""
         if image is None:
             return default_root(self._cache)
+        try:
+            parse_image(image)
+        except ValueError as error:
+            raise ImageNotFound(f"{error}, or null for the default image") from None
         path = self._folder / image
-        if "://" in image or not os.path.exists(path):  # Path.exists raises if a name is too long
+        if not os.path.exists(path):  # Path.exists raises if a name is too long
             raise ImageNotFound(f"there is no sandbox image {image!r} (looked for {path}); {_IMAGE_FORMS}")
-        if path.is_dir():
-            return self._root_of_folder(path.resolve())
-        if path.suffix != ".sif":
-            raise ImageNotFound(f"{path} is neither a folder nor a .sif file; {_IMAGE_FORMS}")
-        return self._root_of_folder(self._root_of_image(path.resolve()))
+        if not path.is_dir():
+            raise ImageNotFound(f"{path} is no folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
+        return self._root_of_folder(path.resolve())
 
     def _root_of_folder(self, folder: Path) -> Root:
         if not sandbox_account().can_reach(folder):
@@ -159,37 +159,6 @@ class Images:
         lacking = tuple(place for place in (WORKSPACE, HOME) if not (folder / place[1:]).is_dir())
         config = read_folder_config(folder)
         return Root(folder, _mount_points(self._cache), empty=lacking, env=config.env, workdir=config.workdir)
-
-    def _root_of_image(self, image: Path) -> Path:
-        info = image.stat()
-        identity = f"{image}:{info.st_size}:{info.st_mtime_ns}:{info.st_ino}"
-        name = f"{image.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-        return build_once(self._cache / "images" / name, lambda folder: self._unpack(image, folder)) / "root"
-
-    def _unpack(self, image: Path, folder: Path) -> None:
-        """Unpack as the account of the sandboxes. The account then owns the files, so a sandbox can change them without
-        root."""
-        account = sandbox_account()
-        os.chown(folder, account.uid, account.gid)
-        argv = self._runtime.unpack(image, folder / "root")
-        environment = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-            "HOME": str(folder),
-            "APPTAINER_CACHEDIR": str(folder / "cache"),
-            "APPTAINER_TMPDIR": str(folder),
-            "SINGULARITY_CACHEDIR": str(folder / "cache"),
-            "SINGULARITY_TMPDIR": str(folder),
-        }
-        try:
-            done = subprocess.run(
-                argv, env=environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-                timeout=UNPACK_SECONDS, **account.credentials,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise SandboxStartFailed(f"{image} could not be unpacked within {UNPACK_SECONDS:g} s") from None
-        if done.returncode != 0 or not (folder / "root").is_dir():
-            output = done.stderr.decode(errors="replace").strip()[-1000:]
-            raise SandboxStartFailed(f"{image} could not be unpacked: {output}")
 
 
 def default_root(cache: Path) -> Root:

@@ -1,0 +1,101 @@
+"""Images of OCI layouts, OCI archives and archives of `docker save`, as a source of the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from rollyard.core.errors import ImageUnavailable
+from rollyard.kinds.values.image_reference import LayoutImage
+from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig
+from rollyard.node.images.blob_store import BlobStore
+from rollyard.node.images.fill_from_blobs import fill_from_blobs
+from rollyard.node.images.image_file import ImageFile
+from rollyard.node.images.layer_chunks import layer_chunks
+from rollyard.node.images.layout_files import layout_files
+from rollyard.node.images.layouts import DockerArchive, Layout, OciLayout
+from rollyard.node.images.oci_manifest import BadManifest, Descriptor, parse_json, read_manifest
+from rollyard.node.images.resolved_tags import ResolvedTags
+from rollyard.node.images.tar_stream import BrokenArchive
+
+_CHUNK = 1 << 20
+_KINDS = {"oci": "OCI layout", "oci-archive": "OCI archive", "docker-archive": "archive of `docker save`"}
+
+T = TypeVar("T")
+
+
+class LayoutSource:
+    shared = False
+
+    def __init__(self, image: LayoutImage, blobs: BlobStore, resolved: ResolvedTags) -> None:
+        self._image = image
+        self._blobs = blobs
+        self._path = Path(image.path)
+        self._content = self._path / "index.json" if image.kind == "oci" else self._path
+        self._file = ImageFile(image.text, self._content, _KINDS[image.kind], resolved)
+
+    @property
+    def name(self) -> str:
+        return self._image.text
+
+    async def key(self) -> str:
+        """Return the digest of the manifest; for an archive of `docker save`, which has no manifest, of one that is made.
+        Raises ImageNotFound and ImageUnavailable."""
+        return await self._file.digest(lambda: f"sha256:{hashlib.sha256(self._read(_manifest)).hexdigest()}")
+
+    def known(self) -> str | None:
+        return self._file.known()
+
+    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
+        """Raises ImageNotFound, ImageUnavailable and DiskFull."""
+        identity = self._file.identity()
+        data = await asyncio.to_thread(self._read, _manifest)
+        try:
+            config = await fill_from_blobs(self.name, read_manifest(parse_json(data)), self, self._blobs, folder, room)
+        except BadManifest as error:
+            raise ImageUnavailable(self.name, str(error), permanent=True) from None
+        self._file.check_unchanged(identity)
+        return config
+
+    async def blob(self, blob: Descriptor, path: Path) -> None:
+        def copy(layout: Layout) -> None:
+            with layout.open(blob.digest) as source:
+                self._copy(source, blob.digest, path)
+
+        await asyncio.to_thread(self._read, copy)
+
+    def _read(self, read: Callable[[Layout], T]) -> T:
+        try:
+            with layout_files(self._path) as files:
+                kind = DockerArchive if self._image.kind == "docker-archive" else OciLayout
+                return read(kind(files, self._image.tag))
+        except BadManifest as error:
+            raise ImageUnavailable(self.name, str(error), permanent=True) from None
+        except OSError as error:
+            raise ImageUnavailable(self.name, f"{self._path} cannot be read: {error.strerror or error}") from None
+
+    def _copy(self, source: BinaryIO, digest: str, path: Path) -> None:
+        hashed = hashlib.sha256()
+        archived = self._image.kind == "docker-archive"  # the digest is that of the unpacked layer
+        chunks = layer_chunks(source) if archived else iter(lambda: source.read(_CHUNK), b"")
+        try:
+            with open(path, "wb") as file:
+                for chunk in chunks:
+                    hashed.update(chunk)
+                    file.write(chunk)
+        except BrokenArchive as error:
+            raise BadManifest(f"its layer {digest} cannot be unpacked, {error}: save the image again") from None
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(self.name, path.parent) from None
+            raise
+        if f"sha256:{hashed.hexdigest()}" != digest:
+            raise BadManifest(f"its blob {digest} is damaged: make the layout or archive again")
+
+
+def _manifest(layout: Layout) -> bytes:
+    return layout.manifest()

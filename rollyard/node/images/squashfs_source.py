@@ -1,0 +1,78 @@
+"""`.squashfs` and `.sif` files, as a source of the cache. The program unsquashfs unpacks them, or else Apptainer."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from rollyard.core.errors import ImageUnavailable
+from rollyard.core.find_apptainer import apptainer_programs
+from rollyard.core.node_cache import node_cache
+from rollyard.kinds.values.image_reference import PathImage
+from rollyard.node.images.base import FillRoom, ImageConfig
+from rollyard.node.images.image_file import ImageFile
+from rollyard.node.images.resolved_tags import ResolvedTags
+from rollyard.node.images.sif_header import UnusableFile, squashfs_offset
+from rollyard.node.images.unpack import unpack_squashfs
+
+_FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class SquashfsSource:
+    shared = False
+
+    def __init__(self, image: PathImage, resolved: ResolvedTags) -> None:
+        self._image = image
+        self._path = Path(image.path)
+        self._file = ImageFile(image.text, self._path, "file", resolved)
+
+    @property
+    def name(self) -> str:
+        return self._image.text
+
+    async def key(self) -> str:
+        """Return the sha256 of the file, which is read once for each of its contents. Raises ImageNotFound and
+        ImageUnavailable."""
+        return await self._file.digest(self._digest)
+
+    def known(self) -> str | None:
+        return self._file.known()
+
+    async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
+        """Raises ImageNotFound, ImageUnavailable and DiskFull."""
+        identity, offset = self._file.identity(), self._offset()
+        program, path = self._unpacker()
+        env = await unpack_squashfs(self.name, self._path, offset, (program, path), folder, room)
+        self._file.check_unchanged(identity)
+        return ImageConfig(env=env)
+
+    def _digest(self) -> str:
+        self._offset()
+        try:
+            with open(self._path, "rb") as file:
+                return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        except OSError as error:
+            raise ImageUnavailable(self.name, f"it cannot be read: {error.strerror}") from None
+
+    def _offset(self) -> int:
+        try:
+            with open(self._path, "rb") as file:
+                return squashfs_offset(file)
+        except UnusableFile as error:
+            raise ImageUnavailable(self.name, str(error), permanent=True) from None
+        except OSError as error:
+            raise ImageUnavailable(self.name, f"it cannot be read: {error.strerror}") from None
+
+    def _unpacker(self) -> tuple[str, str]:
+        """Return the name and path of the program that unpacks the file. Raises ImageUnavailable."""
+        found = shutil.which("unsquashfs") or shutil.which("unsquashfs", path=_FOLDERS)
+        if found is not None:
+            return "unsquashfs", found
+        for name, program in apptainer_programs(node_cache()):
+            return name, program
+        raise ImageUnavailable(
+            self.name,
+            "this node has neither unsquashfs nor Apptainer: install the package squashfs-tools, or Apptainer without root "
+            "(deploy/apptainer/install.sh)",
+        )
