@@ -40,8 +40,9 @@ async def test_eight_nodes_pull_an_image_once(registry: Pusher, front: Front, op
     registry.image("tier/one", "v1", [BASE, gz(layer)], {"Env": ["A=b"], "WorkingDir": "/d"})
     nodes = _nodes(open_folder, 8)
     images = await asyncio.gather(*(node.get(f"docker://{front.host}/tier/one:v1") for node in nodes))
-    assert front.count("manifests") == 1
-    assert sorted(front.requests.values()) == [1, 1, 1, 1]
+    assert front.count("manifests/v1") == 1
+    assert front.count("blobs") == 3
+    assert set(front.requests.values()) == {1}  # the node that pulls may ask for the manifest of another node's digest
     trees = [_tree(image.root) for image in images]
     assert len(trees[0]) == 10
     assert all(tree == trees[0] for tree in trees)
