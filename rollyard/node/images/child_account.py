@@ -1,4 +1,4 @@
-"""What a process that unpacks images does first: it becomes the account of the sandboxes, and ends with the node agent."""
+"""First steps of a process that unpacks images: it becomes the account of the sandboxes, and ends with the node agent."""
 
 from __future__ import annotations
 

@@ -133,10 +133,10 @@ class _Pieces(io.RawIOBase):
 
     def take(self, at_least: int) -> Iterator[bytes]:
         """Yield pieces of FRAME_BYTES, and a shorter last one if it has `at_least` bytes."""
-        data, self._data = self._data, bytearray()
-        start = 0
-        while len(data) - start >= min(at_least, FRAME_BYTES):
-            piece = bytes(data[start : start + FRAME_BYTES])
-            start += len(piece)
-            yield piece
-        self._data += data[start:]
+        if len(self._data) < at_least:
+            return
+        data, self._data = memoryview(self._data), bytearray()
+        while len(data) >= at_least:
+            yield bytes(data[:FRAME_BYTES])
+            data = data[FRAME_BYTES:]
+        self._data += data
