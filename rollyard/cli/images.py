@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from rollyard.cli.image_build import build
+from rollyard.cli.image_prune import prune
+from rollyard.cli.image_pull import pull
 from rollyard.cli.output import align
 
 
@@ -17,6 +19,8 @@ def images() -> None:
 
 
 images.add_command(build)
+images.add_command(prune)
+images.add_command(pull)
 
 
 @images.command("list")

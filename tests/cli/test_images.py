@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from rollyard.cli.main import cli
 from rollyard.kinds.sandbox_template import SandboxImages
@@ -39,3 +42,78 @@ async def test_images_of_the_cache_and_of_the_shared_folder(registry: Pusher, no
 def test_a_shared_folder_that_is_missing(node: Path) -> None:
     done = CliRunner().invoke(cli, ["images", "list", "--shared", str(node / "nowhere")])
     assert (done.exit_code, "there is no folder" in done.output) == (2, True)
+
+
+def _run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["images", *words])
+
+
+def test_pulls_fill_the_cache_and_say_why_one_failed(registry: Pusher, node: Path, open_folder: Path) -> None:
+    registry.image("cli/pull", "v1")
+    good, bad = f"docker://{registry.host}/cli/pull:v1", f"docker://{registry.host}/cli/pull:v2"
+    names = open_folder / "names"
+    names.write_text(f"# images\n{good}  # twice\n\n{bad}\nlibrary://x\n{good}\n")
+    done = _run("pull", "--file", str(names), "--at-once", "1")
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [f"{good} pulled"]
+    assert "has no cli/pull:v2: check the name" in done.stderr
+    assert "'library://x' has a form that is not supported" in done.stderr
+    assert "error: 2 of 3 images could not be had" in done.stderr
+    done = _run("pull", good)
+    assert (done.exit_code, done.stdout) == (0, f"{good} is there\n")
+    assert good in _run("list").output
+    assert _run("pull").exit_code == 2
+
+
+def test_pulls_fill_the_shared_folder_and_leave_nothing_else(registry: Pusher, node: Path, open_folder: Path) -> None:
+    names = [f"docker://{registry.host}/cli/shared:v{number}" for number in range(3)]
+    for number, name in enumerate(names):
+        registry.image("cli/shared", name[-2:], [BASE, gz(tar(("n", str(number).encode())))])
+    tier = open_folder / "tier"
+    tier.mkdir()
+    done = _run("pull", "--shared", str(tier), *names)
+    assert (done.exit_code, sorted(done.stdout.splitlines())) == (0, [f"{name} pulled" for name in names])
+    assert [path.suffix for path in (tier / "images").iterdir()] == [".zst"] * 3
+    assert list((node / "image-shares/entries").iterdir()) == []
+    assert _run("pull", "--shared", str(tier), names[0]).stdout == f"{names[0]} is there\n"
+    done = _run("pull", "--shared", str(tier), "oci:/nowhere")
+    assert (done.exit_code, "only images of registries" in done.stderr) == (1, True)
+
+
+async def test_prune_spares_what_is_used(registry: Pusher, node: Path) -> None:
+    cache, names = ImageCache(node / "image-cache"), []
+    for number in range(3):
+        registry.image("cli/prune", f"v{number}", [BASE, gz(tar(("big", os.urandom(1 << 20))))])
+        names.append(f"docker://{registry.host}/cli/prune:v{number}")
+        await cache.stage(names[-1])
+    with await cache.get(names[0]):
+        assert (await asyncio.to_thread(_run, "prune", "--older-than", "1h")).output == "freed 0M\n"
+        done = await asyncio.to_thread(_run, "prune", "--max-size", "1M")
+        assert {entry.name for entry in cache.entries()} == {names[0]}
+        assert (done.exit_code, "are left, which are in use" in done.stderr) == (0, True)
+    await asyncio.to_thread(_run, "prune", "--older-than", "0s")
+    assert cache.entries() == []
+
+
+def test_prune_of_the_shared_folder(registry: Pusher, node: Path, open_folder: Path) -> None:
+    tier = open_folder / "tier"
+    tier.mkdir()
+    for number in range(3):
+        registry.image("cli/prune-shared", f"v{number}", [gz(tar(("big", os.urandom(1 << 20))))])
+        assert (
+            _run("pull", "--shared", str(tier), f"docker://{registry.host}/cli/prune-shared:v{number}").exit_code == 0
+        )
+    files = sorted((tier / "images").iterdir())
+    for number, file in enumerate(files[:2]):
+        os.utime(file, (time.time() - 90_000 * (2 - number),) * 2)
+    assert _run("prune", "--shared", str(tier), "--older-than", "2d").output == "freed 1M\n"
+    assert sorted((tier / "images").iterdir()) == files[1:]
+    assert "are left, which are in use" in _run("prune", "--shared", str(tier), "--max-size", "0").stderr
+    assert sorted((tier / "images").iterdir()) == files[2:]
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--older-than", "soon"], ["--max-size", "big"], ["--max-size", "1G", "--shared", "/no"]]
+)
+def test_prune_says_what_to_write(node: Path, words: list[str]) -> None:
+    assert _run("prune", *words).exit_code == 2

@@ -101,13 +101,14 @@ def _listening_port(pid: int) -> int | None:
 # images
 
 
-def tar(*entries: tuple[str, Any], **extra: Any) -> bytes:
-    """Make a tar archive. An entry is (name, bytes of a file), (name, None) for a folder, or (name, TarInfo's attributes)."""
+def tar(*entries: tuple[str, Any] | tuple[str, bytes, int], **extra: Any) -> bytes:
+    """Make a tar archive. An entry is (name, bytes of a file), the same with the file's mode, (name, None) for a folder, or
+    (name, TarInfo's attributes)."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w", **extra) as archive:
-        for name, content in entries:
+        for name, content, *mode in entries:
             info = tarfile.TarInfo(name)
-            info.mtime, info.mode = 1_600_000_000, 0o644
+            info.mtime, info.mode = 1_600_000_000, mode[0] if mode else 0o644
             if content is None:
                 info.type, info.mode = tarfile.DIRTYPE, 0o755
             elif isinstance(content, Mapping):

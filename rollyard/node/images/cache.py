@@ -163,6 +163,27 @@ class ImageCache:
         async with self._evicting:
             return await asyncio.to_thread(self._prune, now - unused_seconds)
 
+    async def shrink(self) -> int:
+        """Delete the least recently used blobs and images until the cache is within its bound, as far as nobody holds them.
+        Return the number of freed bytes."""
+        before = await asyncio.to_thread(self._bytes)
+        await self._make_room()
+        return before - await asyncio.to_thread(self._bytes)
+
+    async def share(self, image: str) -> bool:
+        """Put an image of a registry into the shared folder; return False if it is there. Raises ImageNotFound and
+        ImageUnavailable."""
+        source, tier = self._source(image), self._tier()
+        if isinstance(source, FolderInPlace) or not source.shared:
+            raise ImageNotFound(f"{image} is a file: only images of registries are kept in the shared folder")
+        key = await source.key()
+        if tier is not None and await asyncio.to_thread(tier.has, key):
+            return False
+        await self.stage(image)
+        if tier is None or not await asyncio.to_thread(tier.has, key):
+            raise ImageUnavailable(source.name, f"it cannot be written to {self._settings.shared_folder}")
+        return True
+
     async def close(self) -> None:
         """End the pulls of this process."""
         for task in self._fills.values():
@@ -310,6 +331,9 @@ class ImageCache:
                 log.info("deleted %s from the cache of images: %d bytes", one.name, one.bytes)
                 total -= one.bytes
         return total <= self._limit
+
+    def _bytes(self) -> int:
+        return sum(size for _, size, _ in self._blob_files()) + sum(one.bytes for one in self._entries())
 
     def _prune(self, before: float) -> int:
         freed = 0

@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from rollyard.node.images.tar_stream import BrokenArchive
 from rollyard.node.images.unpack import BrokenLayer, run_child, unpack_flat
 
 log = logging.getLogger(__name__)
+
+READING_SECONDS = 3600.0
+"""Seconds after the start of its last use for which a node may still be reading a file."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class SharedTier:
 
     async def fill(self, source: ImageSource, key: str, folder: Path, room: FillRoom) -> ImageConfig:
         """Make `root` in `folder`, from this tier or else from the source. Raises as `ImageSource.fill`."""
-        path = self._folder / f"{file_name(key)}.tar.zst"
+        path = self._path(key)
         while True:
             if (config := await self._unpacked(source.name, path, folder, room)) is not None:
                 return config
@@ -68,6 +72,8 @@ class SharedTier:
 
     async def _unpacked(self, name: str, path: Path, folder: Path, room: FillRoom) -> ImageConfig | None:
         """Return the configuration of the unpacked image; None if the file was damaged, and is deleted."""
+        with contextlib.suppress(OSError):
+            os.utime(path)  # for `prune`, which spares what is being read
         try:
             config = await asyncio.to_thread(_read_config, path)
             await unpack_flat(name, path, folder / "root", room)
@@ -78,8 +84,6 @@ class SharedTier:
             await asyncio.to_thread(path.unlink, missing_ok=True)
             await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
             return None
-        with contextlib.suppress(OSError):
-            os.utime(path)  # for `prune`
         return config
 
     async def _publish(self, name: str, path: Path, root: Path, config: ImageConfig, room: FillRoom) -> None:
@@ -109,15 +113,34 @@ class SharedTier:
                 found.append(SharedFile(names.get(digest), digest, info.st_size, info.st_mtime))
         return sorted(found, key=lambda file: file.last_used)
 
+    def has(self, key: str) -> bool:
+        return self._path(key).exists()
+
     def prune(self, unused_seconds: float) -> int:
         """Delete the files that no node has read for this time. Return the number of freed bytes."""
-        freed, before = 0, time.time() - unused_seconds
-        for path in self._folder.glob("*.tar.zst"):
+        return self._delete([file for file in self.files() if file.last_used < time.time() - unused_seconds])
+
+    def shrink(self, limit_bytes: int) -> int:
+        """Delete the least recently used files until the folder is within the limit, but none that a node may be reading.
+        Return the number of freed bytes."""
+        files = self.files()
+        excess = sum(file.bytes for file in files) - limit_bytes
+        chosen, now = list[SharedFile](), time.time()
+        for file in files:
+            if excess > 0 and file.last_used < now - READING_SECONDS:
+                chosen.append(file)
+                excess -= file.bytes
+        return self._delete(chosen)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{file_name(key)}.tar.zst"
+
+    def _delete(self, files: Iterable[SharedFile]) -> int:
+        freed = 0
+        for file in files:
             with contextlib.suppress(FileNotFoundError):
-                info = path.stat()
-                if info.st_mtime < before:
-                    path.unlink()
-                    freed += info.st_size
+                self._path(file.digest).unlink()
+                freed += file.bytes
         return freed
 
 

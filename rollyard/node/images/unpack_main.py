@@ -41,6 +41,8 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
                 return {"disk_full": True}
             if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR):
                 return {"broken": number, "why": f"it has an impossible file name ({error.strerror})"}
+            if error.errno == errno.ESTALE:  # NFS: another machine has deleted the file
+                return {"broken": number, "why": "it was deleted meanwhile"}
             return {"failed": f"{error.strerror}"}
     return {"bytes": unpacker.bytes}
 

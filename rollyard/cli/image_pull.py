@@ -1,0 +1,131 @@
+"""`rollyard images pull`: fills the cache of this node, or the shared folder, before rollouts need the images."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rollyard.core.errors import SandboxError
+
+if TYPE_CHECKING:
+    from rollyard.node.images.cache import ImageCache
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("-f", "--file", help="file with the names of images, one a line; - is standard input")
+@click.option(
+    "--shared", type=click.Path(path_type=Path), help="fill a pool's `sandbox.images.sharedFolder`, not this node"
+)
+@click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="pulls at the same time")
+@click.option("--credentials-file", type=click.Path(path_type=Path), help="credentials of registries, mode 0600")
+@click.option("--insecure-registry", multiple=True, metavar="HOST", help="registry that is asked by plain HTTP")
+@click.option(
+    "--cache-size", default="40G", show_default=True, help="bound of this node's cache, as the pool's `cacheSize`"
+)
+def pull(
+    names: tuple[str, ...],
+    file: str | None,
+    shared: Path | None,
+    at_once: int,
+    credentials_file: Path | None,
+    insecure_registry: tuple[str, ...],
+    cache_size: str,
+) -> None:
+    """Pull images into this node's cache, or with --shared into the shared folder. Exit code 1: at least one image could
+    not be had; the errors say why."""
+    from rollyard.core.node_cache import node_cache
+    from rollyard.kinds.sandbox_template import SandboxImages
+    from rollyard.kinds.values.image_reference import absolute_image
+    from rollyard.kinds.values.quantity import size_bytes
+    from rollyard.node.images.cache import ImageCache
+
+    try:
+        size_bytes(cache_size)
+    except ValueError as error:
+        raise click.UsageError(f"--cache-size: {error}") from None
+    wanted = list(dict.fromkeys(absolute_image(name, str(Path.cwd())) for name in [*names, *_lines(file)]))
+    if not wanted:
+        raise click.UsageError("name an image, such as docker://python:3.13-slim, or a file of names with --file")
+    settings = SandboxImages(
+        cache_size=cache_size,
+        shared_folder=None if shared is None else str(shared.resolve()),
+        credentials_file=None if credentials_file is None else str(credentials_file.resolve()),
+        insecure_registries=list(insecure_registry),
+    )
+    folder = "image-cache" if shared is None else "image-shares"  # the latter is emptied when an image is shared
+    failed = asyncio.run(
+        _pull_all(ImageCache(node_cache() / folder, settings), wanted, at_once, shared=shared is not None)
+    )
+    if failed:
+        click.echo(f"error: {failed} of {len(wanted)} images could not be had", err=True)
+        sys.exit(1)
+
+
+def _lines(file: str | None) -> Iterator[str]:
+    from rollyard.cli.text_files import read_text
+
+    if file is not None:
+        for line in read_text(file).splitlines():
+            if (name := line.partition("#")[0].strip()) != "":
+                yield name
+
+
+async def _pull_all(cache: ImageCache, wanted: Sequence[str], at_once: int, *, shared: bool) -> int:
+    """Return the number of images that failed."""
+    places, failed = asyncio.Semaphore(at_once), 0
+    with _progress(len(wanted)) as advance:
+
+        async def one(name: str) -> None:
+            nonlocal failed
+            async with places:
+                try:
+                    advance(f"{name} pulled" if await _pull(cache, name, shared=shared) else f"{name} is there")
+                except SandboxError as error:
+                    failed += 1
+                    advance(f"error: {error}")
+
+        try:
+            await asyncio.gather(*(one(name) for name in wanted))
+        finally:
+            await cache.close()
+            if shared:
+                await cache.prune(0.0, float("inf"))
+    return failed
+
+
+async def _pull(cache: ImageCache, name: str, *, shared: bool) -> bool:
+    if not shared:
+        before = cache.has(name)
+        await cache.stage(name)
+        return not before
+    done = await cache.share(name)
+    await cache.prune(0.0, float("inf"))
+    return done
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function that prints a line for a finished image, above a bar if this is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda line: click.echo(line, err=line.startswith("error:"))
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("pulling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    from rich.console import Console
+
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+
+        def advance(line: str) -> None:
+            bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            bar.advance(task)
+
+        yield advance
