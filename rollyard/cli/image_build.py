@@ -1,18 +1,30 @@
-"""`rollyard images build`: an image from a Dockerfile, without root."""
+"""`rollyard images build`: images from Dockerfiles, without root."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+if TYPE_CHECKING:
+    from rollyard.node.image_builds.build_burst import BuildBurst, BurstProgress
+    from rollyard.node.image_builds.run_build import BuildOptions
+
 
 @click.command()
-@click.argument("context", type=click.Path(path_type=Path))
-@click.option("-f", "--file", type=click.Path(path_type=Path), help="the Dockerfile  [default: CONTEXT/Dockerfile]")
+@click.argument("contexts", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="CONTEXT...")
+@click.option(
+    "-f",
+    "--file",
+    type=click.Path(path_type=Path),
+    help="the Dockerfile; with --into relative to each CONTEXT  [default: CONTEXT/Dockerfile]",
+)
 @click.option(
     "-o",
     "--output",
@@ -20,6 +32,21 @@ import click
     metavar="PLACE",
     help="where the image goes: a new folder, oci-archive:/FILE.tar or oci:/LAYOUT:TAG",
 )
+@click.option("--into", type=click.Path(path_type=Path), help="folder that gets an archive NAME.tar for each CONTEXT")
+@click.option("--cluster", default="local", show_default=True, help="with --into: `slurm` builds in a job array")
+@click.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="with --into, on this machine: builds at a time",
+)
+@click.option("--partition", help="with --cluster slurm: option of sbatch")
+@click.option("--account", help="with --cluster slurm: option of sbatch")
+@click.option("--qos", help="with --cluster slurm: option of sbatch")
+@click.option("--time", default="02:00:00", show_default=True, help="with --cluster slurm: walltime of each build")
+@click.option("--cpus-per-task", type=int, default=2, show_default=True, help="with --cluster slurm: option of sbatch")
+@click.option("--mem", help="with --cluster slurm: option of sbatch  [default: the partition's]")
 @click.option("--build-arg", multiple=True, metavar="NAME=VALUE", help="value of an ARG; NAME alone: of this variable")
 @click.option("--target", help="stage to build, by name or number  [default: the last]")
 @click.option(
@@ -39,9 +66,12 @@ import click
 @click.option("--credentials-file", type=click.Path(path_type=Path), help="credentials of registries, mode 0600")
 @click.option("--insecure-registry", multiple=True, metavar="HOST", help="registry that is asked by plain HTTP")
 def build(
-    context: Path,
+    contexts: tuple[Path, ...],
     file: Path | None,
     output: tuple[str, ...],
+    into: Path | None,
+    cluster: str,
+    at_once: int,
     build_arg: tuple[str, ...],
     target: str | None,
     network: str,
@@ -49,23 +79,97 @@ def build(
     runtime: str,
     credentials_file: Path | None,
     insecure_registry: tuple[str, ...],
+    **job: str | int | None,
 ) -> None:
     """Build an image from the Dockerfile in the folder CONTEXT, without root. Prints the image's digest.
 
-    Steps whose inputs are as before are not done again.
+    Steps whose inputs are as before are not done again. With --into many images are built at once.
     """
     from rollyard.kinds.sandbox_template import SandboxImages
     from rollyard.node.image_builds.run_build import BuildOptions, run_build
     from rollyard.node.image_builds.run_step import Network
 
+    if into is None and len(contexts) > 1:
+        raise click.UsageError("several CONTEXTs need --into FOLDER, which gets an archive for each")
+    if into is not None and output:
+        raise click.UsageError("--into names the archives by their CONTEXTs; leave out --output or --into")
     chosen: Network = "none" if network == "none" else "host"
     credentials = None if credentials_file is None else str(credentials_file.resolve())
     settings = SandboxImages(credentials_file=credentials, insecure_registries=list(insecure_registry))
     options = BuildOptions(
-        context, file, output, _arguments(build_arg), target, chosen, runtime, not no_cache, settings
+        contexts[0], file, output, _arguments(build_arg), target, chosen, runtime, not no_cache, settings
     )  # fmt: skip
-    digest = asyncio.run(run_build(options, sys.stderr.fileno(), lambda line: click.echo(line, err=True)))
+    if into is not None:
+        sys.exit(asyncio.run(_build_many(contexts, into, options, cluster, at_once, job)))
+    digest = asyncio.run(run_build(options, sys.stderr.fileno(), _print_line))
     click.echo(digest)
+
+
+async def _build_many(
+    contexts: tuple[Path, ...],
+    into: Path,
+    options: BuildOptions,
+    cluster: str,
+    at_once: int,
+    job: dict[str, str | int | None],
+) -> int:
+    """Build all; return the exit code."""
+    from pydantic import ValidationError
+
+    from rollyard.kinds.allocation import AllocationTemplate
+    from rollyard.node.image_builds.build_burst import BuildBurst, BurstPlace
+
+    names = {"time": "timeLimit", "cpus_per_task": "cpusPerTask", "mem": "memory"}
+    fields = {names.get(name, name): value for name, value in job.items() if value is not None}
+    try:
+        template = AllocationTemplate.model_validate(fields)
+    except ValidationError as error:
+        raise click.UsageError("; ".join(str(one["msg"]) for one in error.errors())) from None
+    burst = BuildBurst(contexts, into, options)
+    with _progress(burst) as report:
+        results = await burst.run(BurstPlace(cluster, at_once, template), report)
+    failed = sorted(name for name, result in results.items() if result.digest is None)
+    if failed:
+        click.echo(f"{len(failed)} of {len(results)} images could not be built: {', '.join(failed)}", err=True)
+    return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def _progress(burst: BuildBurst) -> Iterator[Callable[[BurstProgress], None]]:
+    """Yield a function that shows progress: a line for each image that is done, and in a terminal a bar."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+    printed: set[str] = set()
+    noted = ""
+    with bar:
+        shown = bar.add_task("waiting", total=None)
+
+        def report(now: BurstProgress) -> None:
+            nonlocal noted
+            for name in sorted(now.results.keys() - printed):
+                printed.add(name)
+                result = now.results[name]
+                if result.digest is not None:
+                    click.echo(f"{burst.archive(name)} {result.digest}")
+                else:
+                    click.echo(f"{name}: {result.error}; its output is in {burst.tasks[name].log}", err=True)
+            if now.note and now.note != noted:
+                click.echo(now.note, err=True)
+            noted = now.note
+            words = f"{now.running} running, {now.total - len(now.results) - now.running} waiting"
+            bar.update(shown, description=words, total=now.total, completed=len(now.results))
+
+        yield report
+
+
+def _print_line(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _arguments(words: tuple[str, ...]) -> dict[str, str]:

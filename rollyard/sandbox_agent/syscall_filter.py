@@ -93,11 +93,12 @@ _PRETENDED = {
     "x86_64": {
         "chown": 92, "fchown": 93, "lchown": 94, "setuid": 105, "setgid": 106, "setreuid": 113, "setregid": 114,
         "setgroups": 116, "setresuid": 117, "setresgid": 119, "setfsuid": 122, "setfsgid": 123, "capset": 126, "mknod": 133,
-        "mknodat": 259, "fchownat": 260,
+        "mknodat": 259, "fchownat": 260, "fsync": 74, "fdatasync": 75, "sync": 162, "sync_file_range": 277, "syncfs": 306,
     },
     "aarch64": {
         "mknodat": 33, "fchownat": 54, "fchown": 55, "capset": 91, "setregid": 143, "setgid": 144, "setreuid": 145,
         "setuid": 146, "setresuid": 147, "setresgid": 149, "setfsuid": 151, "setfsgid": 152, "setgroups": 159,
+        "sync": 81, "fsync": 82, "fdatasync": 83, "sync_file_range": 84, "syncfs": 267,
     },
 }  # fmt: skip
 _DEVICES = (0o020000, 0o060000)
@@ -119,8 +120,8 @@ def set_filter() -> None:
 
 
 def pretend() -> None:
-    """Let the calls that change owners and users, and those that make device files, seem to work. Does nothing on an
-    unknown architecture. Raises OSError if the kernel has no seccomp.
+    """Let the calls that change owners and users, those that make device files, and those that wait for the disk seem to
+    work. Does nothing on an unknown architecture. Raises OSError if the kernel has no seccomp.
     """
     calls = _PRETENDED.get(os.uname().machine)
     if calls is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import secrets
 import shutil
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from rollyard.node.image_builds.tree_changes import Layer
 from rollyard.node.image_builds.work_root import unpack
 from rollyard.node.images.base import FillRoom
 from rollyard.node.images.folder_config import write_folder_config
+from rollyard.node.images.locks import try_lock
 from rollyard.node.images.oci_manifest import machine
 
 FORMS = "write a new folder's path, oci:/LAYOUT:TAG, or oci-archive:/FILE.tar"
@@ -62,14 +64,10 @@ async def write_output(output: Output, state: ImageState, store: LayerStore, loc
 
 
 async def _write_folder(path: Path, state: ImageState, store: LayerStore, lock_fd: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with _growing(path) as growing:
         await unpack(store, state.layers, growing, FillRoom(1 << 50, lock_fd))
         write_folder_config(growing, state.sandbox_config())
         growing.rename(path)
-    finally:
-        remove_tree(growing)
 
 
 def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:
@@ -95,9 +93,7 @@ def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerSt
 
 
 def _write_archive(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with _growing(path) as growing:
         with tarfile.open(growing, "w", format=tarfile.PAX_FORMAT) as archive:
             small = {_blob(sha256(data)): data for data in (state.config_json(), state.manifest_json())}
             for name, data in {"oci-layout": _LAYOUT, "index.json": _index(tag, state, []), **small}.items():
@@ -105,8 +101,30 @@ def _write_archive(path: Path, tag: str | None, state: ImageState, store: LayerS
             for layer in {layer.digest: layer for layer in state.layers}.values():
                 _add_layer(archive, layer, store)
         growing.replace(path)
+
+
+@contextlib.contextmanager
+def _growing(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` for what becomes `path`, and delete it at the end. What a killed build has left there is
+    deleted too: a lock shows that nobody else writes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = try_lock(path.with_name(f".{path.name}.lock"), shared=False)
+    if lock is None:
+        raise ImageBuildFailed(f"another build is writing {path}: wait for its end, or choose another place")
+    growing = path.with_name(f".{path.name}.new")
+    try:
+        _delete(growing)
+        yield growing
     finally:
-        growing.unlink(missing_ok=True)
+        _delete(growing)
+        lock.release_and_delete()
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        remove_tree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _index(tag: str | None, state: ImageState, others: list[Mapping[str, Any]]) -> bytes:

@@ -64,6 +64,8 @@ async def run_build(options: BuildOptions, output: int, say: Callable[[str], Non
     try:
         with store.work_folder() as (work, lock_fd):
             state = await ImageBuild(request, parts, work, lock_fd).run()
+            if not outputs:
+                say("the image is in the build cache only; --output PLACE writes it where sandboxes find it")
             for one in outputs:
                 say(f"writing {one.text}")
                 await write_output(one, state, store, lock_fd)

@@ -32,6 +32,27 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 PASSED_OVER = ("etc/resolv.conf", "etc/hosts", OWN.strip("/"))
 """Paths of a root that belong to the container, not to the image."""
 END_SECONDS = 5.0
+_CAPABILITIES = tuple(
+    word
+    for name in (
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "FOWNER",
+        "FSETID",
+        "KILL",
+        "SETGID",
+        "SETUID",
+        "SETPCAP",
+        "SETFCAP",
+        "SYS_CHROOT",
+    )
+    for word in ("--cap-add", f"CAP_{name}")
+)
+"""Capabilities that root has in the container, over what belongs to it. Without them dpkg cannot write a file of mode 0440.
+bubblewrap takes all others away."""
+HOST = "build"
+"""Name of the container's machine."""
+_OWN_HOST = f"\n127.0.1.1 {HOST}\n".encode()
 _NAME_SERVICE = ("resolv.conf", "hosts")
 
 
@@ -70,8 +91,8 @@ def _launcher(runtime: Runtime, own: Path, root: Path, network: Network) -> list
         case Bubblewrap(program=program):
             return [
                 program, "--unshare-user", "--uid", "0", "--gid", "0", "--unshare-ipc", "--unshare-pid", "--unshare-uts",
-                "--unshare-cgroup-try", *(["--unshare-net"] if network == "none" else []), "--hostname", "build",
-                "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", "--bind", str(root), "/",
+                "--unshare-cgroup-try", *(["--unshare-net"] if network == "none" else []), "--hostname", HOST,
+                "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", *_CAPABILITIES, "--bind", str(root), "/",
                 "--ro-bind", str(own), OWN, "--proc", "/proc", "--dev", "/dev", "--chdir", "/", "--",
             ]  # fmt: skip
         case Apptainer(program=program):
@@ -122,7 +143,8 @@ def _name_service(root: Path, work: Path) -> Iterator[None]:
         if os.path.lexists(etc / name):
             os.rename(etc / name, kept / name)
         with contextlib.suppress(OSError):
-            (etc / name).write_bytes(Path("/etc", name).read_bytes())
+            text = Path("/etc", name).read_bytes()
+            (etc / name).write_bytes(text + _OWN_HOST if name == "hosts" else text)
             (etc / name).chmod(0o644)
             os.chown(etc / name, account.uid, account.gid)
     try:

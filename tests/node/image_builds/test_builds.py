@@ -115,10 +115,12 @@ async def test_apt_installs_packages_with_one_user(builder: Builder, runtime: st
             "package/DEBIAN/postinst": "#!/bin/sh\nset -e\nadduser --system --group --home /var/greet greeter || "
             "useradd -r -m -d /var/greet greeter\nchown greeter:greeter /usr/bin/greet\nchmod 4755 /usr/bin/greet\n",
             "package/usr/bin/greet": "#!/bin/sh\necho greetings\n",
+            "package/etc/greet.d/README": "as in the package sudo\n",
         }
     )
     for name in ("DEBIAN/postinst", "usr/bin/greet"):
         (package / name).chmod(0o755)
+    (package / "etc/greet.d/README").chmod(0o440)
     subprocess.run(["dpkg-deb", "--build", "--root-owner-group", package], check=True, capture_output=True)
     shutil.copyfile(debian_archive(), builder.context / "debian.tar")
     dockerfile = """
