@@ -15,6 +15,7 @@ from rollyard.api import (
     endpoints,
     engine,
     error_status,
+    forks,
     listener,
     logs,
     long_responses,
@@ -36,7 +37,7 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, batches, datasets,
-    snapshots, sessions, node, attach, engine, metrics,
+    snapshots, forks, sessions, node, attach, engine, metrics,
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.api import request_bodies
+from rollyard.api.forks import check_forks
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, flag, integer, seconds
 from rollyard.api.queue_view import queue_view
@@ -55,6 +56,7 @@ async def _submit(request: web.Request) -> web.Response:
     requests = await read_requests(request)
     pools = await check_pools(services, namespace, requests)
     check_kinds(services, requests, pools)
+    await check_forks(services, namespace, requests)
     if request_bodies.is_short(request):
         check_tasks([r.task for r in requests])
     else:

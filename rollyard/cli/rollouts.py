@@ -20,7 +20,7 @@ from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, submit_batches
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
-from rollyard.kinds.rollout import ID_PATTERN, RolloutView, Status, Trajectory
+from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, RolloutView, Status, Trajectory
 from rollyard.kinds.values.image_reference import parse_image
 
 STATUSES = [status.value for status in Status]
@@ -253,6 +253,45 @@ async def snapshot(client: AsyncClient, namespace: str, id: str, turn: int, file
     data = await client.snapshot(id, turn, namespace)
     with click.open_file(file, "wb") as target:
         target.write(data)
+
+
+@rollouts.command("fork")
+@click.argument("id")
+@click.argument("turn", type=click.IntRange(1))
+@click.option("--n", default=1, type=click.IntRange(1, 1024), help="number of new rollouts")
+@click.option("--temperature", type=float, help="sampling temperature; 0 is greedy  [default: 1]")
+@click.option(
+    "--sampling", multiple=True, metavar="NAME=VALUE", help="further sampling parameter, such as max_tokens=512"
+)
+@with_client
+async def fork(
+    client: AsyncClient,
+    namespace: str,
+    id: str,
+    turn: int,
+    n: int,
+    temperature: float | None,
+    sampling: tuple[str, ...],
+) -> None:
+    """Submit rollouts that go on from a turn of an ended rollout. Print their ids.
+
+    The other rollout needs a snapshot after the turn.
+    """
+    view, trajectory = await client.rollout(id, namespace)
+    if trajectory is None:
+        raise click.UsageError(f"rollout {id} has not ended yet; fork from it when it has")
+    request = RolloutRequest.model_validate(
+        {
+            "id": f"{id}-fork-{secrets.token_hex(4)}"[-128:].lstrip("._:-"),
+            "pool": view.pool,
+            "task": trajectory.task,
+            "n": n,
+            "agent": {"fork_from": {"rollout": id, "turn": turn}, "snapshots": "every"},
+            "sampling": sampling_of(temperature, sampling),
+        }
+    )
+    for made in await client.submit([request], namespace):
+        click.echo(made)
 
 
 @click.command(name="try")

@@ -141,6 +141,15 @@ class Sampling(WireModel):
         return self
 
 
+class ForkPoint(WireModel):
+    """Turn of an earlier rollout from which another rollout goes on."""
+
+    rollout: RolloutId
+    """Id of the earlier rollout, in the same namespace."""
+    turn: int = Field(ge=1, le=1000)
+    """Number of the last turn that both rollouts have. The first turn is 1."""
+
+
 class AgentSpec(WireModel):
     """Agent of a rollout: the built-in loop, or a command (harness) with a loop of its own."""
 
@@ -167,12 +176,18 @@ class AgentSpec(WireModel):
     """Snapshots of the sandbox's files that are stored with the rollout. last: one at the end of RUN. every: one after
     each turn of the built-in loop."""
 
+    fork_from: ForkPoint | None = None
+    """Turn of another rollout from which this rollout goes on, with the conversation and the files after that turn. The
+    other rollout needs a snapshot after the turn. It must have the same pool and the same task."""
+
     @model_validator(mode="after")
     def _command_given(self) -> Self:
         if (self.type == "command") != (self.command is not None):
             raise ValueError("`command` and `type: command` go together; set both, or neither for the built-in loop")
         if self.type == "loop" and (self.env or self.sampling != "rollout"):
             raise ValueError("`env` and `sampling` are for `type: command`")
+        if self.type == "command" and self.fork_from is not None:
+            raise ValueError("`fork_from` is for the built-in loop; a command has a conversation of its own")
         if self.type == "command" and self.snapshots == "every":
             raise ValueError("`snapshots: every` is for the built-in loop; a command can have `snapshots: last`")
         return self
@@ -435,6 +450,10 @@ class RolloutView(WireModel):
 
 class Trajectory(WireModel):
     """Whole result of a rollout, for trainers."""
+
+    forked_from: ForkPoint | None = None
+    """Turn of another rollout from which this one went on. All tokens up to there have a loss mask of 0 here; the other
+    rollout has them with logprobs."""
 
     id: str
     namespace: str = "default"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import logging
 import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from rollyard.core.errors import (
     ContextExceeded,
@@ -17,8 +19,10 @@ from rollyard.core.errors import (
     ImageUnavailable,
     Invalid,
     NodeFault,
+    NotFound,
     RollyardError,
     SandboxError,
+    SnapshotUnusable,
     StageTimeout,
     TaskError,
     TemplateUnusable,
@@ -33,6 +37,7 @@ from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.agents.agent_loop import AgentProgress, run_agent
+from rollyard.node.agents.fork import go_on_from
 from rollyard.node.agents.tasks.base import Artifact, Reply, Score
 from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
 from rollyard.node.agents.tasks.installed_handlers import Handlers
@@ -55,6 +60,8 @@ from rollyard.tokens.tool_calls import parser_for
 from rollyard.wire.node import Lease, LeaseRef
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TERM_SECONDS = 0.2
 """Seconds to wait for this process's own TERM before an infrastructure fault, such as a lost sandbox, is reported.
@@ -281,7 +288,10 @@ class LeaseRun:
             claimed = await self._node.sandboxes.claim(self._sandbox_spec(handler), tools)
             sandbox = await stack.enter_async_context(self._closed_or_kept(claimed))
             self.sandbox = sandbox
-            await handler.init(task, sandbox)
+            if self._lease.agent.fork_from is not None:
+                await self._restore_fork(sandbox)
+            else:
+                await handler.init(task, sandbox)
             environment = await handler.environment(task, sandbox)
             if environment is not None:
                 stack.push_async_callback(environment.close)
@@ -290,7 +300,28 @@ class LeaseRun:
                 f"a task of kind {task.kind!r} has an environment, which replies to the built-in loop only; "
                 "leave out `agent.command`"
             )
+        if environment is not None and self._lease.agent.fork_from is not None:
+            raise TaskError(
+                f"a task of kind {task.kind!r} has an environment, whose state no snapshot has; leave out `agent.fork_from`"
+            )
         return sandbox, environment
+
+    async def _restore_fork(self, sandbox: Sandbox) -> None:
+        """Give the sandbox the files after the turn from which the rollout goes on. They include what the task's handler
+        wrote in INIT. Raises SnapshotUnusable."""
+        about, archive = await self._fetch_fork(self._node.uploads.fork_snapshot)
+        if about.image != sandbox.held.fingerprint:
+            raise SnapshotUnusable(
+                f"the snapshot belongs to {about.image or 'the default image'}, but the sandbox now has "
+                f"{sandbox.held.fingerprint or 'the default image'}: the image has changed; begin with a rollout of its own"
+            )
+        await sandbox.restore(io.BytesIO(archive))
+
+    async def _fetch_fork(self, fetch: Callable[[LeaseRef], Awaitable[T]]) -> T:
+        try:
+            return await fetch(self.ref)
+        except (NotFound, Invalid) as error:
+            raise SnapshotUnusable(str(error)) from None
 
     async def _agent(
         self,
@@ -333,6 +364,9 @@ class LeaseRun:
         tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
         opening = environment.opening if environment is not None else ()
         run = AgentProgress(Conversation(template, [*handler.prompt(task), *opening], schemas), parser)
+        if lease.agent.fork_from is not None:
+            ancestors = await self._fetch_fork(self._node.uploads.ancestors)
+            await asyncio.to_thread(go_on_from, run, ancestors)
         self._live_turns = _soon(run.turns)
         overdue = False
 

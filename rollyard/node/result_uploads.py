@@ -16,10 +16,11 @@ from pydantic_core import from_json
 from rollyard.client.server_link import ServerLink, error_from_status, raise_for_status
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
-from rollyard.kinds.rollout import Outcome, RolloutError, RunResult, Stage, Status
+from rollyard.kinds.rollout import ForkPoint, Outcome, RolloutError, RunResult, Stage, Status
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.node.upload_queue import UploadQueue
 from rollyard.wire.columns import CONTENT_TYPE, VERSION, Columns, columns_of, decode, is_columns
-from rollyard.wire.frames import framed
+from rollyard.wire.frames import framed, unframed
 from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, SnapshotHeader, Welcome
 
 log = logging.getLogger(__name__)
@@ -79,21 +80,35 @@ class ResultUploads:
         the snapshot."""
         await self._put_data(SNAPSHOT, header.lease, header.model_dump_json().encode() + b"\n" + archive)
 
+    async def ancestors(self, ref: LeaseRef) -> list[tuple[ForkPoint, Outcome]]:
+        """Fetch the rollouts from which a rollout goes on, each with its last turn, the first one first. Raises as
+        `stored_run`."""
+        frames = await self._fetch("/v1/node/fork", ref)
+        return await asyncio.to_thread(_read_ancestors, unframed(frames))
+
+    async def fork_snapshot(self, ref: LeaseRef) -> tuple[RolloutSnapshot, bytes]:
+        """Fetch the snapshot from which a rollout goes on. Raises as `stored_run`."""
+        about, archive = unframed(await self._fetch("/v1/node/fork/snapshot", ref))
+        return RolloutSnapshot.model_validate_json(about, extra="ignore"), archive
+
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the result of RUN that was uploaded under an earlier lease; retry until the server can be reached.
         Raises Fenced, and any other ApiError except Unavailable."""
+        return await asyncio.to_thread(_read_run, await self._fetch(RUN, ref))
+
+    async def _fetch(self, path: str, ref: LeaseRef) -> bytes:
+        """Get data that belongs to a lease; retry until the server can be reached."""
         query = {"namespace": ref.namespace, "id": ref.id, "fence": str(ref.fence)}
         backoff = Backoff()
         while True:
             try:
-                url = await self._link.url() + RUN
+                url = await self._link.url() + path
                 headers = {"Accept": f"{CONTENT_TYPE}, application/zstd"}
                 async with self._http.get(url, params=query, headers=headers) as answer:
                     await raise_for_status(answer)
-                    frame = await answer.read()
-                return await asyncio.to_thread(_read_run, frame)
+                    return await answer.read()
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
-                log.warning("the stored run of %s could not be fetched yet: %s", ref.id, error)
+                log.warning("%s of %s could not be fetched yet: %s", path, ref.id, error)
             await backoff.wait()
 
     async def _put(self, path: str, ref: LeaseRef, result: RunResult | Outcome) -> None:
@@ -167,6 +182,19 @@ def _upload(
     body = columns.to_bytes() if as_columns else result.model_dump_json().encode()
     frame = compressor.compress(body)
     return _header(ref, outcome, columns).model_dump_json().encode() + b"\n" + frame
+
+
+def _read_ancestors(frames: Sequence[bytes]) -> list[tuple[ForkPoint, Outcome]]:
+    points = [ForkPoint.model_validate_json(point, extra="ignore") for point in frames[::2]]
+    return list(zip(points, map(_read_outcome, frames[1::2]), strict=True))
+
+
+def _read_outcome(frame: bytes) -> Outcome:
+    data = zstandard.decompress(frame)
+    if not is_columns(data):
+        return Outcome.model_validate_json(data, extra="ignore")
+    (outcome,) = decode(data).read(Outcome, extra="ignore")
+    return outcome
 
 
 def _read_run(frame: bytes) -> RunResult:

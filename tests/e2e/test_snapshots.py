@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import Status
+from rollyard.kinds.rollout import ForkPoint, RolloutRequest, Status
 from tests.support.yard import Yard, requests
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(30)]
@@ -56,3 +56,43 @@ async def test_none_without_a_request(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     (ended,) = await yard.gather(client, await client.submit(requests(1, 0, prefix="none")))
     assert await client.snapshots(ended.id) == []
+
+
+async def test_a_rollout_goes_on_from_a_turn_of_another(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    asked = requests(3, 3, prefix="parent", agent={"snapshots": "every"}, sampling={"temperature": 0})
+    parents = await yard.gather(client, await client.submit(asked))
+    parent = next(one for one in parents if one.status.scored and len(one.turns) > 1 and len(one.segments) == 1)
+    request = next(one for one in asked if one.id == parent.id)
+    agent = {"fork_from": {"rollout": parent.id, "turn": 1}, "snapshots": "last"}
+    fork = {
+        **request.model_dump(exclude_defaults=True),
+        "id": "fork",
+        "n": 3,
+        "agent": agent,
+        "sampling": {"temperature": 1},
+    }
+    shared = parent.turns[1].prompt_length
+    files = set(names(await client.snapshot(parent.id, 1)))
+    for ended in await yard.gather(client, await client.submit([RolloutRequest.model_validate(fork)])):
+        assert ended.status.scored, ended.error
+        assert ended.forked_from == ForkPoint(rollout=parent.id, turn=1)
+        segment = ended.segments[0]
+        assert segment.token_ids[:shared] == parent.segments[0].token_ids[:shared]
+        assert segment.prompt_length == ended.turns[0].prompt_length == shared
+        assert not any(segment.loss_mask[:shared])
+        assert segment.loss_mask[shared] == 1
+        (last,) = await client.snapshots(ended.id)
+        assert files <= set(names(await client.snapshot(ended.id, last.turn)))
+
+
+async def test_a_fork_that_cannot_go_on_fails_and_says_why(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    (asked,) = requests(1, 0, prefix="ended", agent={"snapshots": "every"}, sampling={"temperature": 0})
+    (parent,) = await yard.gather(client, await client.submit([asked]))
+    agent = {"fork_from": {"rollout": parent.id, "turn": len(parent.turns)}}
+    fork = {**asked.model_dump(exclude_defaults=True), "id": "no-fork", "agent": agent}
+    (ended,) = await yard.gather(client, await client.submit([RolloutRequest.model_validate(fork)]))
+    assert ended.error is not None
+    assert (ended.status, ended.error.reason) == (Status.FAILED, "SnapshotUnusable")
+    assert "ended the conversation; fork from an earlier turn" in ended.error.message

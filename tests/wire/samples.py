@@ -7,6 +7,7 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.rollout import (
     AgentSpec,
     Budgets,
+    ForkPoint,
     Outcome,
     RolloutError,
     RunResult,
@@ -132,6 +133,10 @@ LEASE = Lease(
     budgets=Budgets(init_seconds=1.0, run_seconds=2.0, eval_seconds=3.0, context_tokens=512, keep_failed_seconds=60.0),
     endpoints={"policy": ENDPOINT},
 )
+FORKED = LEASE.model_copy(
+    update={"agent": AgentSpec(snapshots="every", fork_from=ForkPoint(rollout="r", turn=3)), "id": "r.1"}
+)
+"""Lease with the fields that only the built-in loop may have."""
 TARGET = WeightsTarget(
     version="v3", mode="Pause", path="weights", adapter="adapter", checksum="sha256:1", attempt=2, transfer=True
 )
@@ -213,7 +218,7 @@ SAMPLES = (
         lost=[REF],
         results=256,
     ),
-    Grant(leases=[LEASE]),
+    Grant(leases=[LEASE, FORKED]),
     Renewed(sent_at=12.5, lost=[REF]),
     Cancel(lease=REF),
     RechooseEndpoint(lease=REF, role="policy", now=True),

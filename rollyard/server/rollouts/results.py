@@ -109,7 +109,10 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
     Identity, status, reward and error come from the record, because only the record decides how the rollout ended.
     """
     timings = {**Timings().model_dump(), **outcome["timings"], "queued": round(record.queued_seconds, 6)}
+    request = RolloutRequest.model_validate_json(record.request)
+    fork = request.agent.fork_from
     return {
+        "forked_from": fork.model_dump() if fork is not None else None,
         "id": record.id,
         "namespace": record.namespace,
         "group": record.group,
@@ -119,7 +122,7 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         "status": record.status.value,
         "reward": record.reward,
         "metrics": outcome["metrics"] if record.status.scored else {},
-        "task": RolloutRequest.model_validate_json(record.request).task.model_dump(),
+        "task": request.task.model_dump(),
         "segments": [],
         "turns": [],
         "timings": timings,

@@ -24,7 +24,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus, DatasetRef
 from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
+from rollyard.kinds.rollout import AgentSpec, ForkPoint, RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.session import SessionRequest
@@ -102,7 +102,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         pool="rolloutpool",
         task=LEASE.task,
         group="g",
-        agent=LEASE.agent,
+        agent=FORKED if status is Status.QUEUED else LEASE.agent,
         sampling=LEASE.sampling,
         budgets=LEASE.budgets,
         priority=1,
@@ -147,6 +147,8 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
     )
 
 
+FORKED = AgentSpec(snapshots="every", fork_from=ForkPoint(rollout="r", turn=3))
+"""Fields that only the built-in loop may have."""
 LENGTHS = LengthSums(rollouts=2, tokens=30, turns=4, seconds=1.5)
 
 
