@@ -323,6 +323,8 @@ async def try_(
 def transcript(trajectory: Trajectory) -> list[str]:
     """Return the conversation as text for people. For training use the token ids in the trajectory's segments."""
     lines = [f"task: {json.dumps(trajectory.task.model_dump(), ensure_ascii=False)[:2000]}"]
+    if (fork := trajectory.forked_from) is not None:
+        lines.append(f"goes on from turn {fork.turn} of rollout {fork.rollout}")
     for number, turn in enumerate(trajectory.turns, start=1):
         lines += ["", f"--- turn {number}: {turn.prompt_length} + {turn.response_length} tokens", turn.text]
         for result in turn.tool_results:

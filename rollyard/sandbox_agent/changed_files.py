@@ -26,8 +26,12 @@ _MOST_EXTENTS = 10_000
 """Greatest number of parts of a sparse file. The rest of the file is read with its holes."""
 
 
+_MOST_NAMES = 300_000
+"""Greatest number of files in one folder. The names of a folder are in memory together."""
+
+
 class TooManyChanges(Exception):
-    """The archive would be longer than the limit."""
+    """The archive would be longer than the limit, or a folder has too many files. `str()` is the end of a sentence."""
 
 
 class ChangeArchive:
@@ -38,7 +42,7 @@ class ChangeArchive:
         self._mounts = mounts
         self._since = since_ns
         self._write = write
-        self._left = limit
+        self._limit = self._left = limit
         self._links: dict[tuple[int, int], bytes] = {}
         """Device and inode of a file with several names -> the first of the names. An overlay shows different inodes for a
         file of the image and a new hard link to it, so these become two files."""
@@ -77,13 +81,11 @@ class ChangeArchive:
         if changed and info.st_mode & 0o700 != 0o700 and info.st_uid == os.geteuid():
             self._opened.append((path, stat.S_IMODE(info.st_mode)))
             os.chmod(path, stat.S_IMODE(info.st_mode) | 0o700)
-        names = os.listdir(path)
-        if whole and len(names) * 3 * incremental_tar.BLOCK > self._left:
-            raise TooManyChanges
+        names = _names(path)
         listed: list[tuple[bytes, bytes]] = []
         files: list[tuple[bytes, os.stat_result]] = []
         folders: list[tuple[bytes, bool]] = []
-        for name in sorted(names):
+        for name in names:
             child = path.rstrip(b"/") + b"/" + name
             if child in self._mounts.points:
                 continue
@@ -175,7 +177,7 @@ class ChangeArchive:
     def _put(self, data: bytes) -> None:
         self._left -= len(data)
         if self._left < 0:
-            raise TooManyChanges
+            raise TooManyChanges(f"they need more than the {self._limit} bytes of a snapshot")
         self._write(data)
 
     def _skip(self, path: bytes, error: OSError) -> None:
@@ -189,6 +191,18 @@ class ChangeArchive:
         self.left_out_count += 1
         if len(self.left_out) < 10:
             self.left_out.append(path[-200:].decode("utf-8", "backslashreplace"))
+
+
+def _names(path: bytes) -> list[bytes]:
+    names: list[bytes] = []
+    with os.scandir(path) as found:
+        for one in found:
+            names.append(one.name)
+            if len(names) > _MOST_NAMES:
+                raise TooManyChanges(
+                    f"{path[-200:].decode('utf-8', 'backslashreplace')} has more than {_MOST_NAMES} files"
+                )
+    return sorted(names)
 
 
 def _entry(path: bytes, kind: bytes, info: os.stat_result) -> ChangedFile:

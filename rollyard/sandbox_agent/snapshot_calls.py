@@ -23,8 +23,8 @@ def write_snapshot(pipe: int, since: ClockMark, limit: int) -> Header:
         with os.fdopen(pipe, "wb", _BUFFER) as file:
             archive = ChangeArchive(read_mounts(), since.ns(), file.write, limit)
             archive.write()
-    except TooManyChanges:
-        return {"too_large": True}
+    except TooManyChanges as error:
+        return {"too_large": str(error)}
     except BrokenPipeError:
         return {"broken": "the owner has stopped reading"}
     return {"files": archive.files, "left_out": archive.left_out, "left_out_count": archive.left_out_count}

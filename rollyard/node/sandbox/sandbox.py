@@ -148,7 +148,7 @@ class Sandbox:
             )
             if "too_large" in reply:
                 raise TooLarge(
-                    f"the files that the sandbox changed need more than the {limit} bytes of a snapshot: delete files that "
+                    f"the files that the sandbox changed do not fit into a snapshot: {reply['too_large']}; delete files that "
                     "are not needed"
                 )
             if "broken" in reply:

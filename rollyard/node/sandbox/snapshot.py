@@ -15,6 +15,7 @@ import select
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +29,8 @@ SNAPSHOT_SECONDS = 600.0
 _LEVEL = 1
 _CHUNK = 1 << 20
 _POLL_SECONDS = 0.5
+_THREADS = ThreadPoolExecutor(8, "snapshots")
+"""Threads of their own. They wait for sandboxes, and other work of the node agent must not wait for them."""
 _MAX_WINDOW = 8 << 20
 
 
@@ -73,7 +76,7 @@ class ArchivePipe:
             fcntl.fcntl(read, fcntl.F_SETPIPE_SZ, _CHUNK)
         self._end = PipeEnd(read if reads else write)
         self.theirs = write if reads else read
-        self._work = asyncio.ensure_future(asyncio.to_thread(self._run, work))
+        self._work = asyncio.get_running_loop().run_in_executor(_THREADS, self._run, work)
 
     async def result(self) -> Any:
         """Return what the thread has returned."""

@@ -176,7 +176,7 @@ async def test_an_unchanged_image_is_not_read(sandboxes: SandboxFactory, open_fo
 async def test_too_large(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     async with await sandboxes.start(spec) as sandbox:
         await sandbox.bash("head -c 3000000 /dev/urandom > big", 20)
-        with pytest.raises(TooLarge, match="need more than the 2000000 bytes of a snapshot: delete files"):
+        with pytest.raises(TooLarge, match="they need more than the 2000000 bytes of a snapshot; delete files"):
             await sandbox.snapshot(2_000_000)
         assert (await sandbox.bash("rm big; echo on", 20)).output == "on\n"
         (await sandbox.snapshot(2_000_000)).close()
