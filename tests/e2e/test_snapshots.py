@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
+from pathlib import Path
 
 import pytest
 import zstandard
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import ForkPoint, RolloutRequest, Status
+from tests.e2e.test_command_line import rollyard
 from tests.support.yard import Yard, requests
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(30)]
@@ -96,3 +99,22 @@ async def test_a_fork_that_cannot_go_on_fails_and_says_why(served: tuple[Yard, A
     assert ended.error is not None
     assert (ended.status, ended.error.reason) == (Status.FAILED, "SnapshotUnusable")
     assert "ended the conversation; fork from an earlier turn" in ended.error.message
+
+
+async def test_the_command_line_shows_saves_and_forks(served: tuple[Yard, AsyncClient], tmp_path: Path) -> None:
+    yard, client = served
+    asked = requests(2, 2, prefix="cli", agent={"snapshots": "every"}, sampling={"temperature": 0})
+    parents = await yard.gather(client, await client.submit(asked))
+    parent = next(one for one in parents if one.status.scored and len(one.turns) > 1)
+    described, _ = await asyncio.to_thread(rollyard, yard, "rollouts", "describe", parent.id)
+    assert "SNAPSHOT AFTER TURN" in described
+    file = tmp_path / "turn.tar.zst"
+    await asyncio.to_thread(rollyard, yard, "rollouts", "snapshot", parent.id, "1", "-o", str(file))
+    assert file.read_bytes() == await client.snapshot(parent.id, 1)
+    told, _ = await asyncio.to_thread(rollyard, yard, "rollouts", "fork", parent.id, "1", "--n", "2")
+    forks = await yard.gather(client, told.split())
+    assert [fork.forked_from for fork in forks] == [ForkPoint(rollout=parent.id, turn=1)] * 2
+    shown, _ = await asyncio.to_thread(rollyard, yard, "rollouts", "describe", forks[0].id)
+    assert f"goes on from turn 1 of rollout {parent.id}" in shown
+    _, refused = await asyncio.to_thread(rollyard, yard, "rollouts", "fork", parent.id, "99", code=1)
+    assert "has no snapshot after turn 99; there are snapshots after turns 1" in refused
