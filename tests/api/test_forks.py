@@ -58,6 +58,8 @@ async def test_a_node_agent_gets_all_ancestors_and_the_files(serving: Serve, tmp
         await parent(api, tmp_path, "second", agent={"fork_from": {"rollout": "first", "turn": 2}})
         status, answer = await submit(api, "third", agent={"fork_from": {"rollout": "second", "turn": 2}})
         assert status == 202, answer
+        queued = await api.parts.rollouts.get("default", "third")
+        assert queued.endpoints == {"policy": "e"}, "its prompt is in that endpoint's cache"
         (record,) = await PlayedPool(api.parts).lease()
         ref = LeaseRef(namespace="default", id="third", fence=record.fence)
         async with node_agent(api, tmp_path, as_columns=True) as uploads:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rollyard.core.errors import Conflict, Invalid
@@ -19,8 +19,11 @@ MAX_TASK_BYTES = 1 << 20
 MAX_IMAGE_CHARS = 1024
 
 
-def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutRecord]:
-    """Return the n records of one request, with their ids. Raises Invalid if the request is too large."""
+def expand(
+    namespace: str, request: RolloutRequest, now: float, endpoints: Mapping[str, str] | None = None
+) -> list[RolloutRecord]:
+    """Return the n records of one request, with their ids. `endpoints`: preferred endpoints, by role. Raises Invalid if the
+    request is too large."""
     name = request.id or f"r-{secrets.token_hex(8)}"
     group = request.group or (name if request.n > 1 else None)
     single = evolve(request, n=1, id=None, group=group)
@@ -46,6 +49,7 @@ def expand(namespace: str, request: RolloutRequest, now: float) -> list[RolloutR
                 mode=request.mode,
                 priority=request.priority,
                 created_at=now,
+                endpoints=dict(endpoints or {}),
                 queued_at=now,
                 min_weights_version=request.min_weights_version,
                 weights=request.weights,

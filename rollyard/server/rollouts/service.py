@@ -119,9 +119,11 @@ class RolloutService:
     async def submit(self, namespace: str, requests: Sequence[RolloutRequest]) -> list[tuple[RolloutRecord, bool]]:
         """Accept all requests or none. Return pairs (stored record, whether it is new). Raises Conflict, Invalid."""
         now = self._clock.time()
+        warm = [await self._endpoints_of_parent(namespace, request) for request in requests]
 
         def expanded() -> list[tuple[RolloutRecord, int]]:
-            return [(record, request.n) for request in requests for record in expand(namespace, request, now)]
+            pairs = zip(requests, warm, strict=True)
+            return [(record, one.n) for one, endpoints in pairs for record in expand(namespace, one, now, endpoints)]
 
         few = sum(request.n for request in requests) <= SMALL_SUBMIT
         records = expanded() if few else await asyncio.to_thread(expanded)
@@ -129,6 +131,13 @@ class RolloutService:
         for pool in {r.pool_key for r, new in accepted if new}:
             self.rollout_queued.emit(pool, now)
         return accepted
+
+    async def _endpoints_of_parent(self, namespace: str, request: RolloutRequest) -> Mapping[str, str]:
+        """Return the endpoints of the rollout from which a request goes on. Their caches may have its prompt."""
+        if request.agent.fork_from is None:
+            return {}
+        parent = await self._store.get_rollout(namespace, request.agent.fork_from.rollout)
+        return parent.endpoints if parent is not None else {}
 
     async def get(self, namespace: str, id: str) -> RolloutRecord:
         record = await self._store.get_rollout(namespace, id)
