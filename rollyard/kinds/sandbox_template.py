@@ -60,7 +60,8 @@ class SandboxTemplate(KindModel):
     """CPU cores to count for one sandbox. A fraction is right if sandboxes mostly wait for the model."""
     memory: Size = "2G"
     """Memory limit of the sandbox: of all its processes, and of the files that it writes, which are in memory. If the
-    allocation sets memory, this amount of the allocation's memory is counted for each sandbox."""
+    allocation sets memory, this amount of the allocation's memory is counted for each sandbox; else this amount of the
+    memory that the job has on its node, as far as the least widths of the stages allow."""
     disk: Size = "1G"
     """Size limit of each file that a sandbox writes, and of all of them together."""
 

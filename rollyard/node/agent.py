@@ -17,8 +17,10 @@ from rollyard.core.aio import Waker
 from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node import attachments
 from rollyard.node.agents.tasks.installed_handlers import load_handlers
+from rollyard.node.free_memory import reserve, whole_memory
 from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_run import LeaseRun, NodeContext
@@ -89,6 +91,8 @@ class NodeAgent:
         """True if the server knows which sandboxes are kept."""
         self._capacity = 0
         """Number of sandboxes that fit into the allocation. The server's first `Welcome` sets it."""
+        self._room = 0
+        """Number of sandboxes that fit into the memory that this process and its children may use."""
         self._lease_seconds = LEASE_SECONDS
         self._renewed_at = asyncio.get_running_loop().time()
         self._grants = 0
@@ -167,6 +171,7 @@ class NodeAgent:
             case Resize(widths=widths, places=places):
                 if self._node is not None:
                     known = {stage: widths[stage] for stage in Stage if stage in widths}
+                    places = min(places, self._room)
                     self._node.pools.request(known, places)
                     self._node.sandboxes.places = places
                     self._heartbeat_soon()
@@ -182,13 +187,14 @@ class NodeAgent:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
             self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images)
             self._images = ImagePulls(self._sandboxes.images, self._connection.send)
-            self._capacity = welcome.places
+            self._room = _room(size_bytes(welcome.sandbox.memory), welcome.places)
+            self._capacity = min(welcome.places, self._room)
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
             self._kept = KeptSandboxes(max(1, welcome.places // KEPT_SHARE), self._kept_changed)
             self._node = NodeContext(
                 kept=self._kept,
                 pools=StagePools(widths),
-                sandboxes=WarmSandboxes(self._sandboxes, welcome.sandbox.warm.max, welcome.places),
+                sandboxes=WarmSandboxes(self._sandboxes, welcome.sandbox.warm.max, self._capacity),
                 images=self._images,
                 handlers=self._handlers,
                 uploads=self._uploads,
@@ -358,6 +364,21 @@ class NodeAgent:
         )
         self._policies[ref.key] = policy
         return policy
+
+
+def _room(sandbox_bytes: int, places: int) -> int:
+    """Return how many sandboxes fit into the job's memory. `places`: how many fit into the allocation's cores, and into its
+    memory if the pool sets it."""
+    whole = whole_memory()
+    if places * sandbox_bytes <= whole:
+        return places
+    room = max(1, (whole - reserve(whole)) // max(1, sandbox_bytes))
+    log.info(
+        "the job has %.1f GiB of memory, which is enough for %d sandboxes of %.1f GiB and not for %d; "
+        "beyond their least widths the stages get no more workers (a lower `sandbox.memory` allows more)",
+        whole / (1 << 30), room, sandbox_bytes / (1 << 30), places,
+    )  # fmt: skip
+    return room
 
 
 def _widths(pools: StagePools) -> dict[str, int]:

@@ -27,7 +27,7 @@ PLACES = 12
 ROLLOUTS = 20
 POOL = {
     "replicas": 1,
-    "sandbox": {"cpus": 1 / PLACES},
+    "sandbox": {"cpus": 1 / PLACES, "memory": "512M"},
     "stages": {
         "init": {"workers": {"min": 2, "max": 6}},
         "run": {"workers": {"min": 2, "max": 8}},

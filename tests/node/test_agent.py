@@ -17,8 +17,9 @@ from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent import NodeAgent
+from rollyard.node.agent import NodeAgent, _room
 from rollyard.node.agents.tasks import installed_handlers
+from rollyard.node.free_memory import whole_memory
 from rollyard.server.main import RollyardServer, ServeOptions
 from rollyard.server.rollouts.connected_agents import ConnectedAgent as Connected
 from rollyard.trust.bearer_tokens import Role
@@ -26,7 +27,7 @@ from rollyard.wire.files import AllocationFile
 from rollyard.wire.node import Grant, Hello, Lease
 
 CORES, PER_CORE = 2, 8
-SPEC = {"replicas": 1, "allocation": {"cpusPerTask": CORES}, "sandbox": {"cpus": 1 / PER_CORE}}
+SPEC = {"replicas": 1, "allocation": {"cpusPerTask": CORES}, "sandbox": {"cpus": 1 / PER_CORE, "memory": "64M"}}
 
 
 class Yard:
@@ -71,7 +72,7 @@ async def change_sandbox(server: RollyardServer) -> None:
     """Now four times as many would fit."""
     pool = await server.store.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
     assert isinstance(pool, RolloutPool)
-    spec = evolve(pool.spec, sandbox=SandboxTemplate(cpus=1 / PER_CORE / 4))
+    spec = evolve(pool.spec, sandbox=SandboxTemplate(cpus=1 / PER_CORE / 4, memory="64M"))
     await server.store.update(evolve(pool, spec=spec), "spec")
 
 
@@ -99,6 +100,12 @@ async def at_work(link: ServerLink) -> AsyncIterator[None]:
         finally:
             stop.set()
             await running
+
+
+def test_there_are_no_more_sandboxes_than_fit_into_the_jobs_memory() -> None:
+    assert _room(1 << 20, places=100) == 100
+    assert _room(whole_memory() // 4, places=100) == 3, "a reserve stays free"
+    assert _room(whole_memory() * 2, places=100) == 1
 
 
 async def test_a_changed_sandbox_makes_no_more_places_in_what_works_with_the_old_one(yard: Yard) -> None:

@@ -16,13 +16,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rollyard.node.free_memory import free_memory, reserve, whole_memory
 from rollyard.node.memory_guard import limit, messages, process_memory, sandbox_entry, socket_memory
-from rollyard.node.memory_guard.process_memory import ProcessMemory
+from rollyard.node.memory_guard.process_memory import ProcessMemory, SandboxMemory
 
 LOOK_SECONDS = 0.1
 """Seconds between two looks at the machine's shared memory."""
@@ -82,6 +83,7 @@ class Guard:
         self._unseen: dict[str, tuple[float, Mapping[str, Any]]] = {}
         """Sandbox whose sandbox agent was not seen -> time of the second look, and the message."""
         self._shared = process_memory.host_shared_bytes()
+        self._reserve = reserve(whole_memory())
         self._look_at = 0.0
 
     def run(self) -> None:
@@ -136,6 +138,25 @@ class Guard:
                     self._measure(sandbox, watched)
             self._shared = shared
         self._shared = min(self._shared, shared)
+        if (free := free_memory()) < self._reserve:
+            self._make_room(free)
+
+    def _make_room(self, free: int) -> None:
+        """End the largest processes of the sandbox with the most memory, before the kernel ends any process of the job.
+
+        Memory can run out although each sandbox is within its limit: if sandboxes were promised more memory than there is,
+        and by kernel memory that nobody can count.
+        """
+        largest = None
+        for sandbox, watched in self._watched.items():
+            if watched.ending.intersection(process_memory.descendants(watched.agent)):
+                return  # the kernel is freeing memory
+            memory = process_memory.measure(watched.agent, watched.socket_bytes())
+            if len(memory.processes) > 1 and (largest is None or memory.used > largest[2].used):
+                largest = sandbox, watched, memory
+        if largest is not None:
+            sandbox, watched, memory = largest
+            self._end(sandbox, watched, memory, limit.to_end(memory, memory.used / 2, -1), free)
 
     def _check(self, sandbox: str, watched: Watched) -> None:
         """Measure exactly only where a cheap upper bound is near the limit."""
@@ -154,19 +175,27 @@ class Guard:
         watched.files = memory.files
         watched.unseen = max(0, memory.used - watched.upper_bound(sockets))
         if ended:
-            named = [f"{process.name} (process {process.inside_pid})" for process in ended[:3]]
-            parts = {"used": memory.used, "files": memory.files, "sockets": memory.sockets}
-            told = {"over": sandbox, **parts, "ended": len(ended), "named": named}
-            with suppress(BlockingIOError):  # the node agent has not read thousands of reports
-                messages.send(self._node_agent, told)
-            for process in ended:
-                if not watched.is_gone():
-                    _end(process)
+            self._end(sandbox, watched, memory, ended, None)
         alive = (
             watched.ending.intersection(process_memory.descendants(watched.agent)) if watched.ending else frozenset()
         )
         watched.ending = alive | {process.pid for process in ended}
         watched.due = time.monotonic() + limit.pause(memory.used, watched.limit)
+
+    def _end(
+        self, sandbox: str, watched: Watched, memory: SandboxMemory, ended: Sequence[ProcessMemory], free: int | None
+    ) -> None:
+        """Report, then end processes. `free`: bytes left in the allocation, if this is the reason."""
+        if ended:
+            named = [f"{process.name} (process {process.inside_pid})" for process in ended[:3]]
+            parts = {"used": memory.used, "files": memory.files, "sockets": memory.sockets}
+            told = {"over": sandbox, **parts, "ended": len(ended), "named": named, "free": free}
+            with suppress(BlockingIOError):  # the node agent has not read thousands of reports
+                messages.send(self._node_agent, told)
+            for process in ended:
+                if not watched.is_gone():
+                    _end(process)
+        watched.ending |= {process.pid for process in ended}
 
 
 def _enter(sandbox: str, agent: int, mounts: Mapping[str, int] | None) -> socket.socket | None:

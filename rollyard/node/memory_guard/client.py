@@ -31,6 +31,8 @@ class OverLimit:
     """Number of ended processes."""
     named: list[str]
     """The largest of them."""
+    free: int | None = None
+    """Bytes left in the allocation, if they are the reason: of all sandboxes this one used the most memory."""
 
     def __str__(self) -> str:
         who = ", ".join(self.named) + (", and others" if self.ended > len(self.named) else "")
@@ -40,6 +42,11 @@ class OverLimit:
             if part > self.limit // 8
         ]
         files = f" ({', '.join(parts)})" if parts else ""
+        if self.free is not None:
+            return (
+                f"the allocation had only {_size(self.free)} of memory left, and this sandbox used the most: "
+                f"{_size(self.used)}{files}; ended: {who}"
+            )
         return (
             f"the sandbox used {_size(self.used)} of memory{files}, and its limit is {_size(self.limit)}; ended: {who}"
         )
@@ -88,9 +95,9 @@ class MemoryGuard:
                 self._process.wait()
             self._process = self._socket = None
 
-    def _add(self, over: str, used: int, files: int, sockets: int, ended: int, named: list[str]) -> None:
+    def _add(self, over: str, **report_of: Any) -> None:
         if (watched := self._watched.get(over)) is not None:
-            report = OverLimit(watched["limit"], used, files, sockets, ended, named)
+            report = OverLimit(watched["limit"], **report_of)
             log.info("sandbox %s: %s", over, report)
             self._reports.setdefault(over, []).append(report)
 

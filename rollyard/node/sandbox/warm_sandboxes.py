@@ -19,8 +19,8 @@ from typing import Any
 
 from rollyard.core.aio import Waker
 from rollyard.core.errors import RollyardError, SandboxError, SandboxLost
+from rollyard.node.free_memory import free_memory
 from rollyard.node.sandbox.base import SandboxSpec
-from rollyard.node.sandbox.free_memory import free_memory
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.node.sandbox.warm_demand import RECENT_SECONDS, Need, to_end, to_start, wanted
 from rollyard.wire.node import SandboxCounts

@@ -86,6 +86,7 @@ def _become_launcher(request: dict[str, Any], stdin: int, output: int) -> None:
     os.chdir("/")
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
+    _end_before_node_agent()
     if request["account"] is not None:
         uid, gid = request["account"]
         os.setgroups([])
@@ -96,6 +97,13 @@ def _become_launcher(request: dict[str, Any], stdin: int, output: int) -> None:
     if request["scratch"] is not None:
         _mount_scratch(**request["scratch"])
     os.execvpe(request["argv"][0], request["argv"], request["env"])
+
+
+def _end_before_node_agent() -> None:
+    """Undo what the node agent has set for itself. If root sets the value, no process of the sandbox can lower it."""
+    with open("/proc/self/oom_score_adj", "r+") as score:
+        if int(score.read()) < 0:
+            score.write("0")
 
 
 def _mount_scratch(path: str, size: int, inodes: int, terminals: int, folders: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.node.sandbox.free_memory import free_memory
+from rollyard.node.free_memory import free_memory
 
 MIB = 1 << 20
 

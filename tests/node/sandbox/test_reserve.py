@@ -1,0 +1,46 @@
+"""Sandboxes within their limits that together use up the job's memory: the memory guard acts before the kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+from rollyard.node.sandbox.base import Runtime
+from tests.support.memory_cgroup import kernel_kills, memory_cgroup, remove
+
+MIB = 1 << 20
+JOB = """
+import asyncio, sys
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import SandboxFactory
+
+HOG = "python3 -c 'import time; kept = bytearray({} << 20); time.sleep(600)'"
+
+async def main():
+    spec = SandboxSpec(None, Limits(1, 1 << 30, 64 << 20))
+    async with SandboxFactory(find_runtime(sys.argv[1])) as sandboxes:
+        async with await sandboxes.start(spec) as neighbour, await sandboxes.start(spec) as greedy:
+            await neighbour.ipython("kept = bytearray(200 << 20)", 60)
+            print((await greedy.bash(HOG.format(700), 60)).notes)
+            print((await neighbour.ipython("len(kept) >> 20", 60)).output, (await greedy.bash("echo works", 60)).output)
+
+sys.stdin.readline()
+asyncio.run(main())
+"""
+
+
+async def test_the_sandbox_with_the_most_memory_gives_way(runtime: Runtime) -> None:
+    with memory_cgroup(896 * MIB) as cgroup:
+        argv = [sys.executable, "-c", JOB, runtime.name]
+        root = Path(__file__).parents[3]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as job:
+            (cgroup / "cgroup.procs").write_text(str(job.pid))
+            said, _ = await asyncio.to_thread(job.communicate, "go\n", 120)
+        assert kernel_kills(cgroup) == 0
+        await remove(cgroup)
+    assert "the allocation had only " in said, said
+    assert "of memory left, and this sandbox used the most: " in said
+    assert said.split()[-2:] == ["200", "works"]
