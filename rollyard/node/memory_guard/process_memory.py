@@ -83,12 +83,16 @@ def upper_bound(pids: Sequence[int]) -> int:
 
 
 def tmpfs_bytes(pid: int) -> int:
-    """Return the bytes in the tmpfs mounts that a process sees. An overlay counts if its upper layer is a tmpfs."""
+    """Return the bytes in the tmpfs mounts that a process sees and this process does not: a file of the node's /run that
+    is bound into a sandbox is not the sandbox's. An overlay counts if its upper layer is a tmpfs."""
     used: dict[tuple[int, ...], int] = {}
+    own = own_devices()
     with suppress(OSError):
         for line in _read(f"/proc/{pid}/mountinfo").decode(errors="replace").splitlines():
             before, _, after = line.partition(" - ")
             kind, place = after.split(" ", 1)[0], before.split(" ")[4]
+            if before.split(" ")[2] in own:
+                continue
             if kind == "tmpfs" or (kind == "overlay" and "upperdir=" in after):
                 with suppress(OSError):
                     space = os.statvfs(f"/proc/{pid}/root{place}")
@@ -97,6 +101,12 @@ def tmpfs_bytes(pid: int) -> int:
                     blocks, inodes = space.f_blocks - space.f_bfree, space.f_files - space.f_ffree
                     used[key] = blocks * space.f_frsize + inodes * INODE_BYTES
     return sum(used.values())
+
+
+def own_devices() -> Set[str]:
+    """Return the devices of all mounts that this process sees now, as MAJOR:MINOR. The kernel gives the number of an
+    unmounted device to a new one."""
+    return {line.split(b" ", 3)[2].decode() for line in _read("/proc/self/mountinfo").splitlines()}
 
 
 def measure(agent: int, sockets: Mapping[int, int] = NO_SOCKETS, without: Set[int] = frozenset()) -> SandboxMemory:

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+from rollyard.node.memory_guard.process_memory import own_devices
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MS_REMOUNT = 32
 _FLAGS = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "noatime": 1024, "nodiratime": 2048}
@@ -99,8 +101,8 @@ def _setns(namespace: int) -> None:
 
 
 def _remounts(agent: int, limits: MountLimits) -> Iterator[tuple[str, int, str]]:
-    """Yield place, flags and data of one remount for each tmpfs and devpts that the sandbox sees."""
-    seen = set()
+    """Yield place, flags and data of one remount for each tmpfs and devpts that the sandbox sees and the node does not."""
+    seen = set(own_devices())
     with suppress(OSError), open(f"/proc/{agent}/mountinfo", errors="replace") as mounts:
         for line in mounts:
             before, _, after = line.partition(" - ")
