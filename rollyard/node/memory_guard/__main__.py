@@ -171,7 +171,8 @@ class Guard:
     def _measure(self, sandbox: str, watched: Watched) -> None:
         sockets = watched.socket_bytes()
         memory = process_memory.measure(watched.agent, sockets, watched.ending)
-        ended = limit.to_end(memory, watched.limit, watched.files)
+        # A process that is ending may have written since the measurement before. That is no reason to end others.
+        ended = limit.to_end(memory, watched.limit, memory.files if watched.ending else watched.files)
         watched.files = memory.files
         watched.unseen = max(0, memory.used - watched.upper_bound(sockets))
         if ended:
