@@ -39,4 +39,6 @@ def local_source(
                 "and name IMAGE.sif"
             )
         case "dockerfile":
-            raise ImageNotFound(f"{reference.text} is a recipe: build the image once, and name the image")
+            raise ImageNotFound(
+                f"{reference.text} is a recipe: build the image once with `rollyard images build`, and name the image"
+            )

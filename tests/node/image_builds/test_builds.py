@@ -106,6 +106,16 @@ async def test_a_sandbox_shows_the_built_image(builder: Builder, runtime: str) -
         assert (await sandbox.ipython("open('file').read()", 20)).output.strip() == "'built\\n'"
 
 
+async def test_a_sandbox_starts_from_a_built_archive(builder: Builder, runtime: str) -> None:
+    archive = f"oci-archive:{builder.folder / 'built.tar'}"
+    await builder.build("FROM ../base\nENV A=b\nWORKDIR /app\nRUN echo built > file\n", outputs=[archive])
+    sandboxes = SandboxFactory(find_runtime(cast(RuntimeName, runtime)), cache=builder.cache)
+    async with sandboxes, await sandboxes.start(SandboxSpec(archive, LIMITS)) as sandbox:
+        assert (await sandbox.bash('echo "$A $PWD $(cat file)"', 20)).output == "b /app built\n"
+    again = await builder.root(f"FROM {archive}\nRUN cat file >> file2\n")
+    assert (again / "app/file2").read_text() == "built\n"
+
+
 async def test_apt_installs_packages_with_one_user(builder: Builder, runtime: str) -> None:
     """A package whose files and set-up scripts belong to other users, from a file: no network is needed."""
     package = builder.context / "package"
