@@ -47,6 +47,8 @@ PEER_CALLS = 30
 """Number of calls of what takes tens of milliseconds a call."""
 PEERS = ("swe-rex==1.4.0", "hpc-sandbox==0.5.1", "ipykernel>=6", "jupyter_client>=8")
 WAVE = 25
+AT_ONCE_ROUNDS = 5
+"""Number of times that many sandboxes are started at once, in turn with bare starts. The medians count."""
 
 
 def line(name: str, seconds: list[float], baseline: list[float] | None = None) -> None:
@@ -310,8 +312,11 @@ async def main() -> None:
             line("warm: to the first 1+1 in IPython", await claims(sandboxes, chosen.starts, "ipython"), theirs)
             if runtime is apptainer:
                 line("hpc-sandbox, to the first answer", peer["hpc-sandbox start"], theirs)
-            together, alone, memory = await at_once(sandboxes, argv, chosen.at_once)
-            print(f"  {chosen.at_once} at once: {together:.2f} s, bare {alone:.2f} s, ratio {together / alone:.2f}")
+            rounds = [await at_once(sandboxes, argv, chosen.at_once) for _ in range(AT_ONCE_ROUNDS)]
+            together, alone, memory = (statistics.median(figures) for figures in zip(*rounds, strict=True))
+            ratios = sorted(ours / theirs for ours, theirs, _ in rounds)
+            ratio = f"ratio {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            print(f"  {chosen.at_once} at once: {together:.2f} s, bare {alone:.2f} s, {ratio}")
             print(f"  memory of one sandbox: {memory:.1f} MiB")
             if chosen.waves:
                 await waves(sandboxes, chosen.waves)

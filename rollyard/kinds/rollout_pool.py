@@ -73,6 +73,8 @@ def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: Allocatio
         wanted.append(f"`allocation.cpusPerTask` {cores} or a `sandbox.cpus` below {sandbox.cpus:g}")
     if by_memory is not None and by_memory < total:
         wanted.append(f"more memory in `allocation` or a `sandbox.memory` below {sandbox.memory}")
+    if sandbox.gpus and allocation.gpus < total * sandbox.gpus:
+        wanted.append(f"`allocation.gpusPerNode` {total * sandbox.gpus} or a smaller `sandbox.gpus`")
     if wanted:
         raise ValueError(
             f"the stages need at least {' + '.join(map(str, least))} = {total} workers, but an allocation has room for "

@@ -65,6 +65,9 @@ class SandboxTemplate(KindModel):
     disk: Size = "1G"
     """Size limit of each file that a sandbox writes, and of all of them together."""
 
+    gpus: int = Field(default=0, ge=0, le=64)
+    """GPUs of one sandbox, of those that the allocation has. A GPU is in one sandbox at a time."""
+
     warm: WarmSpec = WarmSpec()
     """Sandboxes that are started in advance."""
 
@@ -76,9 +79,11 @@ class SandboxTemplate(KindModel):
 
 
 def sandbox_capacity(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> int:
-    """Number of sandboxes that fit into an allocation's cores and, if the allocation sets memory, into its memory."""
+    """Number of sandboxes that fit into an allocation's cores, into its memory if it sets memory, and into its GPUs if
+    sandboxes have GPUs."""
     by_cores, by_memory = sandbox_capacities(sandbox, allocation)
-    return by_cores if by_memory is None else min(by_cores, by_memory)
+    by_gpus = allocation.gpus // sandbox.gpus if sandbox.gpus else None
+    return min(room for room in (by_cores, by_memory, by_gpus) if room is not None)
 
 
 def sandbox_capacities(sandbox: SandboxTemplate, allocation: AllocationTemplate) -> tuple[int, int | None]:

@@ -464,6 +464,7 @@ class LeaseRun:
             limits=limits,
             host_network=pool.host_network,
             allowed_hosts=tuple(map(HostPattern.parse, pool.allowed_hosts)),
+            gpus=pool.gpus,
         )
 
     def _image(self, handler: GuardedHandler) -> str | None:

@@ -49,6 +49,7 @@ class Settings:
         self.env = environment({**os.environ, **message.get("image_env", {})}, message["env"])
         self.memory_bytes: int = message["memory_bytes"]
         """Greatest address space of one process."""
+        self.limits_address_space: bool = message.get("address_space", True)
         self.file_bytes: int = message["file_bytes"]
         """Greatest length of a file that a process writes."""
         self.processes: int = message["processes"]
@@ -65,8 +66,9 @@ class Settings:
 
         The sandbox agent itself has no limits, so that the agent can still act when the task has reached all limits.
         """
+        memory = self.memory_bytes if self.limits_address_space else resource.RLIM_INFINITY
         for kind, value in (
-            (resource.RLIMIT_AS, self.memory_bytes),
+            (resource.RLIMIT_AS, memory),
             (resource.RLIMIT_FSIZE, self.file_bytes),
             (resource.RLIMIT_NPROC, self.processes),
             (resource.RLIMIT_CORE, 0),
@@ -74,7 +76,8 @@ class Settings:
             (resource.RLIMIT_MEMLOCK, LOCKED_BYTES),
         ):
             hard = resource.prlimit(pid, kind)[1]
-            limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            given = [bound for bound in (value, hard) if bound != resource.RLIM_INFINITY]
+            limit = min(given, default=resource.RLIM_INFINITY)
             resource.prlimit(pid, kind, (limit, limit))
         if self.cpus:
             os.sched_setaffinity(pid, self.cpus)

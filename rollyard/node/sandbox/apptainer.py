@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rollyard.node.memory_guard.sandbox_entry import MountLimits
 from rollyard.node.sandbox.base import OWN, Limits, Root
+from rollyard.node.sandbox.gpus import Gpu, all_names
 from rollyard.node.sandbox_starter.client import Launch
 
 _ISOLATION = (
@@ -35,7 +36,14 @@ class Apptainer:
     the site's file. The memory guard sets this limit too, soon after a sandbox's start."""
 
     def command(
-        self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
+        self,
+        root: Root,
+        limits: Limits,
+        own: Path,
+        argv: Sequence[str],
+        *,
+        host_network: bool = False,
+        gpus: Sequence[Gpu] = (),
     ) -> Launch:
         config = ["-c", str(self._config(limits))] if self.own_config else []
         binds = [part for path in (*root.binds, f"{own}:{OWN}") for part in ("--bind", _read_only(path))]
@@ -43,11 +51,15 @@ class Apptainer:
         lacking = [path for path in ("/tmp", "/var/tmp") if not (root.folder / path[1:]).is_dir()]
         scratch = [part for path in ("/dev/shm", *lacking, *root.empty) for part in ("--scratch", path)]
         network = () if host_network else ("--net", "--network", "none")
-        options = [*config, "exec", *_ISOLATION, *network, *scratch, *binds]
+        devices = ("--nv",) if gpus else ()  # all GPUs of the node: Apptainer needs root to bind some of them only
+        options = [*config, "exec", *_ISOLATION, *network, *devices, *scratch, *binds]
         return Launch([self.program, "-s", *options, str(root.folder), *argv])
 
     def mount_limits(self, limits: Limits) -> MountLimits:
         return MountLimits(limits.disk_bytes, limits.files, limits.terminals)
+
+    def visible_gpus(self, gpus: Sequence[Gpu]) -> str:
+        return all_names(gpus)
 
     def _config(self, limits: Limits) -> Path:
         """Return our configuration file; write it if it is missing. The file limits the sum of all data that a sandbox

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.node.memory_guard.sandbox_entry import MountLimits
+from rollyard.node.sandbox.gpus import Gpu
 from rollyard.node.sandbox_starter.client import Launch
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
 
@@ -59,6 +60,9 @@ class SandboxSpec:
     """True: the sandbox has the node's network. False: it has only a loopback of its own."""
     allowed_hosts: tuple[HostPattern, ...] = ()
     """Hosts that the sandbox can reach through the egress proxy."""
+    gpus: int = 0
+    """Number of the allocation's GPUs that the sandbox gets. With GPUs the address space of its processes has no limit,
+    because CUDA reserves more of it than the node has memory."""
 
 
 @dataclass(frozen=True)
@@ -125,9 +129,20 @@ class Runtime(Protocol):
         """Name as in a pool's `sandbox.runtime`: apptainer, singularity or bubblewrap."""
 
     def command(
-        self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
+        self,
+        root: Root,
+        limits: Limits,
+        own: Path,
+        argv: Sequence[str],
+        *,
+        host_network: bool = False,
+        gpus: Sequence[Gpu] = (),
     ) -> Launch:
-        """Return the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`."""
+        """Return the launcher, which runs `argv` as process 1 of a new sandbox with the folder `own` at `OWN`. `gpus`:
+        GPUs that the sandbox gets."""
+
+    def visible_gpus(self, gpus: Sequence[Gpu]) -> str:
+        """Return CUDA_VISIBLE_DEVICES in a sandbox with these GPUs."""
 
     def mount_limits(self, limits: Limits) -> MountLimits | None:
         """Return limits that this runtime cannot set, and that the memory guard sets; None if the runtime sets all."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.base import OWN, Limits, Root
 from rollyard.node.sandbox.build_once import build_once
+from rollyard.node.sandbox.gpus import Gpu, all_names, node_binds, own_numbers
 from rollyard.node.sandbox_starter.client import Launch, Scratch
 
 _UID = "1000"
@@ -38,7 +39,14 @@ class Bubblewrap:
     name: str = "bubblewrap"
 
     def command(
-        self, root: Root, limits: Limits, own: Path, argv: Sequence[str], *, host_network: bool = False
+        self,
+        root: Root,
+        limits: Limits,
+        own: Path,
+        argv: Sequence[str],
+        *,
+        host_network: bool = False,
+        gpus: Sequence[Gpu] = (),
     ) -> Launch:
         written = {path: path.strip("/").replace("/", "-") for path in ("/tmp", "/var/tmp", "/dev/shm", *root.empty)}
         base, folders = ["--ro-bind", str(root.folder), "/"], list(written.values())
@@ -50,6 +58,7 @@ class Bubblewrap:
         binds += ["--ro-bind", str(own), OWN, "--proc", "/proc", "--dev", "/dev"]
         binds += ["--dev-bind", str(self.scratch / "terminals"), "/dev/pts"]
         binds += [part for path, folder in written.items() for part in ("--bind", str(self.scratch / folder), path)]
+        binds += [part for source, place in node_binds(gpus) for part in ("--dev-bind", source, place)]
         network = [] if host_network else ["--unshare-net"]
         options = [
             *_ISOLATION,
@@ -69,6 +78,9 @@ class Bubblewrap:
 
     def mount_limits(self, limits: Limits) -> None:
         return None
+
+    def visible_gpus(self, gpus: Sequence[Gpu]) -> str:
+        return own_numbers(gpus) or all_names(gpus)
 
 
 def bubblewrap_program(cache: Path) -> str | None:

@@ -30,6 +30,7 @@ from rollyard.node.sandbox.bundled_python import agent_argv, own_python
 from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.gate import Gate
+from rollyard.node.sandbox.gpus import Gpu, GpuCounter, TakenGpus, allocated_gpus
 from rollyard.node.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
 from rollyard.node.sandbox.program import Program, ProgramSpec, start_program
 from rollyard.node.sandbox.sandbox_connection import SandboxConnection
@@ -68,10 +69,12 @@ class Sandbox:
         guard: MemoryGuard,
         spec: SandboxSpec,
         held: HeldRoot,
+        gpus: TakenGpus,
     ) -> None:
         self.id = sandbox_id
         self.spec = spec
         self.held = held
+        self._gpus = gpus
         self._launcher = launcher
         self._connection = connection
         self._gate = gate
@@ -210,6 +213,7 @@ class Sandbox:
             await self._launcher.end()
         finally:
             self.held.release()
+            self._gpus.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -251,6 +255,7 @@ class SandboxFactory:
         self._own_python: Path | None = None
         self._guard = MemoryGuard()
         self._starter = SandboxStarter(LAUNCH_ENVIRONMENT)
+        self._gpus = GpuCounter(allocated_gpus())
         self._open: set[Sandbox] = set()
         self._started = 0
 
@@ -265,10 +270,14 @@ class SandboxFactory:
         if self._own_python is None:
             self._own_python = await asyncio.to_thread(own_python, self._cache)
         held = await self.images.hold(spec.image)
+        gpus = None
         try:
-            return await self._start(spec, held, self._own_python, with_bash)
+            gpus = await self._gpus.take(spec.gpus)
+            return await self._start(spec, held, self._own_python, with_bash, gpus)
         except BaseException:
             held.release()
+            if gpus is not None:
+                gpus.release()
             raise
 
     async def start_from(self, spec: SandboxSpec, snapshot: BinaryIO) -> Sandbox:
@@ -282,18 +291,20 @@ class SandboxFactory:
             raise
         return sandbox
 
-    async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path, with_bash: bool) -> Sandbox:
+    async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path, with_bash: bool, gpus: TakenGpus) -> Sandbox:
         root = held.root
         if spec.image is None and (spec.host_network or spec.allowed_hosts):
             root = with_certificates(root)
         if spec.host_network:
             root = with_name_service(root)
-        launch = self._runtime.command(root, spec.limits, own, agent_argv(own), host_network=spec.host_network)
+        launch = self._runtime.command(
+            root, spec.limits, own, agent_argv(own), host_network=spec.host_network, gpus=gpus.gpus
+        )
         launcher, ours = await _Launcher.start(self._starter, launch)
         gate, connection, sandbox_id = _send_gate(ours), SandboxConnection(), secrets.token_hex(6)
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
-            await self._greet(connection, launcher, {**self._settings(spec, root), "with_bash": with_bash})
+            await self._greet(connection, launcher, {**self._settings(spec, root, gpus.gpus), "with_bash": with_bash})
             self._guard.watch(
                 sandbox_id, launcher.pid, spec.limits.memory_bytes, self._runtime.mount_limits(spec.limits)
             )
@@ -304,7 +315,7 @@ class SandboxFactory:
             gate.close()
             await launcher.end()
             raise
-        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec, held)
+        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec, held, gpus)
         self._open = {other for other in self._open if other.alive} | {sandbox}
         if spec.allowed_hosts:
             try:
@@ -352,9 +363,12 @@ class SandboxFactory:
                 f"the sandbox agent speaks protocol {hello['protocol']}, but the node agent speaks {PROTOCOL}"
             )
 
-    def _settings(self, spec: SandboxSpec, root: Root) -> Header:
+    def _settings(self, spec: SandboxSpec, root: Root, gpus: Sequence[Gpu]) -> Header:
+        proxy = egress_proxy.ENVIRONMENT if spec.allowed_hosts else {}
+        devices = {"CUDA_VISIBLE_DEVICES": self._runtime.visible_gpus(gpus)} if gpus else {}
         return {
-            "env": {**(egress_proxy.ENVIRONMENT if spec.allowed_hosts else {}), **spec.env},
+            "env": {**proxy, **devices, **spec.env},
+            "address_space": not gpus,
             "image_env": dict(root.env),
             "workdir": root.workdir,
             "memory_bytes": spec.limits.memory_bytes,

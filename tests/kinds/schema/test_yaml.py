@@ -130,6 +130,11 @@ def test_all_mistakes_are_told_together_in_order() -> None:
             "`allocation.cpusPerTask` 3 or a `sandbox.cpus` below 1, and more memory in `allocation`",
         ),
         (
+            "{replicas: 1, sandbox: {gpus: 2}, allocation: {gpusPerNode: 4}}",
+            "room for 2 sandboxes: lower `stages.*.workers.min`, or write `allocation.gpusPerNode` 6 or a smaller "
+            "`sandbox.gpus`",
+        ),
+        (
             '{replicas: 1, allocation: {timeLimit: "00:50:00"}}',
             '`allocation.timeLimit`: write "00:50:35" or more, or lower `stages.*.timeoutSeconds`; it must cover '
             "the budgets of the stages (3000 s in all)",
@@ -219,6 +224,7 @@ API = "rollyard.dev/v1alpha1"
         ({"cpus": 2, "memory": "8G"}, {"cpusPerTask": 32, "memory": "128G"}, 16),
         ({"memory": "2G"}, {"cpusPerTask": 64, "memory": "15G"}, 7),
         ({"cpus": 3}, {"cpusPerTask": 10}, 3),
+        ({"gpus": 2}, {"cpusPerTask": 8, "gpusPerNode": 5}, 2),
     ],
 )
 def test_an_allocation_s_places_are_counted_by_cores_and_by_memory(
