@@ -21,6 +21,7 @@ from tests.support.yard import kill, requests
 
 pytestmark = pytest.mark.slow(60)
 SANDBOXES = 20
+BUSY_SECONDS = 300.0
 FOREVER = {"type": "command", "command": "setsid nohup sleep 100000 > /tmp/x & exec sleep 100000"}
 RUNTIMES: tuple[RuntimeName, ...] = ("bubblewrap", "apptainer")
 
@@ -39,12 +40,11 @@ async def test_nothing_stays_of_twenty_sandboxes(
         stages = {"init": {"workers": {"min": 4, "max": 4}}, "run": {"workers": many, "timeoutSeconds": 3000}}
         sandbox = {"runtime": runtime, "memory": "128M", "disk": "16M", "cpus": 0.03}
         await field.apply(demo={"replicas": 1, "sandbox": sandbox, "stages": stages, "maxAttempts": 9})
-        await field.yard.ready(field.client)
+        await field.yard.ready(field.client, BUSY_SECONDS)
         await field.client.submit(requests(0, SANDBOXES, prefix="forever", agent=FOREVER))
 
         for kill_all in (_kill_node_agent, _kill_allocation, _kill_slurm_daemons):
-            allocation = await field.running()
-            (agent,) = field.yard.processes("node-agent", allocation.metadata.name)
+            allocation, agent = await _node_agent(field)
             family = await _live_sandboxes(field, agent)
             killed = time.monotonic()
             await kill_all(field, allocation, agent)
@@ -52,10 +52,22 @@ async def test_nothing_stays_of_twenty_sandboxes(
             async def gone(family: set[HostProcess] = family) -> bool:
                 return not family & set(host_processes())
 
-            await field.yard.until(gone)
+            await field.yard.until(gone, BUSY_SECONDS)
             print(f"{runtime}, {kill_all.__name__}: nothing is left after {time.monotonic() - killed:.1f} s")
             assert _mounts_below(field.yard.folder, node_cache()) == []
             assert _sockets_below(field.yard.folder) == []
+
+
+async def _node_agent(field: Field) -> tuple[Allocation, int]:
+    """Return the running allocation and its node agent. The server may not know yet that the last one was killed."""
+
+    async def look() -> tuple[Allocation, int] | None:
+        allocation = await field.running()
+        agents = field.yard.processes("node-agent", allocation.metadata.name)
+        return (allocation, agents[0]) if agents else None
+
+    found: tuple[Allocation, int] = await field.yard.until(look, BUSY_SECONDS)
+    return found
 
 
 async def _live_sandboxes(field: Field, agent: int) -> set[HostProcess]:
@@ -66,7 +78,7 @@ async def _live_sandboxes(field: Field, agent: int) -> set[HostProcess]:
         sleeps = sum(_command(one.pid).startswith("sleep") for one in family)
         return {*family, *(one for one in host_processes() if one.pid == agent)} if sleeps >= 2 * SANDBOXES else None
 
-    found: set[HostProcess] = await field.yard.until(look)
+    found: set[HostProcess] = await field.yard.until(look, BUSY_SECONDS)
     return found
 
 
