@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -56,6 +57,9 @@ async def test_nothing_stays_of_twenty_sandboxes(
             print(f"{runtime}, {kill_all.__name__}: nothing is left after {time.monotonic() - killed:.1f} s")
             assert _mounts_below(field.yard.folder, node_cache()) == []
             assert _sockets_below(field.yard.folder) == []
+        # a model server may have been on the node too: its process ends once Slurm or the server can tell it
+        await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{allocation.status.node}")
+        await field.settled(3)
 
 
 async def _node_agent(field: Field) -> tuple[Allocation, int]:
@@ -95,7 +99,7 @@ async def _kill_slurm_daemons(field: Field, allocation: Allocation, agent: int) 
     for one in host_processes():
         if _command(one.pid).startswith(f"slurmstepd: [{allocation.status.job_id}."):
             kill(one.pid)
-    kill(field.cluster.pids[f"slurmd-{allocation.status.node}"])
+    await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{allocation.status.node}")
 
 
 def _command(pid: int) -> str:
