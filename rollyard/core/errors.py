@@ -225,6 +225,7 @@ class ImageUnavailable(SandboxError):
         super().__init__(f"the image {image} cannot be used now: {why}")
         self.image = image
         """Name of the image in normal form."""
+        self.why = why
         self.permanent = permanent
         """True: somebody must change the image or the pool. False: the fault may pass by itself."""
 

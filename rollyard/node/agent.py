@@ -52,6 +52,7 @@ from rollyard.wire.node import (
     RechooseEndpoint,
     Renewed,
     Resize,
+    StageImages,
     ToNode,
     UnreadableLease,
     Welcome,
@@ -168,6 +169,9 @@ class NodeAgent:
                     self._node.sandboxes.drain()
                     await self._node.kept.close()
                 self._heartbeat_soon()
+            case StageImages(images=images):
+                if self._images is not None:
+                    self._images.stage(images)
             case Resize(widths=widths, places=places):
                 if self._node is not None:
                     known = {stage: widths[stage] for stage in Stage if stage in widths}

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from rollyard.core.aio import wait_or_timeout
+from rollyard.core.aio import Waker, wait_or_timeout
 from rollyard.core.errors import ImageNotReady, ImageUnavailable, RollyardError
 from rollyard.kinds.values.image_reference import RegistryImage, parse_image
+from rollyard.node.images.cache import LocalImage
 from rollyard.node.sandbox.images import Images
 from rollyard.wire.node import ImageChanges, ImageFault
 
@@ -25,9 +26,16 @@ PATIENCE_SECONDS = 2.0
 """Seconds for which a lease waits for a pull. Most small images are there by then."""
 PULLS_PER_HOST = 3
 """Number of images that are pulled from one registry at once. A registry that hangs does not delay pulls from others."""
-KEPT_SECONDS = 30.0
+TURN_SECONDS = 45.0
+"""Seconds for which a pull waits for its turn. The server then grants a rollout again, which begins the pull again. So
+images that no rollout needs any more are not pulled."""
+KEPT_SECONDS = 3.0
 """Seconds for which a pulled image is kept for its first rollout. Until then it counts as a pull, so that pulls do not
 drive each other's images out of a small cache."""
+STAGED_AT_ONCE = 2
+"""Number of images that are pulled, or kept, for rollouts that are still in the queue."""
+STAGED_KEPT_SECONDS = 120.0
+"""Seconds for which such an image is kept for its first rollout."""
 LOOK_SECONDS = 10.0
 """Interval at which the server is told which images the node has. Other node agents of the node change the cache too."""
 
@@ -54,6 +62,11 @@ class ImagePulls:
         self._tasks: set[asyncio.Task[None]] = set()
         self._hosts: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PULLS_PER_HOST))
         self._ready: set[str] = set()
+        self._wanted: tuple[str, ...] = ()
+        """Images of rollouts in the queue."""
+        self._staged: set[_Pull] = set()
+        self._staging = Waker()
+        images.full.connect(self._let_staged_go)
 
     @contextlib.asynccontextmanager
     async def held(self, image: str | None) -> AsyncIterator[None]:
@@ -73,7 +86,8 @@ class ImagePulls:
                 raise ImageNotReady(name, "a node still pulls it")
             pull.outcome.result()
             local = await self._images.pulled.get(name)
-            pull.taken.set()
+        if (kept := self._pulls.get(name)) is not None:
+            kept.taken.set()
         with local:
             yield
 
@@ -81,8 +95,32 @@ class ImagePulls:
         """Return the images of which the server was told."""
         return sorted(self._ready)
 
+    def stage(self, images: Sequence[str]) -> None:
+        """Pull these images, a few at a time. They replace those of the last call that have not begun."""
+        self._wanted = tuple(images)
+        self._staging.wake()
+
     async def run(self) -> None:
-        """Tell the server which images are on the node, for ever."""
+        """Pull staged images, and tell the server which images are on the node, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tell())
+            tasks.create_task(self._stage())
+
+    async def _stage(self) -> None:
+        while True:
+            await self._staging.pause(LOOK_SECONDS)
+            try:
+                while self._wanted and len(self._staged) < STAGED_AT_ONCE:
+                    if not await asyncio.to_thread(self._images.pulled.half_is_free):
+                        break
+                    name, *rest = self._wanted or ("",)
+                    self._wanted = tuple(rest)
+                    if name and name not in self._pulls:
+                        self._staged.add(self._begin(name))
+            except OSError as error:
+                log.warning("no images are staged: the cache cannot be used: %s", error)
+
+    async def _tell(self) -> None:
         while True:
             if self._images.has_cache:
                 now = await asyncio.to_thread(self._images.pulled.ready)
@@ -97,6 +135,11 @@ class ImagePulls:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    def _let_staged_go(self) -> None:
+        """Make room in the full cache: rollouts that wait in the queue come after those that run."""
+        for pull in self._staged:
+            pull.taken.set()
+
     def _begin(self, name: str) -> _Pull:
         pull = self._pulls[name] = _Pull(name, asyncio.get_running_loop().create_future())
         task = asyncio.create_task(self._run(pull))
@@ -107,32 +150,65 @@ class ImagePulls:
     async def _run(self, pull: _Pull) -> None:
         try:
             async with self._turn(pull.image):
-                with await self._images.pulled.get(pull.image):
+                local = await self._pulled(pull.image)
+                try:
                     pull.outcome.set_result(None)
                     self._ready.add(pull.image)
                     await self._send(ImageChanges(ready=[pull.image]))
-                    await wait_or_timeout(pull.taken, KEPT_SECONDS)
+                    if pull not in self._staged:
+                        await wait_or_timeout(pull.taken, KEPT_SECONDS)
+                except BaseException:
+                    local.release()
+                    raise
+            with local:
+                if pull in self._staged:
+                    await wait_or_timeout(pull.taken, STAGED_KEPT_SECONDS)
         except RollyardError as error:
             log.warning("%s", error)
             pull.outcome.set_exception(error)
-            if isinstance(error, ImageUnavailable):
+            if isinstance(error, ImageUnavailable) and not isinstance(error, ImageNotReady):
                 await self._send(ImageChanges(failed=[image_fault(error)]))
         finally:
-            del self._pulls[pull.image]
-            if not pull.outcome.done():
-                pull.outcome.cancel()
-            elif not pull.outcome.cancelled():
-                pull.outcome.exception()  # the leases that wait have it, if there are any
+            self._end(pull)
+
+    def _end(self, pull: _Pull) -> None:
+        del self._pulls[pull.image]
+        if pull in self._staged:
+            self._staged.discard(pull)
+            self._staging.wake()
+        if not pull.outcome.done():
+            pull.outcome.set_exception(ImageUnavailable(pull.image, "its pull was stopped"))
+        pull.outcome.exception()  # the leases that wait have it, if there are any
+
+    async def _pulled(self, name: str) -> LocalImage:
+        try:
+            return await self._images.pulled.get(name)
+        except ImageUnavailable as error:
+            if error.image == name:
+                raise
+            # two names of one content share a fill
+            raise ImageUnavailable(name, error.why, permanent=error.permanent) from error
+        except OSError as error:
+            raise ImageUnavailable(name, f"the cache cannot be used: {error.strerror or error}") from error
 
     @contextlib.asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
-        """Wait for a turn at the image's registry. An image whose last known content is on the node needs none."""
+        """Wait for a turn at the image's registry. An image whose last known content is on the node needs none. Raises
+        ImageNotReady."""
         reference = parse_image(name)
         if self._images.pulled.has(name) or not isinstance(reference, RegistryImage):
             yield
             return
-        async with self._hosts[reference.host]:
+        turns = self._hosts[reference.host]
+        try:
+            async with asyncio.timeout(TURN_SECONDS):
+                await turns.acquire()
+        except TimeoutError:
+            raise ImageNotReady(name, f"a node pulls other images of {reference.host} first") from None
+        try:
             yield
+        finally:
+            turns.release()
 
 
 def image_fault(error: ImageUnavailable, *, default: bool = False) -> ImageFault:

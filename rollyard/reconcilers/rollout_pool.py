@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import ObjectKey, Reason
+from rollyard.kinds.base import ConditionUpdate, ObjectKey, Reason, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -17,6 +17,8 @@ from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.staleness import POLICY_ROLE
+from rollyard.server.store.base import ImageHold
+from rollyard.wire.node import IMAGE_REASON
 
 
 class RolloutPoolObserver:
@@ -43,6 +45,7 @@ class RolloutPoolObserver:
             metrics=await self._metrics(pool, in_flight) if pool.spec.autoscaling is not None else [],
             status_update={"stages": stage_load(queued, in_flight, filter(None, agents.values()))},
             problem=self._pool_problem(pool),
+            conditions=_images_ready(pool, await self._rollouts.failing_images(pool.pool_key)),
         )
 
     async def _metrics(self, pool: RolloutPool, in_flight: Counts) -> list[Metric]:
@@ -67,3 +70,14 @@ class RolloutPoolObserver:
 def _member(allocation: Allocation, connected: bool, load: int) -> Member:
     silent = not connected and allocation.status.ready_at is not None
     return Member(allocation, connected, load, silent)
+
+
+def _images_ready(pool: RolloutPool, failing: Sequence[ImageHold]) -> list[ConditionUpdate]:
+    """Return the condition. It appears when an image fails for the first time."""
+    if failing:
+        first, more = failing[0].message, len(failing) - 1
+        others = f"; {more} more images cannot be had" if more else ""
+        return [ConditionUpdate("ImagesReady", False, IMAGE_REASON, f"{first}{others}")]
+    if get_condition(pool.status.conditions, "ImagesReady") is None:
+        return []
+    return [ConditionUpdate("ImagesReady", True, "ImagesReady")]

@@ -36,6 +36,7 @@ from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
 from rollyard.server.rollouts.image_holds import ImageHolds
+from rollyard.server.rollouts.image_stager import ImageStager
 from rollyard.server.rollouts.lease_expiry import LeaseExpiry
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.move_hints import MoveHints
@@ -112,6 +113,7 @@ class Parts:
         # Arguments such as `slots=` and `pools=` are functions through which a part queries another part.
         self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
         self.images = ImageHolds(rollouts, clock, agents, pool=pools.rollout_pool)
+        self.image_stager = ImageStager(store, clock, agents, pool=pools.rollout_pool)
         self.queue_limit = QueueLimit(store, clock)
         self.lease_expiry = LeaseExpiry(self.rollouts)
         self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
@@ -193,6 +195,7 @@ class _Wakes:
         wake(p.endpoints.externals_changed, lambda pool: p.prober.relist())
         wake(p.rollouts.batch_changed, p.batches.notify)
         wake(p.rollouts.rollout_queued, p.dispatcher.wake, self.resize_pool, self.scale)
+        wake(p.images.holds_changed, self.show_images)
         wake(p.sessions.session_refused, self.reconcile_inference_pool)
 
     def dispatch_to(self, agent: ConnectedAgent) -> None:
@@ -231,6 +234,9 @@ class _Wakes:
 
     def scale(self, pool: PoolKey, at: float) -> None:
         self._manager.add(RolloutPool.key_of(*pool), SCALE_SECONDS)
+
+    def show_images(self, pool: PoolKey) -> None:
+        self._manager.add(RolloutPool.key_of(*pool), SHOWN_SECONDS)
 
     def show_widths(self, agent: ConnectedAgent) -> None:
         self._manager.add(RolloutPool.key_of(*agent.pool), SHOWN_SECONDS)

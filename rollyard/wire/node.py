@@ -316,6 +316,15 @@ class Attach(WireMessage):
     """Kind of the attachment (`wire/attach.py`)."""
 
 
+class StageImages(WireMessage):
+    """Images of rollouts that wait in the queue, those that are needed first at the front. The node agent pulls them before
+    their rollouts come. The message replaces the previous one."""
+
+    type: Literal["stage_images"] = "stage_images"
+    images: list[str]
+    """Names in normal form."""
+
+
 # node agent -> server, over HTTP: on the WebSocket a heartbeat would have to wait behind a large message
 
 
@@ -369,7 +378,7 @@ class SnapshotHeader(WireMessage):
 
 
 FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges | KeptSandboxList
-ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach
+ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach | StageImages
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
     "capacity_request": CapacityRequest,
@@ -387,6 +396,7 @@ _TO_NODE: dict[str, type[WireMessage]] = {
     "drain": Drain,
     "resize": Resize,
     "attach": Attach,
+    "stage_images": StageImages,
 }
 
 

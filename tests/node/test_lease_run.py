@@ -72,16 +72,17 @@ class NoImages:
 def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
     nothing = cast(Any, None)
     node = NodeContext(
-        nothing,
-        nothing,
-        cast(Any, NoImages()),
-        HANDLERS,
-        cast(Any, uploads),
-        nothing,
-        nothing,
-        SandboxTemplate(),
-        nothing,
+        pools=nothing,
+        sandboxes=nothing,
+        images=cast(Any, NoImages()),
+        handlers=HANDLERS,
+        uploads=cast(Any, uploads),
+        template=nothing,
+        policy=nothing,
+        sandbox=SandboxTemplate(),
+        stages=nothing,
         node="n",
+        kept=nothing,
     )
     return kind(node, LEASE, lambda: None)
 

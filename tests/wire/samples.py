@@ -21,6 +21,7 @@ from rollyard.kinds.rollout import (
 )
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxImages, SandboxTemplate
+from rollyard.wire import node
 from rollyard.wire.attach import (
     Acknowledge,
     AttachKind,
@@ -218,6 +219,7 @@ SAMPLES = (
         lost=[REF],
         results=256,
     ),
+    node.StageImages(images=["docker://registry.example/swe:v1"]),
     Grant(leases=[LEASE, FORKED]),
     Renewed(sent_at=12.5, lost=[REF]),
     Cancel(lease=REF),

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock
+from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock_unless
 from rollyard.node.images.oci_manifest import Descriptor
 
 DOWNLOADS = 4
@@ -86,7 +86,9 @@ class BlobStore:
                     os.utime(path)
                     return shared
                 shared.release()
-            lock = await wait_for_lock(lock_path)
+            lock = await wait_for_lock_unless(lock_path, path.exists)
+            if lock is None:
+                continue
             try:
                 if not path.exists():
                     part = path.with_name(f"{path.name}.part")

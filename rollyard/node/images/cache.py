@@ -15,7 +15,8 @@ import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig, ImageSource
 from rollyard.node.images.blob_store import BlobStore, file_name
 from rollyard.node.images.local_sources import FolderInPlace, local_source
-from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock
+from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock, wait_for_lock_unless
 from rollyard.node.images.registry_source import RegistrySource
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.shared_tier import SharedTier
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 ROOM_SECONDS = 60.0
 """Seconds for which a new image waits until sandboxes let go of others, if all images of a full cache are in use."""
 _POLL_SECONDS = 0.5
+_WRITE_SECONDS = 3600.0
+"""Age at which a hidden file is left over from a dead process."""
 _TRIES = 20
 
 
@@ -134,6 +137,10 @@ class ImageCache:
             return source.known() if not isinstance(source, FolderInPlace) else None
         except (ImageNotFound, ImageUnavailable):
             return None  # the file is gone
+
+    def half_is_free(self) -> bool:
+        """Whether the images in use take less than half of the cache."""
+        return sum(one.bytes for one in self.entries() if one.held) * 2 < self._limit
 
     def has(self, image: str) -> bool:
         """Whether the last known content of an image is on this machine."""
@@ -257,7 +264,9 @@ class ImageCache:
 
     async def _fill(self, source: ImageSource, key: str) -> None:
         entry = self._entry(key)
-        lock = await wait_for_lock(self._lock_path(entry.name))
+        lock = await wait_for_lock_unless(self._lock_path(entry.name), entry.is_dir)
+        if lock is None:
+            return
         try:
             if entry.is_dir():
                 return
@@ -292,17 +301,25 @@ class ImageCache:
             size = await asyncio.to_thread(bytes_on_disk, growing)
             about = {"name": source.name, "digest": entry.name, "bytes": size, "config": config.to_json()}
             (growing / "image.json").write_text(json.dumps(about))
-            growing.rename(entry)
+            await self._wait_for_room(source.name, size, lambda: growing.rename(entry))
         finally:
             await asyncio.to_thread(self._discard, growing)
 
     # the bound
 
-    async def _wait_for_room(self, name: str) -> None:
-        """Wait while the images in use alone fill the cache."""
+    async def _wait_for_room(self, name: str, coming: int = 0, enter: Callable[[], object] = lambda: None) -> None:
+        """Wait until an image of `coming` bytes fits beside the images in use; then call `enter`. Meanwhile no other process
+        enters an image."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + ROOM_SECONDS
-        while not await self._make_room():
+        while True:
+            lock = await wait_for_lock(self._lock_path("room"))
+            try:
+                if await self._make_room(coming=coming):
+                    enter()
+                    return
+            finally:
+                lock.release()
             self.full.emit()
             if loop.time() > ends:
                 raise ImageUnavailable(
@@ -310,27 +327,29 @@ class ImageCache:
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
-    async def _make_room(self, keep: str = "") -> bool:
-        """Delete the least recently used blobs, then images, until the cache is within its bound. Return whether it is."""
+    async def _make_room(self, keep: str = "", coming: int = 0) -> bool:
+        """Delete the least recently used blobs, then images, until the cache is within its bound with `coming` bytes more.
+        Return whether its images are; blobs that are being unpacked do not count."""
         async with self._evicting:
-            return await asyncio.to_thread(self._evict, keep)
+            return await asyncio.to_thread(self._evict, keep, coming)
 
-    def _evict(self, keep: str) -> bool:
+    def _evict(self, keep: str, coming: int) -> bool:
         blobs, images = sorted(self._blob_files()), sorted(self._entries(), key=_used)
-        total = sum(size for _, size, _ in blobs) + sum(one.bytes for one in images)
+        kept = sum(one.bytes for one in images) + coming
+        total = kept + sum(size for _, size, _ in blobs)
         for _, size, path in blobs:
             if total <= self._limit:
                 return True
             if self._delete(path, self._blobs.lock_path(path.name)):
                 total -= size
         for one in images:
-            if total <= self._limit:
+            if kept <= self._limit:
                 return True
             name = file_name(one.digest)
             if name != keep and self._delete(self._folder / "entries" / name, self._lock_path(name)):
                 log.info("deleted %s from the cache of images: %d bytes", one.name, one.bytes)
-                total -= one.bytes
-        return total <= self._limit
+                kept -= one.bytes
+        return kept <= self._limit or kept == coming > 0
 
     def _bytes(self) -> int:
         return sum(size for _, size, _ in self._blob_files()) + sum(one.bytes for one in self._entries())
@@ -376,10 +395,12 @@ class ImageCache:
                 lock.release()
 
     def _blob_files(self) -> Iterator[tuple[float, int, Path]]:
+        """Yield the time of use, the size and the path of each blob. A small blob that is being written has a hidden name."""
         for file in os.scandir(self._folder / "blobs"):
             with contextlib.suppress(FileNotFoundError):
                 info = file.stat()
-                yield info.st_mtime, info.st_blocks * 512, Path(file.path)
+                if not file.name.startswith(".") or info.st_mtime < time.time() - _WRITE_SECONDS:
+                    yield info.st_mtime, info.st_blocks * 512, Path(file.path)
 
     def _entries(self) -> Iterator[CacheEntry]:
         for folder in os.scandir(self._folder / "entries"):

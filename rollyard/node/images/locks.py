@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _FIRST_SECONDS, _CAP_SECONDS = 0.02, 0.5
@@ -52,8 +53,18 @@ def try_lock(path: Path, *, shared: bool) -> FileLock | None:
 
 async def wait_for_lock(path: Path) -> FileLock:
     """Return the exclusive lock as soon as nobody else holds the lock."""
+    lock = await wait_for_lock_unless(path, lambda: False)
+    assert lock is not None
+    return lock
+
+
+async def wait_for_lock_unless(path: Path, is_done: Callable[[], bool]) -> FileLock | None:
+    """Return the exclusive lock, or None as soon as `is_done` is true while another holder excludes this one. The other holder
+    may have done the work, and keep the lock for long."""
     pause = _FIRST_SECONDS
     while (lock := try_lock(path, shared=False)) is None:
+        if is_done():
+            return None
         await asyncio.sleep(pause)
         pause = min(2 * pause, _CAP_SECONDS)
     return lock

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollyard.core.aio import Signal
@@ -36,6 +36,8 @@ class ConnectedAgent:
     """Kinds of attachments that the node agent knows."""
     kept: dict[RolloutKey, KeptSandbox] = field(default_factory=dict)
     """Sandboxes of failed attempts that the node agent keeps."""
+    staged_images: Sequence[str] = ()
+    """Images that the node agent was last asked to pull."""
     capacity: int = 0
     """Number of sandboxes that fit into the allocation; 0 if unknown. With 0, the widths are never changed."""
     widths: dict[Stage, int] = field(default_factory=dict)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
 from rollyard.core.errors import NotFound, RollyardError
 from rollyard.kinds.pool import PoolKey
@@ -51,6 +52,8 @@ class ImageHolds:
         self._agents = agents
         self._clock = clock
         self._pool = pool
+        self.holds_changed = Signal[PoolKey]()
+        """Signal: images of this pool failed, or are ready after a failure."""
 
     async def hand_back(self, ref: LeaseRef, agent: ConnectedAgent, fault: ImageFault) -> None:
         """Take back a lease whose node agent does not have the image. If another node agent of the pool has it, only this
@@ -79,6 +82,8 @@ class ImageHolds:
             changes.step(tx, record, event)
 
         await self._rollouts.transact(change)
+        if not fault.pulling:
+            self.holds_changed.emit(pool)
 
     async def report(self, agent: ConnectedAgent, changes: ImageChanges) -> None:
         """Store what a node agent found out about images. Their rollouts can be granted as soon as an image is ready."""
@@ -94,7 +99,10 @@ class ImageHolds:
                 tx.put_image_hold(_after(tx, pool, fault, now))
             return any([tx.delete_image_hold(pool, image) for image in ready])
 
-        if await self._rollouts.transact(change):
+        released = await self._rollouts.transact(change)
+        if released or faults:
+            self.holds_changed.emit(pool)
+        if released:
             self._rollouts.rollout_queued.emit(pool, now)
 
     async def run(self) -> None:

@@ -59,6 +59,7 @@ from rollyard.server.routing.staleness import StalenessVerdict
 from rollyard.server.store.base import (
     BlobRef,
     GroupVersions,
+    ImageHold,
     RolloutFilter,
     RolloutRecord,
     Store,
@@ -348,6 +349,10 @@ class RolloutService:
         """Number of queued rollouts of a pool, by the stage for which they wait."""
         counts = await self._store.counts(pool.namespace, pool.name)
         return {stage: n for (stage, status), n in counts.items() if status is Status.QUEUED}
+
+    async def failing_images(self, pool: PoolKey) -> list[ImageHold]:
+        """Return the pool's images that failed and have not been had since, the longest failing first."""
+        return sorted((h for h in await self._store.image_holds(pool) if h.failures), key=lambda h: h.since)
 
     async def demand(self, pool: PoolKey, default_image: str | None) -> dict[Stage, int]:
         """Number of queued rollouts of a pool that more workers would help, by stage: without those whose image cannot be

@@ -426,6 +426,11 @@ class Store(Protocol):
         """Held images of a pool, in order of their names."""
         ...
 
+    async def queued_images(self, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
+        """Images of the first `limit` rollouts that can be granted and wait for INIT, with the number of these rollouts. The
+        images are in the order of the queue. Held images are left out."""
+        ...
+
     async def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
         """Number of rollouts that wait for INIT and cannot be granted now because of their images. If an image may be tried
         at `now`, one of its rollouts can be granted."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.store.base import ImageHold
@@ -47,6 +48,16 @@ def count_held(db: sqlite3.Connection, pool: PoolKey, default_image: str, now: f
     )
     rows = db.execute(query, (*pool, *pool, *pool, default_image))
     return sum(count - ((image or default_image) in due) for image, count in rows)
+
+
+def queued_images(db: sqlite3.Connection, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
+    free, held = free_condition(pool, default_image, now)
+    query = (
+        "SELECT image FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL AND namespace = ? "
+        f"AND pool = ? AND stage = 'INIT' AND not_before <= ? {free} ORDER BY priority DESC, queue_rank, seq LIMIT ?"
+    )
+    rows = db.execute(query, (*pool, now, *held, limit))
+    return dict(Counter(image or default_image for (image,) in rows if image or default_image))
 
 
 _HELD = "SELECT image FROM image_holds WHERE namespace = ? AND pool = ?"

@@ -191,6 +191,9 @@ class SqliteStore:
     async def image_holds(self, pool: PoolKey) -> list[ImageHold]:
         return await self._readers.call(lambda db: image_holds.image_holds(db, pool))
 
+    async def queued_images(self, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
+        return await self._readers.call(lambda db: image_holds.queued_images(db, pool, default_image, now, limit))
+
     async def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
         return await self._readers.call(lambda db: image_holds.count_held(db, pool, default_image, now))
 

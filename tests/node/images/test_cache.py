@@ -67,6 +67,19 @@ async def test_two_processes_and_ten_tasks_pull_once(registry: Pusher, front: Fr
     assert [entry.held for entry in cache.entries()] == [False]
 
 
+async def test_an_image_is_had_at_once_although_the_process_that_filled_it_keeps_it(
+    registry: Pusher, front: Front, open_folder: Path
+) -> None:
+    registry.image("cache/kept", "v1", [BASE, gz(tar(("kept", b"x")))])
+    front.faults.append(("cache/kept/blobs", "slow 1", 1))
+    name = f"docker://{front.host}/cache/kept:v1"
+    first, second = ImageCache(open_folder / "cache"), ImageCache(open_folder / "cache")
+    images = await asyncio.wait_for(asyncio.gather(first.get(name), second.get(name)), 60)
+    assert images[0].root == images[1].root
+    for image in images:
+        image.release()
+
+
 async def test_a_cancelled_caller_does_not_end_the_pull(registry: Pusher, front: Front, cache: ImageCache) -> None:
     layer = _big()
     registry.image("cache/cancel", "v1", [BASE, layer])
@@ -150,6 +163,16 @@ async def test_the_bound_deletes_the_least_recently_used_that_nobody_holds(
     await other.stage(names[3])
     with pytest.raises(ImageUnavailable, match=r"needs more than the 1048576 bytes.*cacheSize"):
         await other.stage(names[4])
+
+
+async def test_a_small_blob_that_is_being_written_is_not_evicted(open_folder: Path) -> None:
+    cache = ImageCache(open_folder / "cache", SandboxImages(cache_size="1"))
+    writing, left = (open_folder / "cache" / "blobs" / name for name in (".sha256-1.abcd", ".sha256-2.abcd"))
+    for path in (writing, left):
+        path.write_bytes(b"manifest")
+    os.utime(left, (1000, 1000))
+    await cache._make_room()
+    assert (writing.exists(), left.exists()) == (True, False)
 
 
 async def test_a_full_disk_frees_what_nobody_uses_and_is_named(registry: Pusher, open_folder: Path) -> None:

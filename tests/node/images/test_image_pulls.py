@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.images import Images
 from rollyard.wire.node import ImageChanges
-from tests.support.image_registry import Front, Pusher
+from tests.support.image_registry import BASE, Front, Pusher, gz, tar
 from tests.support.until import until
 
 
@@ -109,6 +109,19 @@ async def test_a_broken_image_that_is_pushed_again_under_its_tag_is_used(
     await use(site, name)
 
 
+async def test_two_names_of_one_broken_content_fail_each_under_its_own_name(
+    site: Site, front: Front, registry: Pusher
+) -> None:
+    front.faults.append(("pulls/(one|two)/blobs", "slow 0.5", 9))
+    names = []
+    for repository in ("pulls/one", "pulls/two"):
+        registry.image(repository, "bad", [b"the same, and no archive"])
+        names.append(f"docker://{front.host}/{repository}:bad")
+    found = await asyncio.gather(*(use(site, name) for name in names), return_exceptions=True)
+    assert [error.image for error in found if isinstance(error, ImageUnavailable)] == names
+    assert all(name in str(error) for name, error in zip(names, found, strict=True))
+
+
 async def test_an_image_whose_tag_cannot_be_looked_up_is_used_from_the_node(
     site: Site, front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,5 +150,26 @@ async def test_the_server_is_told_what_others_added_and_deleted(
     task.cancel()
 
 
-def push(front: Front, repository: str) -> None:
-    Pusher(front.registry).image(repository, "v1")
+async def test_images_of_waiting_rollouts_are_pulled_and_kept_a_few_at_a_time(
+    site: Site, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.05)
+    names = []
+    for number in range(4):
+        push(front, f"staged/i{number}", [BASE, gz(tar(("number", b"%d" % number)))])
+        names.append(f"docker://{front.host}/staged/i{number}:v1")
+    task = asyncio.create_task(site.pulls.run())
+    site.pulls.stage([f"docker://{front.host}/staged/missing:v1", *names])
+    await until(lambda: len(site.ready()) == 2)
+    assert [entry.held for entry in site.images.pulled.entries()] == [True, True]
+    assert len(site.failed()) == front.count("missing") == 1, "a missing image is reported, and not asked for again"
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert sorted(site.ready()) == names[:2]
+    await use(site, names[0])
+    await until(lambda: names[2] in site.ready())
+    task.cancel()
+
+
+def push(front: Front, repository: str, layers: Sequence[bytes] = (BASE,)) -> None:
+    Pusher(front.registry).image(repository, "v1", layers)

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS
 from rollyard.server.store.base import ImageHold, RolloutRecord
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef
+from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
 from tests.server.rollouts.test_service import KEY, Node, Yard, server
 
 BAD, GOOD = "docker://r.example/bad:1", "docker://r.example/good:1"
@@ -179,3 +179,23 @@ async def test_a_node_that_has_the_image_is_preferred(yard: Yard) -> None:
 
 def capacity(init: int) -> CapacityRequest:
     return CapacityRequest(init=init, kinds=["math"])
+
+
+def staged(node: Node) -> list[list[str]]:
+    return [message.images for message in node.sent if isinstance(message, StageImages)]
+
+
+async def test_node_agents_are_told_the_images_of_the_queue_without_those_that_are_held(yard: Yard) -> None:
+    await submit(yard, request("bad", BAD), request("good", GOOD), request("folder", "/images/root"), request("plain"))
+    node = yard.node()
+    assert await granted(yard, node, 1) == ["bad"]
+    await give_back(yard, node, "bad")
+    for _ in range(2):
+        await yard.parts.image_stager.stage(KEY)
+    assert staged(node) == [[GOOD]], "once"
+    (hold,) = await holds(yard)
+    yard.clock.turn(hold.until - yard.clock.time() + 0.01)
+    await yard.parts.image_stager.stage(KEY)
+    await yard.parts.images.report(node.agent, ImageChanges(ready=[GOOD]))
+    await yard.parts.image_stager.stage(KEY)
+    assert staged(node)[1:] == [[BAD, GOOD], [BAD]]

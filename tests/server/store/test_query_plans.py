@@ -30,6 +30,7 @@ QUESTIONS: dict[str, Ask] = {
     "queued of an image": lambda db, tx: tx.queued_of_image(POOL, "a", 0.0, 5),
     "held images": lambda db, tx: tx.image_holds(POOL),
     "queued that wait for images": lambda db, tx: image_holds.count_held(db, POOL, "a", 0.0),
+    "images in a queue": lambda db, tx: image_holds.queued_images(db, POOL, "a", 0.0, 5),
     "places in a queue": lambda db, tx: rollout_queries.queue_places(db, "n", "p", 0.0, 5, "a"),
     "what asks something of the weights": lambda db, tx: tx.version_bound(POOL),
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),

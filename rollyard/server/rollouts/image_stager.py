@@ -1,0 +1,63 @@
+"""Asks node agents to pull the images of queued rollouts, before the rollouts come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from rollyard.core.clock import Clock
+from rollyard.core.errors import NotFound, RollyardError
+from rollyard.kinds.pool import PoolKey
+from rollyard.kinds.rollout import Stage
+from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
+from rollyard.server.rollouts.image_staging import StagingNode, assign
+from rollyard.server.store.base import Store
+from rollyard.wire.node import StageImages
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
+LOOK_AHEAD_ROLLOUTS = 500
+"""The images of this many rollouts at the head of a pool's queue are known."""
+
+
+class ImageStager:
+    """Looks at the queues of all pools with node agents once a second."""
+
+    def __init__(
+        self, store: Store, clock: Clock, agents: ConnectedAgents, pool: Callable[[PoolKey], Awaitable[RolloutPool]]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._agents = agents
+        self._pool = pool
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            for pool in {agent.pool for agent in self._agents.all()}:
+                try:
+                    await self.stage(pool)
+                except NotFound:
+                    pass  # the pool is deleted, and its node agents will end too
+                except RollyardError as error:
+                    log.warning("the images of pool %s/%s were not staged this time: %s", *pool, error)
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def stage(self, key: PoolKey) -> None:
+        """Tell the node agents of a pool what to pull, if that has changed. Raises NotFound."""
+        agents = [agent for agent in self._agents.of_pool(key) if not agent.draining]
+        default = (await self._pool(key)).spec.sandbox.default_image or ""
+        found = await self._store.queued_images(key, default, self._clock.time(), LOOK_AHEAD_ROLLOUTS)
+        images = {image: count for image, count in found.items() if image.startswith("docker://")}
+        nodes = [StagingNode(agent.ready_images, _slots(agent)) for agent in agents]
+        for agent, chosen in zip(agents, assign(images, nodes), strict=True):
+            if list(agent.staged_images) != chosen:
+                agent.staged_images = chosen
+                agent.send(StageImages(images=chosen))
+
+
+def _slots(agent: ConnectedAgent) -> int:
+    return sum(agent.widths.get(stage, 0) for stage in (Stage.INIT, Stage.RUN))
