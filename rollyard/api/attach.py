@@ -234,19 +234,21 @@ async def _join(client: web.WebSocketResponse, node: web.WebSocketResponse, id: 
 
 
 async def _pass_on(source: web.WebSocketResponse, target: web.WebSocketResponse) -> bool:
-    """Pass messages on until the source closes. Return whether a last message of a node agent was among them."""
+    """Pass messages on until the source closes, or until the last message of a node agent. Return whether there was a last
+    message."""
     loop = asyncio.get_running_loop()
-    free_at, last = loop.time(), False
+    free_at = loop.time()
     async for message in source:
         if message.type is WSMsgType.TEXT:
             await target.send_str(message.data)
-            last = last or _is_last(message.data)
+            if _is_last(message.data):
+                return True
         elif message.type is WSMsgType.BINARY:
             await target.send_bytes(message.data)
             free_at = max(free_at, loop.time()) + len(message.data) / BYTES_PER_SECOND
             if (ahead := free_at - loop.time()) > PAUSE_SECONDS:
                 await asyncio.sleep(ahead)
-    return last
+    return False
 
 
 def _is_last(text: str) -> bool:

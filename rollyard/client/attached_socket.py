@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -58,3 +59,11 @@ class AttachedSocket:
                 if self._unacknowledged[channel] > WINDOW:
                     return
                 yield channel, data
+
+    async def wait_until_closed(self, seconds: float) -> None:
+        """Wait until the other end has closed the connection, which shows that it has read everything. If this end closed
+        first, the other end's library would drop messages that it has received and not yet read."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for _ in self.messages():
+                    pass

@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 KINDS = [kind.value for kind in AttachKind]
 START_SECONDS = 30.0
+CLOSE_SECONDS = 10.0
+"""Time for the server to close the WebSocket after the last message."""
 TURNS_SECONDS = 0.3
 """Seconds between two looks for new turns."""
 FILE_TRANSFER = "rollyard.sandbox_agent.file_transfer"
@@ -75,7 +77,9 @@ class Attachments:
             async with self._http.ws_connect(
                 url, params={"id": message.id}, heartbeat=HEARTBEAT_SECONDS, max_msg_size=MAX_MESSAGE_BYTES
             ) as socket:
-                await _serve(AttachedSocket(socket), message, run)
+                attached = AttachedSocket(socket)
+                await _serve(attached, message, run)
+                await attached.wait_until_closed(CLOSE_SECONDS)
         except (aiohttp.ClientError, Unavailable, TimeoutError, OSError) as error:
             log.info("an attachment to rollout %s ended: %s", message.lease.id, connection_failure_text(error))
 
