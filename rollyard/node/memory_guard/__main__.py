@@ -25,8 +25,8 @@ from rollyard.node.free_memory import free_memory, reserve, whole_memory
 from rollyard.node.memory_guard import limit, messages, process_memory, sandbox_entry, socket_memory
 from rollyard.node.memory_guard.process_memory import ProcessMemory, SandboxMemory
 
-LOOK_SECONDS = 0.1
-"""Seconds between two looks at the machine's shared memory."""
+LOOK_SECONDS, SHORTEST_LOOK_SECONDS = 0.1, 0.01
+"""Seconds between two looks at the machine's shared memory, and at the free memory."""
 SECOND_LOOK_SECONDS = 3.0
 """Seconds after which a sandbox without a sandbox agent is looked at again. Meanwhile a sandbox that is ending has ended."""
 UNEXPLAINED = 64 << 20
@@ -130,7 +130,6 @@ class Guard:
     def _look_at_shared_memory(self) -> None:
         if time.monotonic() < self._look_at:
             return
-        self._look_at = time.monotonic() + LOOK_SECONDS
         shared = process_memory.host_shared_bytes()
         if shared > self._shared + UNEXPLAINED:
             for sandbox, watched in self._watched.items():
@@ -140,6 +139,9 @@ class Guard:
         self._shared = min(self._shared, shared)
         if (free := free_memory()) < self._reserve:
             self._make_room(free)
+        # looks more often as memory runs out
+        soon = (free - self._reserve) / limit.GROWTH
+        self._look_at = time.monotonic() + min(LOOK_SECONDS, max(SHORTEST_LOOK_SECONDS, soon))
 
     def _make_room(self, free: int) -> None:
         """End the largest processes of the sandbox with the most memory, before the kernel ends any process of the job.

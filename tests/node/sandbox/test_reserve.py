@@ -17,14 +17,14 @@ from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import SandboxFactory
 
-HOG = "python3 -c 'import time; kept = bytearray({} << 20); time.sleep(600)'"
+HOG = "python3 -c 'import time; kept = [time.sleep(0.05) or bytearray(5 << 20) for n in range({})]; time.sleep(600)'"
 
 async def main():
     spec = SandboxSpec(None, Limits(1, 1 << 30, 64 << 20))
     async with SandboxFactory(find_runtime(sys.argv[1])) as sandboxes:
         async with await sandboxes.start(spec) as neighbour, await sandboxes.start(spec) as greedy:
             await neighbour.ipython("kept = bytearray(200 << 20)", 60)
-            print((await greedy.bash(HOG.format(700), 60)).notes)
+            print((await greedy.bash(HOG.format(140), 60)).notes)
             print((await neighbour.ipython("len(kept) >> 20", 60)).output, (await greedy.bash("echo works", 60)).output)
 
 sys.stdin.readline()
@@ -39,8 +39,9 @@ async def test_the_sandbox_with_the_most_memory_gives_way(runtime: Runtime) -> N
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as job:
             (cgroup / "cgroup.procs").write_text(str(job.pid))
             said, _ = await asyncio.to_thread(job.communicate, "go\n", 120)
-        assert kernel_kills(cgroup) == 0
+        kills = kernel_kills(cgroup)
         await remove(cgroup)
+    assert kills == 0
     assert "the allocation had only " in said, said
     assert "of memory left, and this sandbox used the most: " in said
     assert said.split()[-2:] == ["200", "works"]
