@@ -22,6 +22,8 @@ from rollyard.wire.attach import CHUNK, STDOUT, AttachKind, Start
 
 PROGRESS_SECONDS = 0.5
 MAX_MESSAGE_CHARS = 8000
+_MOST_NOTES = 5
+"""Number of sentences about what is left out. The others are counted."""
 
 
 @click.command()
@@ -63,6 +65,7 @@ async def cp(
             await copy
     if attached.code:
         raise RollyardError(f"{source} is not copied: {progress.complaints or f'exit code {attached.code}'}")
+    progress.end_notes()
     if progress.complaints:
         click.echo(progress.complaints, err=True)
 
@@ -86,6 +89,7 @@ class _Progress:
         self._what = what
         self._shown = shown
         self._due = 0.0
+        self._notes = 0
 
     def __enter__(self) -> None:
         pass
@@ -106,7 +110,14 @@ class _Progress:
         self.complaints = (self.complaints + data.decode(errors="replace"))[:MAX_MESSAGE_CHARS]
 
     def note(self, text: str) -> None:
-        self.complain(f"{text}\n".encode())
+        """Keep one of the first sentences, and count the others."""
+        self._notes += 1
+        if self._notes <= _MOST_NOTES:
+            self.complain(f"{text}\n".encode())
+
+    def end_notes(self) -> None:
+        if self._notes > _MOST_NOTES:
+            self.complain(f"and {self._notes - _MOST_NOTES} more like these\n".encode())
 
     def _print(self) -> None:
         click.echo(f"\r{self._what}: {self.bytes / (1 << 20):.1f} MiB", nl=False, err=True)

@@ -103,6 +103,8 @@ def build(
         sys.exit(asyncio.run(_build_many(contexts, into, options, cluster, at_once, job)))
     digest = asyncio.run(run_build(options, sys.stderr.fileno(), _print_line))
     click.echo(digest)
+    if not output:
+        _print_line("no image was written: add --output oci-archive:/FILE.tar, or --output /FOLDER; the steps are kept")
 
 
 async def _build_many(

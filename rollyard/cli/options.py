@@ -97,7 +97,12 @@ def kinds_of(word: str) -> list[type[KindObject]]:
         kind = find_kind(name)
         if kind is None:
             known = ", ".join("/".join([k.PLURAL, *k.SHORT]) for k in KINDS.values())
-            raise click.UsageError(f"there is no resource {name!r}; the server has {known}")
+            hint = (
+                "; for rollouts: `rollyard rollouts list` and `rollyard rollouts describe ID`"
+                if "rollout" in name
+                else ""
+            )
+            raise click.UsageError(f"there is no resource {name!r}; the server has {known}{hint}")
         found.append(kind)
     if not found:
         raise click.UsageError("name a kind, such as rolloutpools")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import secrets
 import sys
@@ -21,7 +22,7 @@ from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, su
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, RolloutView, Status, Trajectory
-from rollyard.kinds.values.image_reference import parse_image
+from rollyard.kinds.values.image_reference import absolute_image, parse_image
 
 STATUSES = [status.value for status in Status]
 ON_THE_WAY = [status.value for status in Status if not status.terminal]
@@ -39,7 +40,7 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
 )
 @click.option(
     "--image",
-    help="sandbox image of the tasks that name none, such as docker://HOST/NAME:TAG  [default: the image of the pool]",
+    help="sandbox image of the tasks that name none: docker://HOST/NAME:TAG, or a path on the nodes  [default: the image of the pool]",
 )
 @click.option(
     "--id-prefix",
@@ -87,7 +88,8 @@ async def submit(
         given["budgets"] = {"keep_failed_seconds": _seconds(keep_failed)}
     if image is not None:
         try:
-            image = parse_image(image).text
+            parse_image(image)
+            image = absolute_image(image, os.getcwd())
         except ValueError as error:
             raise click.UsageError(f"--image: {error}") from None
     numbered = read_tasks(file, prefix, given, image)

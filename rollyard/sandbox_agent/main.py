@@ -32,6 +32,7 @@ passing a socket."""
 
 def main() -> None:
     _restore_signals()
+    os.umask(0o022)  # the usual one: tasks test the modes of the files that they make
     stdin = _take_stdin()
     stream = Stream(stdin)
     started = ClockMark()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rollyard.core.errors import ImageBuildFailed
+from rollyard.core.errors import ImageBuildFailed, ImageNotFound, ImageUnavailable
 from rollyard.kinds.values.image_reference import absolute_image
 from rollyard.node.image_builds.build_request import BuildParts, BuildRequest
 from rollyard.node.image_builds.dockerfile import BuildStage, Instruction
@@ -41,7 +41,7 @@ class ImageBuild:
         self._variables = self._variables_of_from()
 
     async def run(self) -> ImageState:
-        """Raises ImageBuildFailed, ImageUnavailable, ImageNotFound and SandboxStartFailed."""
+        """Raises ImageBuildFailed and SandboxStartFailed."""
         for name in sorted(self._request.arguments.keys() - self._declared_arguments()):
             self._parts.say(f"--build-arg {name} has no effect: the file has no ARG {name}")
         state, _ = await self._stage(self._target())
@@ -111,7 +111,7 @@ class ImageBuild:
         if not name or name.isdigit() or any(char.isspace() for char in name):
             raise self._file.at(line, f"{name!r} is neither an earlier stage nor the name of an image")
         if name not in self._bases:
-            state = ImageState(digest_of(["scratch"])) if name == "scratch" else await self._image(name)
+            state = ImageState(digest_of(["scratch"])) if name == "scratch" else await self._image(line, name, before)
             self._bases[name] = state, self._new_root()[1]
         return self._bases[name]
 
@@ -125,21 +125,37 @@ class ImageBuild:
 
     # images
 
-    async def _image(self, name: str) -> ImageState:
+    async def _image(self, line: int, name: str, before: int) -> ImageState:
         """Return an image as one layer."""
         plain = (
             not name.startswith(_NAMED_FORMS) and name not in _WHOLE_NAMES and not name.endswith((".sif", ".squashfs"))
         )
         whole = f"docker://{name}" if plain else absolute_image(name, os.fspath(self._request.context))
         self._parts.say(f"FROM {whole}")
-        with await self._parts.images.get(whole) as image:
+        try:
+            local = await self._parts.images.get(whole)
+        except (ImageNotFound, ImageUnavailable) as error:
+            raise self._file.at(line, f"{error}{self._hint(before, plain)}") from error
+        with local as image:
             if not image.root.is_dir():
-                raise ImageBuildFailed(
-                    f"there is no image {name}: to name an image of Docker Hub, leave out the first ./ or /"
+                raise self._file.at(
+                    line,
+                    f"there is no folder {whole}: name a folder with a root file system, or NAME:TAG of a registry",
                 )
             config = image.config if image.digest else read_folder_config(image.root)
             key, layer = await asyncio.to_thread(self._layer_of, image)
         return ImageState.of_base(key, [] if layer is None else [layer], config)
+
+    def _hint(self, before: int, plain: bool) -> str:
+        """Return what one can write in place of an image that cannot be had."""
+        stages = [stage.name or str(stage.number) for stage in self._file.stages[:before]]
+        earlier = f"; the earlier stages are {', '.join(stages)}" if stages else ""
+        other = (
+            "; without this registry, name a mirror as HOST/NAME:TAG, or a folder with a root file system"
+            if plain
+            else ""
+        )
+        return earlier + other
 
     def _layer_of(self, image: LocalImage) -> tuple[str, Layer | None]:
         """Return the key and the layer of an image. A folder is as before if no file in it has changed."""
