@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,8 @@ from typing import Literal
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.image_builds.copied_files import resolve_in
+from rollyard.node.image_builds.layer_store import remove_tree
+from rollyard.node.image_builds.tree_changes import KERNEL_FOLDERS
 from rollyard.node.sandbox.apptainer import Apptainer
 from rollyard.node.sandbox.base import OWN, Runtime
 from rollyard.node.sandbox.bubblewrap import Bubblewrap
@@ -54,6 +55,7 @@ HOST = "build"
 """Name of the container's machine."""
 _OWN_HOST = f"\n127.0.1.1 {HOST}\n".encode()
 _NAME_SERVICE = ("resolv.conf", "hosts")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,9 @@ async def run_step(
 
     Raises SandboxStartFailed if the runtime cannot be started.
     """
-    with _name_service(root, work), _mount_point(root):
-        argv = _launcher(runtime, own, root, network)
+    _check_mount_points(root)
+    with _name_service(root, work), _mount_point(root) as place:
+        argv = _launcher(runtime, own, place, root, network)
         process = await _started([*argv, *python_argv(own, "rollyard.sandbox_agent.build_step")], output)
         try:
             assert process.stdin is not None
@@ -86,20 +89,20 @@ async def run_step(
             await _end(process)
 
 
-def _launcher(runtime: Runtime, own: Path, root: Path, network: Network) -> list[str]:
+def _launcher(runtime: Runtime, own: Path, place: str, root: Path, network: Network) -> list[str]:
     match runtime:
         case Bubblewrap(program=program):
             return [
                 program, "--unshare-user", "--uid", "0", "--gid", "0", "--unshare-ipc", "--unshare-pid", "--unshare-uts",
                 "--unshare-cgroup-try", *(["--unshare-net"] if network == "none" else []), "--hostname", HOST,
                 "--die-with-parent", "--new-session", "--as-pid-1", "--clearenv", *_CAPABILITIES, "--bind", str(root), "/",
-                "--ro-bind", str(own), OWN, "--proc", "/proc", "--dev", "/dev", "--chdir", "/", "--",
+                "--ro-bind", str(own), place, "--proc", "/proc", "--dev", "/dev", "--chdir", "/", "--",
             ]  # fmt: skip
         case Apptainer(program=program):
             return [
                 program, "-s", "exec", "--userns", "--fakeroot", "--ignore-subuid", "--ignore-fakeroot-command", "--writable",
                 "--containall", "--no-home", "--cleanenv", "--no-mount", "sys,bind-paths,tmp,home,hostfs", "--no-init",
-                *(["--net", "--network", "none"] if network == "none" else []), "--pwd", "/", "--bind", f"{own}:{OWN}:ro",
+                *(["--net", "--network", "none"] if network == "none" else []), "--pwd", "/", "--bind", f"{own}:{place}:ro",
                 str(root),
             ]  # fmt: skip
     raise SandboxStartFailed(f"{runtime.name} cannot build images: choose bubblewrap or apptainer")
@@ -130,56 +133,100 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 @contextlib.contextmanager
 def _name_service(root: Path, work: Path) -> Iterator[None]:
-    """Let the root have this machine's name servers and host names for a while. No symbolic link is followed: nothing
-    else changes the root meanwhile."""
-    etc = root / "etc"
-    if not etc.is_dir() or etc.is_symlink():
+    """Let the root have this machine's name servers and host names for a while. The command may move the folder and put a
+    symbolic link in its place: so all is done through a descriptor of the folder itself."""
+    try:
+        etc = os.open(root / "etc", _FOLDER)
+    except OSError:
         yield
         return
     kept = work / "etc"
     kept.mkdir()
-    account = sandbox_account()
-    for name in _NAME_SERVICE:
-        if os.path.lexists(etc / name):
-            os.rename(etc / name, kept / name)
-        with contextlib.suppress(OSError):
-            text = Path("/etc", name).read_bytes()
-            (etc / name).write_bytes(text + _OWN_HOST if name == "hosts" else text)
-            (etc / name).chmod(0o644)
-            os.chown(etc / name, account.uid, account.gid)
     try:
+        for name in _NAME_SERVICE:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(name, kept / name, src_dir_fd=etc)
+            with contextlib.suppress(OSError):
+                text = Path("/etc", name).read_bytes()
+                _write_new(etc, name, text + _OWN_HOST if name == "hosts" else text)
         yield
     finally:
+        _let_owner_change(etc)
         for name in _NAME_SERVICE:
-            _remove(etc / name)
-            if os.path.lexists(kept / name):
-                os.rename(kept / name, etc / name)
-        shutil.rmtree(kept, ignore_errors=True)
+            _remove(etc, name, kept / f"{name}.new")
+            with contextlib.suppress(FileNotFoundError):  # none was kept, or the command has deleted the folder
+                os.rename(kept / name, name, dst_dir_fd=etc)
+        os.close(etc)
+        remove_tree(kept)
 
 
 @contextlib.contextmanager
-def _mount_point(root: Path) -> Iterator[None]:
-    """Let the root have the folder of our Python for a while."""
-    account, made = sandbox_account(), []
-    place = root
-    for part in resolve_in(os.fspath(root), OWN).split("/"):
-        place = place / part
-        if not place.exists():
-            place.mkdir()
-            place.chmod(0o755)
-            os.chown(place, account.uid, account.gid)
-            made.append(place)
+def _mount_point(root: Path) -> Iterator[str]:
+    """Let the root have the folder of our Python for a while. Yield its path in the root, without symbolic links."""
+    account, place = sandbox_account(), resolve_in(os.fspath(root), OWN)
+    made: list[tuple[int, str, int]] = []
+    """(descriptor of the folder above, name, inode)."""
+    with contextlib.ExitStack() as descriptors:
+
+        def opened(path: str | Path, above: int | None = None) -> int:
+            descriptor = os.open(path, _FOLDER, dir_fd=above)
+            descriptors.callback(os.close, descriptor)
+            return descriptor
+
+        above = opened(root)
+        for part in place.split("/"):
+            try:
+                os.mkdir(part, 0o755, dir_fd=above)
+                new = True
+            except FileExistsError:
+                new = False
+            below = opened(part, above)
+            if new:
+                os.fchmod(below, 0o755)
+                os.fchown(below, account.uid, account.gid)
+                made.append((above, part, os.fstat(below).st_ino))
+            above = below
+        try:
+            yield f"/{place}"
+        finally:
+            for above, name, inode in reversed(made):
+                with contextlib.suppress(OSError):
+                    _let_owner_change(above)
+                    if os.stat(name, dir_fd=above, follow_symlinks=False).st_ino == inode:
+                        os.rmdir(name, dir_fd=above)
+
+
+def _check_mount_points(root: Path) -> None:
+    """Raise SandboxStartFailed if a runtime would follow a symbolic link of the root to the place of a mount."""
+    for name in KERNEL_FOLDERS:
+        if (root / name).is_symlink():
+            raise SandboxStartFailed(
+                f"/{name} of the image is a symbolic link: it must be a folder, or absent, for a RUN"
+            )
+
+
+def _write_new(folder: int, name: str, data: bytes) -> None:
+    account = sandbox_account()
+    with open(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=folder), "wb") as file:
+        os.fchmod(file.fileno(), 0o644)
+        os.fchown(file.fileno(), account.uid, account.gid)
+        file.write(data)
+
+
+def _let_owner_change(folder: int) -> None:
+    mode = stat.S_IMODE(os.fstat(folder).st_mode)
+    if mode & 0o700 != 0o700:
+        os.fchmod(folder, mode | 0o700)
+
+
+def _remove(folder: int, name: str, aside: Path) -> None:
+    """Take what has the name out of the folder, and no target of a symbolic link. A folder is moved to `aside`."""
     try:
-        yield
-    finally:
-        for place in reversed(made):
-            with contextlib.suppress(OSError):
-                place.rmdir()
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        if stat.S_ISDIR(path.lstat().st_mode):
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()
+        is_folder = stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return
+    if is_folder:
+        os.chmod(name, 0o700, dir_fd=folder)  # without this its owner cannot move it
+        os.rename(name, aside, src_dir_fd=folder)
+    else:
+        os.unlink(name, dir_fd=folder)

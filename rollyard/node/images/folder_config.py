@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 from rollyard.core.errors import ImageNotFound
@@ -14,7 +16,8 @@ CONFIG_FILE = ".rollyard-image.json"
 def read_folder_config(root: Path) -> ImageConfig:
     """Return the configuration; an empty one if the folder has none. Raises ImageNotFound if it cannot be read."""
     try:
-        return ImageConfig.from_json(json.loads((root / CONFIG_FILE).read_bytes()))
+        with open(os.open(root / CONFIG_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            return ImageConfig.from_json(json.loads(file.read()))
     except FileNotFoundError:
         return ImageConfig()
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -24,6 +27,12 @@ def read_folder_config(root: Path) -> ImageConfig:
 
 
 def write_folder_config(root: Path, config: ImageConfig) -> None:
+    """Write the configuration in place of any that the image has brought. No symbolic link is followed."""
     file = root / CONFIG_FILE
-    file.write_text(json.dumps(config.to_json()))
-    file.chmod(0o644)
+    if file.is_dir() and not file.is_symlink():
+        shutil.rmtree(file)
+    else:
+        file.unlink(missing_ok=True)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644), "w") as writer:
+        os.fchmod(writer.fileno(), 0o644)
+        writer.write(json.dumps(config.to_json()))

@@ -1,0 +1,68 @@
+"""Dockerfiles that try to reach files of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import SandboxStartFailed
+from tests.node.image_builds.conftest import Builder
+
+
+@pytest.fixture
+def victim(open_folder: Path) -> Path:
+    """A folder of this machine that everybody may write."""
+    folder = open_folder / "victim"
+    folder.mkdir()
+    folder.chmod(0o777)
+    for name in ("hosts", "resolv.conf"):
+        (folder / name).write_text("host")
+        (folder / name).chmod(0o666)
+    (folder / "rollyard").mkdir()
+    return folder
+
+
+def _content(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() if path.is_file() else "folder" for path in folder.iterdir()}
+
+
+async def test_a_command_that_replaces_folders_by_links_changes_no_file_of_this_machine(
+    builder: Builder, runtime: str, victim: Path
+) -> None:
+    before = _content(victim)
+    (builder.folder / "base/etc/hosts").write_text("of the image")
+    root = await builder.root(
+        f"FROM ../base\nRUN mv /etc /etc.old && ln -s {victim} /etc\n"
+        f"RUN mv /opt /opt.old; ln -s {victim} /opt\n"
+        f"RUN ln -s {victim}/config /.rollyard-image.json\n",
+        runtime=runtime,
+    )
+    assert _content(victim) == before
+    assert (root / "etc").is_symlink()
+    assert (root / "etc.old/hosts").read_text() == "of the image", "the folder has its own files again"
+    assert not (root / "etc.old/resolv.conf").exists()
+    assert not (root / "opt.old/rollyard").exists()
+    config = root / ".rollyard-image.json"
+    assert config.is_file()
+    assert not config.is_symlink()
+
+
+async def test_a_command_that_replaces_the_host_names_leaves_those_of_the_image(builder: Builder, victim: Path) -> None:
+    before = _content(victim)
+    (builder.folder / "base/etc/hosts").write_text("of the image")
+    root = await builder.root(
+        f"FROM ../base\nRUN rm /etc/hosts && ln -s {victim}/hosts /etc/hosts; rm /etc/resolv.conf; "
+        "mkdir -p /etc/resolv.conf/a/b && chmod 0 /etc/resolv.conf/a /etc/resolv.conf /etc\n"
+    )
+    assert _content(victim) == before
+    assert (root / "etc/hosts").read_text() == "of the image"
+    assert not (root / "etc/resolv.conf").exists()
+
+
+async def test_no_mount_follows_a_link_of_the_image(builder: Builder, victim: Path) -> None:
+    (builder.folder / "base/dev").rmdir()
+    (builder.folder / "base/dev").symlink_to(f"/oldroot{victim}/new")
+    with pytest.raises(SandboxStartFailed, match="/dev of the image is a symbolic link"):
+        await builder.build("FROM ../base\nRUN true\n")
+    assert not (victim / "new").exists()
