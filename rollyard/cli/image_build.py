@@ -56,6 +56,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="network of RUN: this machine's, or none",
 )
+@click.option(
+    "--allow-folder",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="PATH",
+    help="folder outside of CONTEXT that FROM and COPY --from may read",
+)
 @click.option("--no-cache", is_flag=True, help="do every step, also if its layer is known")
 @click.option(
     "--runtime",
@@ -75,6 +82,7 @@ def build(
     build_arg: tuple[str, ...],
     target: str | None,
     network: str,
+    allow_folder: tuple[Path, ...],
     no_cache: bool,
     runtime: str,
     credentials_file: Path | None,
@@ -97,7 +105,8 @@ def build(
     credentials = None if credentials_file is None else str(credentials_file.resolve())
     settings = SandboxImages(credentials_file=credentials, insecure_registries=list(insecure_registry))
     options = BuildOptions(
-        contexts[0], file, output, _arguments(build_arg), target, chosen, runtime, not no_cache, settings
+        contexts[0], file, output, _arguments(build_arg), target, chosen, runtime, not no_cache, settings,
+        folders=allow_folder,
     )  # fmt: skip
     if into is not None:
         sys.exit(asyncio.run(_build_many(contexts, into, options, cluster, at_once, job)))

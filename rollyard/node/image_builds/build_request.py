@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +25,8 @@ class BuildRequest:
     """Network of RUN."""
     use_cache: bool = True
     ignored: IgnoreRules = field(default_factory=IgnoreRules)
+    folders: Sequence[Path] = ()
+    """Folders that FROM may name, with those below them. It may always name folders in the context."""
 
 
 @dataclass(frozen=True)

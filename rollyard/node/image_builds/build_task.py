@@ -43,6 +43,7 @@ class BuildTask:
             "runtime": options.runtime,
             "use_cache": options.use_cache,
             "images": options.images.model_dump(mode="json"),
+            "folders": [str(folder.resolve()) for folder in options.folders],
         }
         (self.folder / "task.json").write_text(json.dumps(data))
 
@@ -87,5 +88,6 @@ class BuildTask:
                 "context": Path(data["context"]),
                 "file": None if file is None else Path(file),
                 "images": SandboxImages.model_validate(data["images"]),
+                "folders": [Path(folder) for folder in data["folders"]],
             }
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
 from rollyard.core.errors import ImageBuildFailed, ImageNotFound, ImageUnavailable
-from rollyard.kinds.values.image_reference import absolute_image
+from rollyard.kinds.values.image_reference import PathImage, absolute_image, parse_image
 from rollyard.node.image_builds.build_request import BuildParts, BuildRequest
 from rollyard.node.image_builds.dockerfile import BuildStage, Instruction
 from rollyard.node.image_builds.image_state import ImageState
@@ -131,6 +132,7 @@ class ImageBuild:
             not name.startswith(_NAMED_FORMS) and name not in _WHOLE_NAMES and not name.endswith((".sif", ".squashfs"))
         )
         whole = f"docker://{name}" if plain else absolute_image(name, os.fspath(self._request.context))
+        self._check_folder(line, whole)
         self._parts.say(f"FROM {whole}")
         try:
             local = await self._parts.images.get(whole)
@@ -145,6 +147,22 @@ class ImageBuild:
             config = image.config if image.digest else read_folder_config(image.root)
             key, layer = await asyncio.to_thread(self._layer_of, image)
         return ImageState.of_base(key, [] if layer is None else [layer], config)
+
+    def _check_folder(self, line: int, whole: str) -> None:
+        """Raise ImageBuildFailed for a folder of this machine that the Dockerfile may not read."""
+        try:
+            form = parse_image(whole)
+        except ValueError:
+            return  # the images say what is wrong
+        if not isinstance(form, PathImage) or form.kind != "folder":
+            return
+        real = Path(form.path).resolve()
+        if not any(real.is_relative_to(folder) for folder in (self._request.context, *self._request.folders)):
+            raise self._file.at(
+                line,
+                f"{form.path} is outside of the context, and a Dockerfile may not read it: if you trust the file, "
+                f"add --allow-folder {shlex.quote(str(real))}",
+            )
 
     def _hint(self, before: int, plain: bool) -> str:
         """Return what one can write in place of an image that cannot be had."""

@@ -42,6 +42,8 @@ class BuildOptions:
     images: SandboxImages = field(default_factory=SandboxImages)
     cache: Path | None = None
     """Folder of what many sandboxes of this machine share; None: the node's."""
+    folders: Sequence[Path] = ()
+    """Folders outside the context that FROM may name."""
 
 
 async def run_build(options: BuildOptions, output: int, say: Callable[[str], None]) -> str:
@@ -88,7 +90,7 @@ def _request(options: BuildOptions) -> BuildRequest:
         raise ImageBuildFailed(f"{file} cannot be read: {error}") from None
     return BuildRequest(
         context, parse(text, file.name), options.arguments, options.target, options.network, options.use_cache,
-        _rules(context, file),
+        _rules(context, file), [folder.resolve() for folder in options.folders],
     )  # fmt: skip
 
 

@@ -40,6 +40,7 @@ class Builder:
         (self.context / "Dockerfile").write_text(dockerfile)
         self.said.clear()
         with open(self.folder / "output", "wb") as output:
+            options.setdefault("folders", [self.folder / "base"])
             chosen = BuildOptions(self.context, cache=self.cache, **options)
             return await run_build(chosen, output.fileno(), self.said.append)
 

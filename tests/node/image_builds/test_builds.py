@@ -256,6 +256,7 @@ async def test_a_killed_build_leaves_no_process_and_only_its_cache(
     )
     environment = {**os.environ, "ROLLYARD_CACHE": str(builder.cache)}
     command = [sys.executable, "-m", "rollyard.cli.main", "images", "build", str(builder.context), "--runtime", runtime]
+    command += ["--allow-folder", str(builder.folder / "base")]
     process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
     assert process.stderr is not None
     while (line := await process.stderr.readline()) != b"begun\n":
@@ -312,7 +313,7 @@ async def test_an_ordinary_user_builds(builder: Builder, open_folder: Path) -> N
         command = [
             "setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", python, "-m",
             "rollyard.cli.main", "images", "build", str(builder.context), "--output", str(own / runtime),
-            "--runtime", runtime, "--no-cache",
+            "--runtime", runtime, "--no-cache", "--allow-folder", str(builder.folder / "base"),
         ]  # fmt: skip
         process = await asyncio.create_subprocess_exec(
             *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd="/"

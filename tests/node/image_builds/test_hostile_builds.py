@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.errors import ImageBuildFailed, SandboxStartFailed
 from tests.node.image_builds.conftest import Builder
 
 
@@ -66,3 +66,16 @@ async def test_no_mount_follows_a_link_of_the_image(builder: Builder, victim: Pa
     with pytest.raises(SandboxStartFailed, match="/dev of the image is a symbolic link"):
         await builder.build("FROM ../base\nRUN true\n")
     assert not (victim / "new").exists()
+
+
+async def test_a_dockerfile_reads_no_folder_that_is_not_allowed(builder: Builder, victim: Path) -> None:
+    (builder.context / "way").symlink_to(victim)
+    for name in (str(victim), "../victim", "./way"):
+        with pytest.raises(ImageBuildFailed, match=f"Dockerfile:1: .*--allow-folder {victim}$"):
+            await builder.build(f"FROM {name}\n")
+        with pytest.raises(ImageBuildFailed, match=f"Dockerfile:2: .*--allow-folder {victim}$"):
+            await builder.build(f"FROM scratch\nCOPY --from={name} /hosts /stolen\n")
+    builder.write({"own/file": "text"})
+    dockerfile = f"FROM ./own\nCOPY --from={victim} /hosts /copied\n"
+    root = await builder.root(dockerfile, folders=[victim])
+    assert ((root / "copied").read_text(), (root / "file").read_text()) == ("host", "text")
