@@ -5,6 +5,7 @@ No name leads out of the folder: symbolic links are resolved as if the folder we
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ from pathlib import Path
 from rollyard.node.image_builds.file_patterns import IgnoreRules, pattern
 from rollyard.node.image_builds.tree_changes import add_file
 
+MOST_UNPACKED = 16 << 30
+"""Greatest size of what ADD takes from an archive. A small file may name any size."""
 _MOST_LINKS = 40
 _MAGIC = ("*", "?", "[")
 
@@ -160,8 +163,13 @@ def _is_archive(path: str) -> bool:
 
 
 def _add_content(out: tarfile.TarFile, path: str, place: str) -> None:
+    left = MOST_UNPACKED
     with tarfile.open(path) as inner:
         for member in inner:
+            left -= tarfile.BLOCKSIZE + member.size
+            if left < 0:
+                whole = f"its content is more than {MOST_UNPACKED >> 30} GiB: unpack it yourself, and COPY the folder:"
+                raise OSError(errno.EFBIG, whole, path)
             if member.ischr() or member.isblk() or member.isfifo():
                 continue
             member.name = posixpath.join(place, posixpath.normpath(f"/{member.name}").lstrip("/"))

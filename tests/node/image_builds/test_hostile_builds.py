@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,12 @@ async def test_a_dockerfile_reads_no_folder_that_is_not_allowed(builder: Builder
     dockerfile = f"FROM ./own\nCOPY --from={victim} /hosts /copied\n"
     root = await builder.root(dockerfile, folders=[victim])
     assert ((root / "copied").read_text(), (root / "file").read_text()) == ("host", "text")
+
+
+async def test_a_small_archive_with_a_huge_content_is_refused(builder: Builder) -> None:
+    member = tarfile.TarInfo("zeros")
+    member.pax_headers = {"GNU.sparse.size": str(1 << 40), "GNU.sparse.name": "zeros", "GNU.sparse.map": f"{1 << 40},0"}
+    with tarfile.open(builder.context / "bomb.tar.gz", "w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member)
+    with pytest.raises(ImageBuildFailed, match=r"Dockerfile:2: .*its content is more than 16 GiB"):
+        await builder.build("FROM scratch\nADD bomb.tar.gz /\n")
