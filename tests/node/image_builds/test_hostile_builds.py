@@ -89,3 +89,14 @@ async def test_a_small_archive_with_a_huge_content_is_refused(builder: Builder) 
         archive.addfile(member)
     with pytest.raises(ImageBuildFailed, match=r"Dockerfile:2: .*its content is more than 16 GiB"):
         await builder.build("FROM scratch\nADD bomb.tar.gz /\n")
+
+
+async def test_an_archive_that_is_unpacked_over_links_changes_no_file_of_this_machine(
+    builder: Builder, victim: Path
+) -> None:
+    before = _content(victim)
+    member = tarfile.TarInfo("way/hosts")
+    with tarfile.open(builder.context / "files.tar", "w") as archive:
+        archive.addfile(member)
+    await builder.build(f"FROM ../base\nRUN ln -s {victim} /way\nADD files.tar /\n")
+    assert _content(victim) == before
