@@ -40,7 +40,8 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
 )
 @click.option(
     "--image",
-    help="sandbox image of the tasks that name none: docker://HOST/NAME:TAG, or a path on the nodes  [default: the image of the pool]",
+    help="sandbox image of the tasks that name none: docker://HOST/NAME:TAG, or a path on the nodes  "
+    "[default: the image of the pool]",
 )
 @click.option(
     "--id-prefix",

@@ -43,19 +43,22 @@ class LayerUnpacker:
         """Path in a layer -> real folder, which is below the root and has no symbolic link in it."""
         self._made: set[bytes] = set()
         """Real paths that the present layer has made. Its whiteouts are meant for the layers below."""
+        self._above_made: set[bytes] = set()
+        """Folders above the paths in `_made`."""
         self._folder_times: dict[bytes, float] = {}
 
     def apply(self, chunks: Iterator[bytes]) -> None:
         """Unpack one layer, a tar archive. Raises BrokenArchive, TooBig and OSError."""
         stream = ByteStream(chunks)
-        self._made = set()
+        self._made, self._above_made = set(), set()
         for entry in entries(stream):
             self._one(entry, stream)
 
     def finish(self) -> None:
         """Set the times of the folders. Nothing can be applied afterwards."""
+        real = {self._root: True}
         for path, mtime in self._folder_times.items():
-            if not os.path.islink(path) and os.path.isdir(path):
+            if self._is_real_folder(path, real):
                 _set_time(path, mtime)
 
     def _one(self, entry: TarEntry, stream: ByteStream) -> None:
@@ -87,6 +90,19 @@ class LayerUnpacker:
                 _skip(stream, entry.size)
                 return
         self._made.add(path)
+        while (path := os.path.dirname(path)) != self._root and path not in self._above_made:
+            self._above_made.add(path)
+
+    def _is_real_folder(self, path: bytes, known: dict[bytes, bool]) -> bool:
+        """Return whether the path still leads to a folder below the root: a later entry may have put a link into it."""
+        unknown = []
+        while path not in known:
+            unknown.append(path)
+            path = os.path.dirname(path)
+        for below in reversed(unknown):
+            known[below] = known[path] and not os.path.islink(below) and os.path.isdir(below)
+            path = below
+        return known[path]
 
     def _count(self, size: int) -> None:
         self.bytes += max(_BLOCK, size)
@@ -133,7 +149,7 @@ class LayerUnpacker:
         if base == _OPAQUE:
             for name in os.listdir(folder):
                 path = folder + b"/" + name
-                if path not in self._made and not any(made.startswith(path + b"/") for made in self._made):
+                if path not in self._made and path not in self._above_made:
                     self._remove(path)
             return
         name = base.removeprefix(_WHITEOUT)

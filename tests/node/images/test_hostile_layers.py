@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import ImageUnavailable
+from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.images.base import FillRoom
 from rollyard.node.images.unpack import BrokenLayer, unpack_layers
 from tests.support.image_registry import hard_link, symlink, tar
@@ -73,6 +74,22 @@ async def test_nothing_special_is_made(open_folder: Path, room: FillRoom) -> Non
     modes = {name: stat.S_IMODE(os.stat(root / name).st_mode) for name in os.listdir(root)}
     assert modes == {"su": 0o755, "locked": 0o600, "closed": 0o700, "owned": 0o644, "tmp": 0o1777}
     assert {os.lstat(root / name).st_uid for name in modes} == {os.stat(root).st_uid}
+
+
+async def test_folders_outside_of_the_root_keep_their_times(open_folder: Path, room: FillRoom) -> None:
+    outside = open_folder / "outside"
+    (outside / "apt").mkdir(parents=True)
+    if os.geteuid() == 0:
+        os.chown(outside / "apt", sandbox_account().uid, sandbox_account().gid)
+    before = os.stat(outside / "apt").st_mtime_ns
+    layer = tar(
+        ("a", None), ("a/apt", {"type": tarfile.DIRTYPE, "mtime": 12345}), ("b", {"type": tarfile.DIRTYPE, "mtime": 12345}),
+        ("a", symlink(str(outside))),
+    )  # fmt: skip
+    root = await _unpack(open_folder, room, layer)
+    assert os.path.islink(root / "a")
+    assert os.stat(root / "b").st_mtime == 12345
+    assert os.stat(outside / "apt").st_mtime_ns == before
 
 
 def _too_long() -> bytes:
