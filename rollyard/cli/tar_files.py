@@ -42,6 +42,8 @@ def unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note) -> None:
         name = _Unpacker(staging, limit_bytes, note).unpack(iter(lambda: stream.read(CHUNK), b""))
         if name is None:
             return  # the sandbox's side says why
+        if not os.path.lexists(staging / name):
+            raise RollyardError("the sandbox sent a device or a link to another place, which is not copied")
         target = dest / name if dest.is_dir() else dest
         if target.is_dir() and not target.is_symlink():
             raise RollyardError(f"{target} exists and is a folder; remove it, or name another destination")
@@ -116,9 +118,18 @@ class _Unpacker:
                 self._note(f"{os.fsdecode(name)!r}{link} is left out")
 
     def _stays_inside(self, name: bytes, link: bytes) -> bool:
-        target = os.path.normpath(os.path.join(os.path.dirname(name), link))
-        assert self._top is not None
-        return not link.startswith(b"/") and (target == self._top or target.startswith(self._top + b"/"))
+        """Return whether a symbolic link can never lead out of the stream's folder.
+
+        The kernel begins at the link's own folder. That is a real folder, `depth` folders below the top one, because this
+        object made it and all folders above it. The leading `..` go up through real folders, at most to the top one. Every
+        further part goes down: into a folder, or through another link of the copy, for which the same holds at the real
+        place of that link. So no step leaves. A `..` after another part would be taken wherever a link had led, so no
+        number of folders would be a limit for it.
+        """
+        depth = name.count(b"/") - 1
+        parts = [part for part in link.split(b"/") if part not in (b"", b".")]
+        ups = next((place for place, part in enumerate(parts) if part != b".."), len(parts))
+        return bool(link) and not link.startswith(b"/") and ups <= depth and b".." not in parts[ups:]
 
     def _file(self, path: bytes, entry: TarEntry, stream: ByteStream) -> None:
         try:

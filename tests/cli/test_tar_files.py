@@ -77,6 +77,39 @@ def test_links_that_lead_out_and_devices_are_left_out(tmp_path: Path) -> None:
     assert "a link to '/etc/passwd' outside of the copy, is left out" in said[0]
 
 
+def test_links_through_other_links_do_not_lead_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    links = {
+        "d/a/b/self": "../..",
+        "d/a/here": ".",
+        "d/down": "./a//b",
+        "d/through": "down/self/a/here",
+        "d/a/b/beyond": "../../..",
+        "d/escape": "a/b/self/../..",
+        "d/a/escape": "../down/../../..",
+        "d/inner": "a/../a",
+        "d/empty": "",
+    }
+    folders = [entry(name, tarfile.DIRTYPE) for name in ("d", "d/a", "d/a/b")]
+    unpack(
+        stream(*folders, *(entry(name, tarfile.SYMTYPE, link) for name, link in links.items())),
+        tmp_path,
+        LIMIT,
+        said.append,
+    )
+    made = [path for path in (tmp_path / "d").rglob("*") if path.is_symlink()]
+    assert sorted(str(path.relative_to(tmp_path)) for path in made) == ["d/a/b/self", "d/a/here", "d/down", "d/through"]
+    assert all(path.resolve().is_relative_to(tmp_path / "d") for path in made)
+    assert len(said) == 5
+
+
+def test_a_copy_that_is_a_link_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("x")
+    with pytest.raises(RollyardError, match="a link to another place"):
+        unpack(stream(entry("d", tarfile.SYMTYPE, "secret")), tmp_path, LIMIT, print)
+    assert os.listdir(tmp_path) == ["secret"]
+
+
 def test_the_size_is_bounded_and_nothing_is_left(tmp_path: Path) -> None:
     with pytest.raises(RollyardError, match="write a larger --max-size"):
         unpack(stream(FOLDER, entry("d/a", size=LIMIT)), tmp_path, LIMIT, print)
