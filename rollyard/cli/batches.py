@@ -8,6 +8,7 @@ import click
 
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
+from rollyard.cli.printable import printable
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.batch import BatchView, DeliveryBias
 
@@ -35,7 +36,7 @@ async def list_(client: AsyncClient, namespace: str) -> None:
 async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     """Describe a batch: its progress, filtered groups, wasted tokens, staleness and bias."""
     view = await client.get_batch(id, namespace)
-    click.echo("\n".join(described(view)))
+    click.echo(printable("\n".join(described(view))))
     if view.dataset is not None and (history := (await client.dataset(view.dataset, namespace)).history):
         streaks = ", ".join(f"{tasks} tasks {streak} times" for streak, tasks in history.streaks.items())
         click.echo(

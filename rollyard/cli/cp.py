@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from rollyard.cli.options import with_client
+from rollyard.cli.printable import printable
 from rollyard.cli.tar_files import pack, unpack
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.attachment import Attachment
@@ -107,17 +108,21 @@ class _Progress:
             self._print()
 
     def complain(self, data: bytes) -> None:
-        self.complaints = (self.complaints + data.decode(errors="replace"))[:MAX_MESSAGE_CHARS]
+        self._keep(data.decode(errors="replace"))
 
     def note(self, text: str) -> None:
         """Keep one of the first sentences, and count the others."""
         self._notes += 1
         if self._notes <= _MOST_NOTES:
-            self.complain(f"{text}\n".encode())
+            self._keep(f"{text}\n")
 
     def end_notes(self) -> None:
         if self._notes > _MOST_NOTES:
-            self.complain(f"and {self._notes - _MOST_NOTES} more like these\n".encode())
+            self._keep(f"and {self._notes - _MOST_NOTES} more like these\n")
+
+    def _keep(self, text: str) -> None:
+        """Keep a text that names files of the sandbox, or that a program in the sandbox wrote."""
+        self.complaints = (self.complaints + printable(text))[:MAX_MESSAGE_CHARS]
 
     def _print(self) -> None:
         click.echo(f"\r{self._what}: {self.bytes / (1 << 20):.1f} MiB", nl=False, err=True)

@@ -12,6 +12,7 @@ import yaml
 
 from rollyard.cli.options import kind_and_names, with_client
 from rollyard.cli.output import align, table
+from rollyard.cli.printable import printable
 from rollyard.cli.weights import weights_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.allocation import Allocation, AllocationStatus
@@ -42,7 +43,8 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
             *(a.metadata.uid for a in owned),
         }  # not by name: a deleted object may have had the same name
         happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
-        click.echo("\n".join(_lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp))))
+        lines = _lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp))
+        click.echo(printable("\n".join(lines)))
 
 
 def _lines(obj: KindObject, owned: list[Allocation], events: list[Event]) -> list[str]:

@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from rollyard.cli.printable import printable
 from rollyard.core.errors import RollyardError
 
 COMMANDS = {
@@ -74,7 +75,7 @@ def main() -> None:
     try:
         cli(prog_name="rollyard")
     except RollyardError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(printable(f"error: {error}"), err=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

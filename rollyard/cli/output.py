@@ -11,6 +11,7 @@ import click
 import yaml
 
 from rollyard.cli.jsonpath import jsonpath
+from rollyard.cli.printable import printable_line
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.schema.columns import columns
 
@@ -68,11 +69,12 @@ class Table:
 
 def widths(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[int]:
     """Return the width of each column in characters. No column is narrower than its width in `least`."""
-    found = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else list(least)
+    found = [max(len(printable_line(row[i])) for row in rows) for i in range(len(rows[0]))] if rows else list(least)
     return [max(pair) for pair in zip(found, least, strict=True)] if least else found
 
 
 def align(rows: Sequence[Sequence[str]], least: Sequence[int] = ()) -> list[str]:
-    """Return the rows as lines with aligned columns."""
+    """Return the rows as lines with aligned columns. Control characters are shown, because an agent may have written them."""
+    rows = [[printable_line(cell) for cell in row] for row in rows]
     found = widths(rows, least)
     return [GAP.join(cell.ljust(width) for cell, width in zip(row, found, strict=True)).rstrip() for row in rows]

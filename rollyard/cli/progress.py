@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import click
 
+from rollyard.cli.printable import printable
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import RollyardError, Unavailable
@@ -50,7 +51,7 @@ class ProgressLine:
             with contextlib.suppress(RollyardError):
                 await self._poll()
             if self._reason != printed and self._waiting:
-                click.echo(self._waiting, err=True)
+                click.echo(printable(self._waiting), err=True)
             printed = self._reason
             await asyncio.sleep(POLL_SECONDS)
 
@@ -103,10 +104,10 @@ async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory
 
 def state_line(view: RolloutView) -> str:
     stage = f" {view.stage.value}" if view.stage is not None else ""
-    return f"rollout/{view.id} {view.status.value}{stage}{f': {view.waiting}' if view.waiting else ''}"
+    return printable(f"rollout/{view.id} {view.status.value}{stage}{f': {view.waiting}' if view.waiting else ''}")
 
 
 def _print_state(printed: str, now: str) -> str:
     if now != printed:
-        click.echo(now, err=True)
+        click.echo(printable(now), err=True)
     return now

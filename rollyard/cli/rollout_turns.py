@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import click
 
+from rollyard.cli.printable import printable
 from rollyard.cli.progress import state_line
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.attachment import turns as live_turns
@@ -15,7 +15,6 @@ from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory, Turn
 from rollyard.wire.attach import AttachKind, Start
 
 WAIT_SECONDS = 1.0
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool, tail: int | None) -> None:
@@ -83,7 +82,7 @@ class _Printed:
     def say(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            click.echo(text, err=True)
+            click.echo(printable(text), err=True)
 
     def state(self, view: RolloutView) -> None:
         self.say(state_line(view).partition(" (since ")[0])
@@ -148,4 +147,4 @@ def result_lines(turn: Turn) -> list[str]:
 def _echo(lines: Sequence[str]) -> None:
     """Print lines. Control characters are shown, because an agent wrote the text, and this is a person's terminal."""
     for line in lines:
-        click.echo(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", line.rstrip("\n")))
+        click.echo(printable(line.rstrip("\n")))

@@ -16,6 +16,7 @@ import click
 
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
+from rollyard.cli.printable import printable
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, submit_batches
@@ -221,10 +222,10 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     view, trajectory = await client.rollout(id, namespace)
     click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"], _row(view)])))
     if view.waiting:
-        click.echo(f"\n{view.waiting}")
+        click.echo(printable(f"\n{view.waiting}"))
     if view.weights_version:
         again = f", restarted {view.outdated} times because its weights were too old" if view.outdated else ""
-        click.echo(f"\nweights {view.weights_version}{again}")
+        click.echo(printable(f"\nweights {view.weights_version}{again}"))
     if view.kept:
         until = datetime.fromtimestamp(view.kept.until, UTC)
         click.echo(
@@ -232,12 +233,12 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
             f"rollyard exec -it {id} -- bash"
         )
     if view.error:
-        click.echo(f"\n{view.error.reason} in {view.error.stage}: {view.error.message}")
+        click.echo(printable(f"\n{view.error.reason} in {view.error.stage}: {view.error.message}"))
     click.echo("\n" + "\n".join(history_lines(await client.rollout_history(id, namespace))))
     if found := await client.snapshots(id, namespace):
         click.echo("\n" + "\n".join(snapshot_lines(found)))
     if trajectory:
-        click.echo("\n" + "\n".join(transcript(trajectory)))
+        click.echo(printable("\n" + "\n".join(transcript(trajectory))))
 
 
 @rollouts.command("snapshot")
@@ -318,7 +319,7 @@ async def try_(
     )
     async with _report_unfinished(ids, again):
         trajectory = await follow_one(client, namespace, id)
-    click.echo("\n".join(transcript(trajectory)))
+    click.echo(printable("\n".join(transcript(trajectory))))
     if not trajectory.status.scored:
         sys.exit(1)
 
