@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 
+from rollyard.core.errors import BadRequest
 from rollyard.wire.attach import CHUNK, WINDOW, Acknowledge, Control, control
 
 
@@ -40,8 +41,9 @@ class AttachedSocket:
         await self.send(Acknowledge(channel=channel, bytes=count))
 
     async def messages(self) -> AsyncIterator[Control | tuple[int, bytes]]:
-        """Yield what the other end sends: messages, and pairs (channel, data). End when the other end is gone, or when
-        it sends more than it may."""
+        """Yield what the other end sends: messages, and pairs (channel, data). End when the other end is gone.
+
+        Raises BadRequest if it sends more than it may: everything that is not yet acknowledged is kept in memory."""
         async for message in self._socket:
             if message.type is aiohttp.WSMsgType.TEXT:
                 try:
@@ -49,21 +51,25 @@ class AttachedSocket:
                 except ValueError:
                     return
                 if isinstance(found, Acknowledge):
-                    self._room[found.channel] = min(WINDOW, self._room.get(found.channel, WINDOW) + found.bytes)
-                    self._more.set()
+                    if found.channel in self._room:
+                        self._room[found.channel] = min(WINDOW, self._room[found.channel] + found.bytes)
+                        self._more.set()
                 elif found is not None:
                     yield found
-            elif message.type is aiohttp.WSMsgType.BINARY and message.data:
+            elif message.type is aiohttp.WSMsgType.BINARY and len(message.data) > 1:
                 channel, data = message.data[0], bytes(message.data[1:])
                 self._unacknowledged[channel] += len(data)
                 if self._unacknowledged[channel] > WINDOW:
-                    return
+                    raise BadRequest(
+                        f"more than {WINDOW >> 10} KiB of channel {channel} were sent before they were acknowledged; wait for "
+                        "the acknowledgements"
+                    )
                 yield channel, data
 
     async def wait_until_closed(self, seconds: float) -> None:
         """Wait until the other end has closed the connection, which shows that it has read everything. If this end closed
         first, the other end's library would drop messages that it has received and not yet read."""
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(TimeoutError, BadRequest):
             async with asyncio.timeout(seconds):
                 async for _ in self.messages():
                     pass

@@ -132,13 +132,16 @@ def _spec(start: Start) -> ProgramSpec:
 
 
 async def _connect(socket: AttachedSocket, send: Coroutine[Any, Any, int], receive: Coroutine[Any, Any, None]) -> None:
-    """Work in both directions, until `send` returns the exit code or the client is gone. Raises SandboxLost."""
+    """Work in both directions, until `send` returns the exit code or the client is gone. Raises SandboxLost; BadRequest
+    if the client sends more than it may."""
     sending, receiving = asyncio.create_task(send), asyncio.create_task(receive)
     try:
         await asyncio.wait([sending, receiving], return_when=asyncio.FIRST_COMPLETED)
         if sending.done():
             code = sending.result()
             await socket.send(Exited(code=code if code >= 0 else 128 - code))
+        else:
+            receiving.result()
     finally:
         sending.cancel()
         receiving.cancel()
@@ -158,14 +161,19 @@ async def _send_outputs(socket: AttachedSocket, program: Program) -> int:
 
 
 async def _receive(socket: AttachedSocket, received: Received, program: Program) -> None:
-    """Read the client's messages until the client is gone."""
+    """Read the client's messages until the client is gone. Raises BadRequest.
+
+    Input waits here until the program reads it, at most a window of it. So the other messages never wait for input.
+    """
+    ended = False
     typed: asyncio.Queue[bytes | None] = asyncio.Queue()
     async with running(_write_input(socket, program, typed)):
         async for message in received:
             match message:
-                case (channel, data) if channel == STDIN:
+                case (channel, data) if channel == STDIN and not ended:
                     typed.put_nowait(data)
-                case EndInput():
+                case EndInput() if not ended:
+                    ended = True
                     typed.put_nowait(None)
                 case WindowSize(rows=rows, columns=columns):
                     program.resize(rows, columns)
