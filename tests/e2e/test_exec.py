@@ -107,6 +107,12 @@ async def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         await end(yard)
 
 
+def _begin_on_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    for number in (signal.SIGHUP, signal.SIGINT):  # a suite in the background ignores them, and so would its children
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Person:
     """`rollyard exec -it` on a terminal."""
 
@@ -117,7 +123,7 @@ class Person:
         env = {**os.environ, "HOME": str(site.yard.folder), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
             command, stdin=its, stdout=its, stderr=its, env=env, cwd=ROOT, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_begin_on_terminal,
         )  # fmt: skip
         os.close(its)
         self.screen = ""

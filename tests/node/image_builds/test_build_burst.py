@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -90,7 +91,11 @@ async def test_an_interrupted_burst_cancels_its_jobs_and_a_lost_job_is_an_error(
         "--runtime", "bubblewrap", "--mem", "100M", "--allow-folder", str(builder.folder / "base"),
     ]  # fmt: skip
     env = {**os.environ, **slurm.env, "ROLLYARD_CACHE": str(builder.cache), "PYTHONPATH": os.getcwd()}
-    process = await asyncio.create_subprocess_exec(*command, env=env, stderr=asyncio.subprocess.PIPE)
+    process = await asyncio.create_subprocess_exec(
+        *command, env=env, stderr=asyncio.subprocess.PIPE,
+        # a suite that a shell started in the background ignores SIGINT, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
 
     def queue() -> list[str]:
         done = subprocess.run(
@@ -110,7 +115,7 @@ async def test_an_interrupted_burst_cancels_its_jobs_and_a_lost_job_is_an_error(
             assert process.stderr is not None
             line = (await process.stderr.readline()).decode()
             assert line.startswith(f"lost: its job {lost} ended"), line
-            process.send_signal(2)
+            process.send_signal(signal.SIGINT)
             await process.wait()
             while queue():
                 await asyncio.sleep(0.1)
