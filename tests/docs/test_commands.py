@@ -113,7 +113,9 @@ def _commands(block: Block, folder: Path) -> Iterator[str]:
 def _here(text: str, folder: Path) -> str:
     """Put the pages' files in /tmp into the test's folder, and run jobs as processes, also where there is a Slurm."""
     text = re.sub("/tmp/(yard)?", lambda m: f"{folder}/data" if m[1] else f"{folder}/", text)
-    text = text.replace("FROM debian:12", f"FROM {folder}/debian")  # Docker Hub may be out of reach
+    # Docker Hub may be out of reach
+    text = text.replace("FROM debian:12", f"FROM {folder}/debian")
+    text = text.replace("rollyard images build ", f"rollyard images build --allow-folder {folder}/debian ")
     return text.replace("rollyard serve ", "rollyard serve --cluster local ")
 
 
