@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -60,7 +61,7 @@ class Field:
         """Apply the pools on other nodes than the foreign job, so that faults of our nodes do not affect it."""
         ours: dict[str, dict[str, Any]] = {
             "policy": {"allocation": {"exclude": ["n4"]}},
-            "demo": {"allocation": {"exclude": ["n4"]}, "stages": BUDGETS},
+            "demo": {"allocation": {"exclude": ["n4"]}, "stages": copy.deepcopy(BUDGETS)},
         }
         for name, spec in changes.items():
             merge(ours[name], spec)
