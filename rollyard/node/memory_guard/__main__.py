@@ -206,7 +206,7 @@ def _enter(sandbox: str, agent: int, mounts: Mapping[str, int] | None) -> socket
     try:
         entered = sandbox_entry.enter(agent, sandbox_entry.MountLimits(**mounts) if mounts else None)
     except OSError as error:
-        if os.path.exists(f"/proc/{agent}"):  # else the sandbox has ended
+        if not isinstance(error, FileNotFoundError | ProcessLookupError):  # else the sandbox has ended
             sys.stderr.write(f"sandbox {sandbox}: its sockets are not counted as memory: {error}\n")
         return None
     for failure in entered.failures:

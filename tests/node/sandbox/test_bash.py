@@ -36,6 +36,10 @@ async def test_state_is_kept(sandbox: Sandbox) -> None:
     assert result.output == "/tmp/d\n5\nf1\nenv\n"
 
 
+async def test_files_have_the_usual_modes(sandbox: Sandbox) -> None:
+    assert (await sandbox.bash("umask; echo >/tmp/modes; stat -c %a /tmp/modes", 10)).output == "0022\n644\n"
+
+
 async def test_the_last_status_is_seen_by_the_next_command(sandbox: Sandbox) -> None:
     await sandbox.bash("(exit 7)", 10)
     assert (await sandbox.bash("echo $?", 10)).output == "7\n"
