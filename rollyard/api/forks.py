@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from rollyard.api.auth import CLAIMS
+from rollyard.api.leased_rollout import leased_rollout
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.snapshots import CONTENT_TYPE, snapshot_of_turn
-from rollyard.core.errors import ApiError, Cause, Fenced, Invalid, NotFound
+from rollyard.api.snapshots import for_node_agent, snapshot_of_turn
+from rollyard.core.errors import ApiError, Cause, Invalid, NotFound
 from rollyard.kinds.rollout import ForkPoint, RolloutRequest
-from rollyard.server.store.base import RolloutRecord, StoredSnapshot, allocation_uid
+from rollyard.server.store.base import RolloutRecord, StoredSnapshot
 from rollyard.wire.frames import framed
 
 MAX_ANCESTORS = 64
@@ -101,19 +101,12 @@ async def _get_snapshot(request: web.Request) -> web.Response:
     """Send the snapshot from which the lease's rollout goes on: its image in a header, and its archive."""
     services, record, point = await _leased_fork(request)
     _, snapshot = await _fork_point(services, record.namespace, point)
-    assert snapshot.blob is not None
-    data = await services.store.read_blob(snapshot.blob)
-    about = json.dumps(snapshot.about.model_dump()).encode()
-    return web.Response(body=framed(about) + framed(data), content_type=CONTENT_TYPE)
+    return await for_node_agent(services, snapshot)
 
 
 async def _leased_fork(request: web.Request) -> tuple[Services, RolloutRecord, ForkPoint]:
-    services, query = request.app[SERVICES], request.query
-    namespace, id = query.get("namespace", "default"), query.get("id", "")
-    record = await services.rollouts.get(namespace, id)
-    if str(record.fence) != query.get("fence") or allocation_uid(record.holder) != request[CLAIMS].subject:
-        raise Fenced(f"lease {query.get('fence')} of rollout {id} is void; drop its work")
+    record = await leased_rollout(request)
     point = RolloutRequest.model_validate_json(record.request).agent.fork_from
     if point is None:
-        raise Invalid(f"rollout {id} goes on from no other rollout")
-    return services, record, point
+        raise Invalid(f"rollout {record.id} goes on from no other rollout")
+    return request.app[SERVICES], record, point

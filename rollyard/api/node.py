@@ -15,6 +15,7 @@ from rollyard.api import request_bodies
 from rollyard.api.allocation_binding import bind
 from rollyard.api.auth import CLAIMS, token_allocation
 from rollyard.api.error_status import status_body
+from rollyard.api.leased_rollout import leased_rollout
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts
 from rollyard.api.rollouts import pool_of
@@ -29,7 +30,6 @@ from rollyard.kinds.sandbox_template import sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.results import run_as_json, split_upload
 from rollyard.server.routing.staleness import allow_under_way
-from rollyard.server.store.base import allocation_uid
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.columns import VERSION
 from rollyard.wire.frames import unframed
@@ -280,14 +280,10 @@ async def _max_attempts(services: Services, ref: LeaseRef) -> int:
 
 @accepts("namespace", "id", "fence")
 async def _get_run(request: web.Request) -> web.Response:
-    services, query = request.app[SERVICES], request.query
-    namespace, id = query.get("namespace", "default"), query.get("id", "")
-    record = await services.rollouts.get(namespace, id)
-    if str(record.fence) != query.get("fence") or allocation_uid(record.holder) != request[CLAIMS].subject:
-        raise Fenced(f"lease {query.get('fence')} of rollout {id} is void; drop its work")
+    record = await leased_rollout(request)
     if record.run is None or record.stage is not Stage.EVAL:
-        raise Invalid(f"rollout {id} has no stored run; it is in {record.stage}")
-    frame = await services.store.read_blob(record.run)
+        raise Invalid(f"rollout {record.id} has no stored run; it is in {record.stage}")
+    frame = await request.app[SERVICES].store.read_blob(record.run)
     if not wants_columns(request):
         frame = await asyncio.to_thread(run_as_json, frame)
     return web.Response(body=frame, content_type="application/zstd")

@@ -7,12 +7,14 @@ from pydantic_core import from_json
 
 from rollyard.api import request_bodies
 from rollyard.api.auth import CLAIMS
+from rollyard.api.leased_rollout import leased_rollout
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.rollout_snapshot import RolloutSnapshots
 from rollyard.server.store.base import RolloutRecord, StoredSnapshot
+from rollyard.wire.frames import framed
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, SnapshotHeader
 
 CONTENT_TYPE = "application/zstd"
@@ -24,6 +26,7 @@ _BUDGET = web.AppKey("snapshot_budget", ByteBudget)
 def routes() -> list[web.RouteDef]:
     return [
         web.put("/v1/node/snapshot", _put),
+        web.get("/v1/node/run/snapshot", _get_last),
         web.get("/v1/rollouts/{id}/snapshots", _list),
         web.get("/v1/rollouts/{id}/snapshots/{turn}", _get),
     ]
@@ -62,6 +65,24 @@ async def _get(request: web.Request) -> web.Response:
     assert snapshot.blob is not None
     data = await request.app[SERVICES].store.read_blob(snapshot.blob)
     return web.Response(body=data, content_type=CONTENT_TYPE, headers={"ETag": f'"{snapshot.blob.sha256}"'})
+
+
+@accepts("namespace", "id", "fence")
+async def _get_last(request: web.Request) -> web.Response:
+    """Send the last snapshot of the lease's rollout, with which its EVAL begins."""
+    record, services = await leased_rollout(request), request.app[SERVICES]
+    stored = await services.store.snapshots(record)
+    if not stored:
+        raise NotFound(f"rollout {record.id!r} has no snapshot of its RUN")
+    return await for_node_agent(services, snapshot_of_turn(record, stored, str(stored[-1].about.turn)))
+
+
+async def for_node_agent(services: Services, snapshot: StoredSnapshot) -> web.Response:
+    """Return two frames: the description of the snapshot, and its archive."""
+    assert snapshot.blob is not None
+    data = await services.store.read_blob(snapshot.blob)
+    about = snapshot.about.model_dump_json().encode()
+    return web.Response(body=framed(about) + framed(data), content_type=CONTENT_TYPE)
 
 
 def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: str) -> StoredSnapshot:

@@ -51,6 +51,9 @@ class CodeTask(WireModel):
     """Absolute path -> text of files that exist when the agent starts."""
     case_seconds: float = Field(default=10.0, gt=0, le=600)
     """Longest time of one case, in seconds."""
+    eval_from_snapshot: bool = False
+    """True: the cases run with all files that the agent's sandbox had changed, such as further modules and installed
+    packages. False: they run with `files` and the solution alone."""
     image: str | None = None
     """Sandbox image. Default: the image of the pool."""
 

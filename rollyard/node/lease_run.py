@@ -43,6 +43,7 @@ from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, Guard
 from rollyard.node.agents.tasks.installed_handlers import Handlers
 from rollyard.node.agents.tool_execution import Tools
 from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.node.eval_files import EvalFiles, check_image
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
 from rollyard.node.image_pulls import ImagePulls
@@ -154,6 +155,7 @@ class LeaseRun:
         self._partial_outcome: Outcome | None = None
         self._endpoint: str | None = None
         self._for_eval: ExpectedSandbox | None = None
+        self._eval_files = EvalFiles()
         self.default_image = False
         """True if the task names no image."""
         self.sandbox: Sandbox | None = None
@@ -220,6 +222,7 @@ class LeaseRun:
         finally:
             if self._for_eval is not None:
                 self._for_eval.drop()
+            self._eval_files.close()
 
     async def _stages(self, handler: GuardedHandler) -> Outcome:
         """Run the stages that are left. The image stays on the node meanwhile."""
@@ -259,8 +262,9 @@ class LeaseRun:
             async with self._stage_worker(Stage.RUN):
                 if handler.eval_needs_sandbox:
                     self._for_eval = self._node.sandboxes.expect(self._sandbox_spec(handler))
+                files = self._eval_files if handler.eval_from_snapshot(self._lease.task) else None
                 snapshots = await stack.enter_async_context(
-                    RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent)
+                    RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent, files)
                 )
                 run, artifact = await self._agent(handler, sandbox, environment, template, snapshots)
             await snapshots.finish()
@@ -310,11 +314,7 @@ class LeaseRun:
         """Give the sandbox the files after the turn from which the rollout goes on. They include what the task's handler
         wrote in INIT. Raises SnapshotUnusable."""
         about, archive = await self._fetch_fork(self._node.uploads.fork_snapshot)
-        if about.image != sandbox.held.fingerprint:
-            raise SnapshotUnusable(
-                f"the snapshot belongs to {about.image or 'the default image'}, but the sandbox now has "
-                f"{sandbox.held.fingerprint or 'the default image'}: the image has changed; begin with a rollout of its own"
-            )
+        check_image(about.image, sandbox)
         await sandbox.restore(io.BytesIO(archive))
 
     async def _fetch_fork(self, fetch: Callable[[LeaseRef], Awaitable[T]]) -> T:
@@ -437,6 +437,8 @@ class LeaseRun:
         coming = self._for_eval or self._node.sandboxes.expect(self._sandbox_spec(handler))
         async with self._closed_or_kept(await coming.claim()) as fresh:
             self.sandbox = fresh
+            if handler.eval_from_snapshot(task):
+                await self._eval_files.restore(fresh, self._node.uploads, self.ref)
             return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
     # helpers

@@ -88,8 +88,11 @@ class ResultUploads:
 
     async def fork_snapshot(self, ref: LeaseRef) -> tuple[RolloutSnapshot, bytes]:
         """Fetch the snapshot from which a rollout goes on. Raises as `stored_run`."""
-        about, archive = unframed(await self._fetch("/v1/node/fork/snapshot", ref))
-        return RolloutSnapshot.model_validate_json(about, extra="ignore"), archive
+        return _read_snapshot(await self._fetch("/v1/node/fork/snapshot", ref))
+
+    async def run_snapshot(self, ref: LeaseRef) -> tuple[RolloutSnapshot, bytes]:
+        """Fetch the last snapshot of RUN that was uploaded under an earlier lease. Raises as `stored_run`."""
+        return _read_snapshot(await self._fetch("/v1/node/run/snapshot", ref))
 
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the result of RUN that was uploaded under an earlier lease; retry until the server can be reached.
@@ -187,6 +190,11 @@ def _upload(
 def _read_ancestors(frames: Sequence[bytes]) -> list[tuple[ForkPoint, Outcome]]:
     points = [ForkPoint.model_validate_json(point, extra="ignore") for point in frames[::2]]
     return list(zip(points, map(_read_outcome, frames[1::2]), strict=True))
+
+
+def _read_snapshot(frames: bytes) -> tuple[RolloutSnapshot, bytes]:
+    about, archive = unframed(frames)
+    return RolloutSnapshot.model_validate_json(about, extra="ignore"), archive
 
 
 def _read_outcome(frame: bytes) -> Outcome:

@@ -10,6 +10,7 @@ from typing import Self
 from rollyard.core.errors import Invalid, TooLarge
 from rollyard.core.node_cache import node_cache
 from rollyard.kinds.rollout import AgentSpec
+from rollyard.node.eval_files import EvalFiles
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.sandbox.sandbox import Sandbox
 from rollyard.node.sandbox.snapshot import SandboxSnapshot
@@ -19,13 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class RunSnapshots:
-    """Takes the snapshots that a request wants. Leaving the block stops uploads that `finish` has not waited for."""
+    """Takes the snapshots that a request wants, and the one with which EVAL begins. Leaving the block stops uploads that
+    `finish` has not waited for."""
 
-    def __init__(self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef, agent: AgentSpec) -> None:
+    def __init__(
+        self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef, agent: AgentSpec, eval_files: EvalFiles | None
+    ) -> None:
+        """`eval_files`: place for the last snapshot; None if EVAL needs none."""
         self._sandbox = sandbox
         self._uploads = uploads
         self._ref = ref
         self._agent = agent
+        self._eval_files = eval_files
         self._one_at_a_time = asyncio.Lock()
         """Only one archive is in memory."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -37,23 +43,28 @@ class RunSnapshots:
             await self._take(turn)
 
     async def run_ended(self, turns: int) -> None:
-        """Take the last snapshot, if the request wants one. `turns`: number of turns. Raises SandboxLost."""
-        if self._agent.snapshots != "none" and turns > self._last:
-            await self._take(turns)
+        """Take the last snapshot, if the request or EVAL wants one. `turns`: number of turns. Raises SandboxLost, and if EVAL
+        needs it SnapshotUnusable and NodeFault."""
+        if self._eval_files is not None or (self._agent.snapshots != "none" and turns > self._last):
+            await self._take(turns, self._eval_files)
 
     async def finish(self) -> None:
         """Wait until all snapshots are stored. Raises Fenced if the lease is void."""
         await asyncio.gather(*self._tasks)
 
-    async def _take(self, turn: int) -> None:
+    async def _take(self, turn: int, eval_files: EvalFiles | None = None) -> None:
         header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.held.fingerprint)
         try:
             snapshot = await self._sandbox.snapshot(folder=node_cache())
         except (OSError, TooLarge) as error:
+            if eval_files is not None:
+                raise eval_files.missing(error) from None
             why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
             log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, turn, why)
             self._tasks.append(asyncio.create_task(self._upload(header.model_copy(update={"error": why}), None)))
         else:
+            if eval_files is not None:
+                eval_files.keep(snapshot, header.image)
             self._tasks.append(asyncio.create_task(self._upload(_described(header, snapshot), snapshot)))
         self._last = turn
 
@@ -62,7 +73,7 @@ class RunSnapshots:
             async with self._one_at_a_time:
                 await self._send(header, snapshot)
         finally:
-            if snapshot is not None:
+            if snapshot is not None and not (self._eval_files and self._eval_files.has(snapshot)):
                 snapshot.close()
 
     async def _send(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:

@@ -47,6 +47,7 @@ async def test_what_is_stored_is_what_is_read(serving: Serve, tmp_path: Path) ->
         with pytest.raises(NotFound, match="there are snapshots after turns 1, 3"):
             await client.snapshot("r", 4)
         assert three.turn == 3
+        assert await uploads.run_snapshot(ref) == (three, b"archive three")
     async with serving() as api, a_client(api) as client:
         assert await client.snapshots("r") == [one, two, three]
         assert await client.snapshot("r", 1) == b"archive\n\n1"

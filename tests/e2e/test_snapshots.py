@@ -11,9 +11,9 @@ import pytest
 import zstandard
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import ForkPoint, RolloutRequest, Status
+from rollyard.kinds.rollout import ForkPoint, RolloutRequest, RolloutView, Stage, Status
 from tests.e2e.test_command_line import rollyard
-from tests.support.yard import Yard, requests
+from tests.support.yard import Yard, kill, requests
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(30)]
 
@@ -24,6 +24,22 @@ headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-T
 urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)).read()
 EOF
 echo noted > notes.txt; mkfifo pipe; python3 /tmp/harness.py"""
+
+SOLVE = (
+    COMMAND
+    + """
+mkdir -p lib && echo 'def square(n): return n * n' > lib/squares.py && ln -s lib/squares.py squares.py
+printf 'import time, squares\\ndef f(n):\\n    time.sleep(2)\\n    return squares.square(n)\\n' > s.py
+"""
+)
+"""A command that writes a solution with a module of its own."""
+
+
+def squares(id: str, **more: object) -> RolloutRequest:
+    cases = [{"call": "f(3)", "expect": "9"}]
+    task = {"kind": "code", "problem": "Square.", "solution": "/workspace/s.py", "cases": cases, **more}
+    agent = {"type": "command", "command": SOLVE}
+    return RolloutRequest.model_validate({"id": id, "pool": "demo", "task": task, "agent": agent})
 
 
 def names(archive: bytes) -> list[str]:
@@ -99,6 +115,39 @@ async def test_a_fork_that_cannot_go_on_fails_and_says_why(served: tuple[Yard, A
     assert ended.error is not None
     assert (ended.status, ended.error.reason) == (Status.FAILED, "SnapshotUnusable")
     assert "ended the conversation; fork from an earlier turn" in ended.error.message
+
+
+async def test_eval_begins_with_what_run_has_changed(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    asked = [squares("whole", eval_from_snapshot=True), squares("solution-alone")]
+    whole, alone = await yard.gather(client, await client.submit(asked))
+    assert (whole.reward, whole.error) == (1.0, None)
+    assert (alone.reward, alone.error) == (0.0, None)
+    assert [one.turn for one in await client.snapshots(whole.id)] == [len(whole.turns)]
+
+
+async def test_eval_begins_with_it_on_another_node_too(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    (id,) = await client.submit([squares("moved", eval_from_snapshot=True)])
+
+    async def in_eval() -> RolloutView | None:
+        view, _ = await client.rollout(id)
+        return view if view.stage is Stage.EVAL and view.node is not None else None
+
+    await yard.until(in_eval)
+
+    async def holders() -> list[str | None]:
+        return [entry.allocation for entry in (await client.rollout_history(id)).entries if entry.event == "Leased"]
+
+    (holder,) = await holders()
+    for pid in yard.processes("node-agent", str(holder)):
+        kill(pid)
+    (ended,) = await yard.gather(client, [id])
+    assert (ended.reward, ended.error, ended.attempt) == (1.0, None, 1)
+    first, *others = await holders()
+    assert first == holder
+    assert others
+    assert holder not in others
 
 
 async def test_the_command_line_shows_saves_and_forks(served: tuple[Yard, AsyncClient], tmp_path: Path) -> None:

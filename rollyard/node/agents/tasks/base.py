@@ -70,9 +70,13 @@ class TaskHandler(Protocol):
     exception mean that the task or the handler is wrong: the rollout ends Failed without a new attempt (see
     `guarded_handler.py`). A mistake of the agent gets a Score, never an exception.
 
-    Two more methods are optional: `async close(self) -> None`, and
-    `async environment(self, task: Task, sandbox: Sandbox) -> Environment | None`. With an environment, `prompt` may return
-    an empty list, and `evaluate` may return None for the sum of the turns' rewards.
+    More methods are optional:
+
+    - `async close(self) -> None`
+    - `async environment(self, task: Task, sandbox: Sandbox) -> Environment | None`. With an environment, `prompt` may
+      return an empty list, and `evaluate` may return None for the sum of the turns' rewards.
+    - `eval_from_snapshot(self, task: Task) -> bool`. True: the fresh sandbox of `evaluate` has all files that the agent's
+      sandbox had changed at the end of RUN, and none of its processes.
     """
 
     eval_needs_sandbox: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,8 +57,14 @@ class CodeHandler:
             {"role": "user", "content": read_code(task).problem},
         ]
 
+    def eval_from_snapshot(self, task: Task) -> bool:
+        return read_code(task).eval_from_snapshot
+
     async def init(self, task: Task, sandbox: Sandbox) -> None:
-        await write_files(sandbox, read_code(task).files)
+        code = read_code(task)
+        await write_files(sandbox, code.files)
+        if code.eval_from_snapshot:
+            await _check_python(sandbox)  # what fails later, the agent has broken
 
     async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
         """Return the solution; an empty artifact if the file is missing, too large, or not text. Such a file is a
@@ -75,8 +82,14 @@ class CodeHandler:
         if "solution" not in artifact:
             return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "missing_file": 1.0})
         assert sandbox is not None
-        await self.init(task, sandbox)
-        results = await _run_cases(code, artifact["solution"], sandbox, seconds)
+        if code.eval_from_snapshot:
+            try:
+                results = await _run_cases(code, artifact["solution"], sandbox, seconds)
+            except TaskError:
+                return Score(0.0, {"passed": 0.0, "cases": float(len(code.cases)), "broken_sandbox": 1.0})
+        else:
+            await self.init(task, sandbox)
+            results = await _run_cases(code, artifact["solution"], sandbox, seconds)
         metrics = await self._count_passed(code.cases, results)
         return Score(float(metrics["passed"] == len(code.cases)), {**metrics, "cases": float(len(code.cases))})
 
@@ -94,26 +107,33 @@ class CodeHandler:
 async def _run_cases(code: CodeTask, solution: str, sandbox: Sandbox, seconds: float) -> bytes | None:
     """Run the calls. Return the bytes of the results file, unchecked; None if this file is missing or too large.
 
-    Raises TaskError if the image cannot run the driver or the solution cannot be written, and SandboxStartFailed if
-    python3 does not start in time.
+    Raises TaskError if the image cannot run the driver or the files cannot be written, and SandboxStartFailed if python3
+    does not start in time.
     """
+    await _check_python(sandbox)
+    # a name that no agent knows, because a sandbox that begins with the agent's files may have anything at a known one
+    folder = f"{FOLDER}-{secrets.token_hex(8)}" if code.eval_from_snapshot else FOLDER
+    total = min(code.case_seconds * len(code.cases), 0.9 * seconds)
+    job = {"solution": code.solution, "calls": [c.call for c in code.cases], "case_seconds": code.case_seconds}
+    try:
+        if not code.eval_from_snapshot:
+            await sandbox.write_file(code.solution, solution.encode())
+        await sandbox.write_file(f"{folder}/driver.py", await asyncio.to_thread(DRIVER.read_bytes))
+        await sandbox.write_file(f"{folder}/job.json", json.dumps({**job, "seconds": total}).encode())
+    except OSError as error:
+        raise TaskError(f"{error.filename} cannot be written in a fresh sandbox: {error}") from error
+    command = shlex.join(["python3", "-I", f"{folder}/driver.py", f"{folder}/job.json", f"{folder}/results.json"])
+    await sandbox.bash(command, min(total + 10.0, seconds))
+    limit = min(MAX_RESULTS_BYTES, SPARE_BYTES + BYTES_A_CHARACTER * sum(len(c.expect) for c in code.cases))
+    try:
+        return await sandbox.read_file(f"{folder}/results.json", limit)
+    except OSError:  # the solution ended or delayed the driver, or wrote into the results file
+        return None
+
+
+async def _check_python(sandbox: Sandbox) -> None:
     probe = await sandbox.bash(PROBE, PROBE_SECONDS)
     if probe.timed_out:
         raise SandboxStartFailed(f"python3 did not start within {PROBE_SECONDS:g} s")
     if probe.exit_code != 0:
         raise TaskError(f"hidden cases need a python3 (3.7 or later) in the image: {probe.output.strip()[-300:]}")
-    total = min(code.case_seconds * len(code.cases), 0.9 * seconds)
-    job = {"solution": code.solution, "calls": [c.call for c in code.cases], "case_seconds": code.case_seconds}
-    try:
-        await sandbox.write_file(code.solution, solution.encode())
-    except OSError as error:
-        raise TaskError(f"{code.solution} cannot be written in a fresh sandbox: {error}") from error
-    await sandbox.write_file(f"{FOLDER}/driver.py", await asyncio.to_thread(DRIVER.read_bytes))
-    await sandbox.write_file(f"{FOLDER}/job.json", json.dumps({**job, "seconds": total}).encode())
-    command = shlex.join(["python3", "-I", f"{FOLDER}/driver.py", f"{FOLDER}/job.json", f"{FOLDER}/results.json"])
-    await sandbox.bash(command, min(total + 10.0, seconds))
-    limit = min(MAX_RESULTS_BYTES, SPARE_BYTES + BYTES_A_CHARACTER * sum(len(c.expect) for c in code.cases))
-    try:
-        return await sandbox.read_file(f"{FOLDER}/results.json", limit)
-    except OSError:  # the solution ended or delayed the driver, or wrote into the results file
-        return None

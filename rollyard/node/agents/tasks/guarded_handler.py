@@ -126,6 +126,7 @@ class GuardedHandler(_Guarded):
         super().__init__(kind, handler)
         self._handler = handler
         self._make_environment = getattr(handler, "environment", None)
+        self._from_snapshot = getattr(handler, "eval_from_snapshot", None)
         self.eval_needs_sandbox = handler.eval_needs_sandbox
 
     async def close(self) -> None:
@@ -139,6 +140,15 @@ class GuardedHandler(_Guarded):
             image = self._handler.image(task)
             self._check("image", image, image is None or _text(image), "a path, or None")
         return image
+
+    def eval_from_snapshot(self, task: Task) -> bool:
+        """Return whether the sandbox of EVAL begins with all files that the sandbox of RUN has changed."""
+        if self._from_snapshot is None or not self.eval_needs_sandbox:
+            return False
+        with self._guard("eval_from_snapshot"):
+            wanted = self._from_snapshot(task)
+            self._check("eval_from_snapshot", wanted, isinstance(wanted, bool), "True or False")
+        return bool(wanted)
 
     def tools(self, task: Task) -> list[str]:
         with self._guard("tools"):

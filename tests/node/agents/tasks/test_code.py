@@ -130,6 +130,19 @@ async def test_a_missing_file_scores_nothing_and_says_so(sandbox: Sandbox) -> No
     assert await HANDLER.collect(of, sandbox) == {}, "a folder is no solution"
 
 
+async def test_what_the_agent_has_broken_is_its_mistake(sandbox: Sandbox) -> None:
+    """With a snapshot EVAL has all of the agent's changes, also those that are in its way."""
+    of, solution = task(eval_from_snapshot=True), b"import helper\ndef f(n): return helper.f(n)\n"
+    await HANDLER.init(of, sandbox)
+    await sandbox.write_file("/workspace/s.py", solution, 0o400)
+    await sandbox.write_file("/workspace/helper.py", b"def f(n): return n * n\n")
+    await sandbox.bash("ln -s /nowhere /tmp/check", 10)
+    assert (await score(sandbox, solution.decode(), of)).reward == 1.0
+    await sandbox.bash("cat /dev/zero > /tmp/full", 10)
+    broken = {"passed": 0.0, "cases": 2.0, "broken_sandbox": 1.0}
+    assert await score(sandbox, solution.decode(), of) == Score(0.0, broken)
+
+
 async def test_files_are_there_before_the_agent_and_the_solution_is_taken_after(sandbox: Sandbox) -> None:
     of = task(files={"/workspace/data/in.txt": "grüße"})
     await HANDLER.init(of, sandbox)
