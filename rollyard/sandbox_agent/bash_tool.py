@@ -6,8 +6,11 @@ How a command is passed to bash, how its end is detected, and which trap each ch
   heredoc would swallow the next typed line. A file in memory works on a full disk too.
 - Standard input of the command is /dev/null. So a program that reads standard input gets an end of file, and not
   the next command.
-- Before its next prompt bash prints a sentinel with the exit status. The sentinel goes to /dev/tty, so that `exec >file`
-  cannot redirect it. The printing command's stderr goes to /dev/null, so that `set -x` does not show this command.
+- Bash reads its lines from a pipe, and the terminal is for output only. A terminal passes bytes on in a thread of the kernel,
+  which must be woken for each line and is late on a busy machine.
+- Before its next prompt bash prints a sentinel with the exit status. The sentinel has a pipe of its own, so that `exec >file`
+  cannot redirect it. The printing command's stderr goes to /dev/null, so that `set -x` does not show this command. What
+  bash and ended programs printed before is then in the terminal, and a read returns it.
 - Job control stays on, so every command has a process group of its own. The group can be stopped while bash lives on.
 - After a command was stopped, the sentinel changes. The signal may have met bash before it read the typed line, or after
   the command's end. Then bash prints one prompt more than lines were typed, and each later call would get the result of
@@ -39,10 +42,13 @@ _SCRIPT_FD = 60
 """Below 64, the first size of a process's table of descriptors: in a process with threads, making the table larger waits for
 all CPUs (synchronize_rcu), which takes 10 to 30 ms."""
 _LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
+_PROMPT_FD = 61
+"""Bash's end of the pipe for sentinels."""
 _CHUNK = 1 << 16
+_IN_TERMINAL = 1 << 16
+"""More bytes than a terminal holds (n_tty.c: 4 KiB, pty.c: 8 KiB). A background job may print faster than we read."""
 _SENTINEL_ROOM = 64
-"""Greatest length of a sentinel. If the last bytes of the output may be the beginning of a sentinel, at most this many
-are kept back."""
+"""Greatest length of a sentinel, of which a part may have arrived."""
 
 
 def make_script_file() -> None:
@@ -155,10 +161,10 @@ class BashTool:
 
 def _new_prompt() -> tuple[str, bytes]:
     """Return a PROMPT_COMMAND that prints a new sentinel, and the beginning of this sentinel. After it come the exit
-    status and the byte 0x1e."""
+    status and a newline."""
     nonce = os.urandom(8).hex()
-    command = f"{{ printf '\\036{nonce} %d\\036' $?; }} >/dev/tty 2>/dev/null"
-    return command, b"\x1e" + nonce.encode() + b" "
+    command = f"{{ printf '{nonce} %d\\n' $?; }} >&{_PROMPT_FD} 2>/dev/null"
+    return command, nonce.encode() + b" "
 
 
 def _first_prompt(prompt: str) -> str:
@@ -171,12 +177,12 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _fork_bash(terminal: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> int:
-    """Start bash on the terminal; return its process id."""
+def _fork_bash(terminal: int, lines: int, prompts: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> int:
+    """Start bash on the terminal, with the pipe of its lines and the pipe of its sentinels; return its process id."""
     pid = os.fork()
     if pid == 0:
         try:
-            _become_bash(terminal, argv, cwd, env)
+            _become_bash(terminal, lines, prompts, argv, cwd, env)
         except OSError as error:
             os.write(2, f"{argv[0]}: {error.strerror}".encode())
         finally:
@@ -184,21 +190,28 @@ def _fork_bash(terminal: int, argv: list[str], cwd: str, env: Mapping[str, str])
     return pid
 
 
-def _become_bash(terminal: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> None:
+def _become_bash(
+    terminal: int, lines: int, prompts: int, argv: list[str], cwd: str, env: Mapping[str, str]
+) -> None:
     """Run bash on the terminal, in this process, which is a fork of the sandbox agent."""
     os.login_tty(terminal)
+    os.dup2(lines, 0)
+    os.dup2(prompts, _PROMPT_FD)
+    os.set_inheritable(_PROMPT_FD, True)  # `prompts` may have this number
     os.closerange(3, _SCRIPT_FD)
-    os.closerange(_SCRIPT_FD + 1, os.sysconf("SC_OPEN_MAX"))
+    os.closerange(_PROMPT_FD + 1, os.sysconf("SC_OPEN_MAX"))
     os.chdir(cwd)
     os.execve(argv[0], argv, env)
 
 
 class _Terminal:
-    """The pseudo-terminal with bash on it."""
+    """The pseudo-terminal with bash on it, and bash's two pipes."""
 
     def __init__(self, settings: Settings, children: ChildProcesses, argv: list[str]) -> None:
         prompt, self._sentinel = _new_prompt()
         self._pending = b""
+        self._is_mute = False
+        """True once bash has closed the pipe of its sentinels, so that it cannot tell when a command ends."""
         self.forget_command()
         env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": _first_prompt(prompt)}
         cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
@@ -209,8 +222,12 @@ class _Terminal:
         self._mode[3] &= ~termios.ECHO
         termios.tcsetattr(terminal, termios.TCSANOW, self._mode)
         termios.tcsetwinsize(terminal, (50, 160))
-        self._child = children.start(lambda: _fork_bash(terminal, argv, cwd, env))
-        os.close(terminal)
+        os.set_blocking(self.fd, False)
+        lines, self._lines = os.pipe()
+        self._prompts, prompts = os.pipe()
+        self._child = children.start(lambda: _fork_bash(terminal, lines, prompts, argv, cwd, env))
+        for fd in (terminal, lines, prompts):
+            os.close(fd)
         self.is_ready = False
         """True once bash has its limits, and has printed its first prompt."""
 
@@ -250,7 +267,7 @@ class _Terminal:
     def _type_line(self, line: bytes) -> None:
         try:
             termios.tcsetattr(self.fd, termios.TCSANOW, self._mode)
-            os.write(self.fd, line)
+            os.write(self._lines, line)
         except OSError:
             pass
 
@@ -259,47 +276,52 @@ class _Terminal:
 
         Raises ShellEnded.
         """
-        watched = [self.fd, self._child.exited, *([wake.fileno()] if wake else [])]
+        watched = [self.fd, self._prompts, self._child.exited, *([wake.fileno()] if wake else [])]
         while True:
             ready = readable(watched, deadline)
             if self.fd in ready:
-                status = self._feed(self._read(), capture)
-                if status is not None:
-                    return status
-            elif self._child.exited in ready:
-                raise ShellEnded
+                self._read_output(capture)
+            status = self._read_prompt() if self._prompts in ready else None
+            if status is not None or self._is_mute or self._child.exited in ready:
+                self.read_available(capture)
+                return status
             if not ready or (wake and wake.fileno() in ready):
                 return None
 
     def read_available(self, capture: OutputCapture) -> None:
-        watched = [self.fd, self._child.exited]
-        while ready := readable(watched, time.monotonic()):
-            if self.fd not in ready:
-                raise ShellEnded
-            self._feed(self._read(), capture)
+        """Feed `capture` with the terminal's present content. Raises ShellEnded."""
+        count = 0
+        while count < _IN_TERMINAL and (length := self._read_output(capture)):
+            count += length
+        if self._is_mute or self._child.status is not None:
+            raise ShellEnded
 
-    def _read(self) -> bytes:
+    def _read_output(self, capture: OutputCapture) -> int:
+        """Feed `capture` once; return the number of bytes, 0 if the terminal is empty now."""
         try:
             chunk = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            return 0
         except OSError:
             raise ShellEnded from None  # EIO: all processes have closed the other side
         if not chunk:
             raise ShellEnded
-        return chunk
+        capture.feed(chunk)
+        return len(chunk)
 
-    def _feed(self, chunk: bytes, capture: OutputCapture) -> int | None:
-        pending = self._pending + chunk
-        begin = pending.find(self._sentinel)
-        end = pending.find(b"\x1e", begin + 1) if begin >= 0 else -1
-        if end >= 0:
-            capture.feed(pending[:begin])
-            self._pending = pending[end + 1 :]
-            return int(pending[begin + len(self._sentinel) : end])
-        start = pending.find(b"\x1e", max(0, len(pending) - _SENTINEL_ROOM))
-        cut = len(pending) if start < 0 else start
-        capture.feed(pending[:cut])
-        self._pending = pending[cut:]
-        return None
+    def _read_prompt(self) -> int | None:
+        """Read the pipe of sentinels once; return the exit status if the sentinel is there."""
+        chunk = os.read(self._prompts, _CHUNK)
+        self._is_mute = not chunk
+        self._pending += chunk
+        status, newline, rest = self._pending.partition(self._sentinel)[2].partition(b"\n")
+        if not newline:
+            self._pending = self._pending[-_SENTINEL_ROOM:]
+            return None
+        self._pending = rest
+        if not status.isdigit():  # a command has written into the pipe
+            raise ShellEnded
+        return int(status)
 
     def signal_foreground(self, signal_number: int) -> None:
         """Signal the command in the foreground. Bash itself gets only SIGINT."""
@@ -320,7 +342,8 @@ class _Terminal:
         while kill_family(self._child.pid, SIGSTOP) and time.monotonic() < deadline:
             kill_family(self._child.pid, SIGKILL)
         self._wait(KILL_SECONDS)
-        os.close(self.fd)
+        for fd in (self.fd, self._lines, self._prompts):
+            os.close(fd)
         self._child.close()
         return status
 
