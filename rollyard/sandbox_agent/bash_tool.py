@@ -26,13 +26,16 @@ import time
 from rollyard.sandbox_agent.child_processes import SIGINT, SIGKILL, SIGSTOP, ChildProcesses, kill_family
 from rollyard.sandbox_agent.output_capture import OutputCapture
 from rollyard.sandbox_agent.own_program import find_program
-from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
+from rollyard.sandbox_agent.wake_flag import readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Protocol
 
     from rollyard.sandbox_agent.settings import Settings
+else:
+    Protocol = object
 
 START_SECONDS = 10.0
 INTERRUPT_SECONDS = 1.0
@@ -76,12 +79,22 @@ class ShellEnded(Exception):
     must be killed."""
 
 
+class Owner(Protocol):
+    """Calls that arrive while a command runs."""
+
+    stops: bool
+    """True once the running command is to be stopped."""
+
+    def fileno(self) -> int: ...
+
+    def take_call(self) -> None:
+        """Take the call that makes the file descriptor readable."""
+
+
 class BashTool:
-    """One bash at a time. Only one thread may call the methods. Another thread may set `wake` to stop the running
-    command."""
+    """One bash at a time. Only one thread may call the methods. While it waits for bash, it serves the sandbox's owner."""
 
     def __init__(self, settings: Settings, children: ChildProcesses) -> None:
-        self.wake = WakeFlag()
         self._settings = settings
         self._children = children
         self._terminal: _Terminal | None = None
@@ -92,31 +105,32 @@ class BashTool:
         """Start bash without waiting until it is ready. Raises OSError."""
         self._terminal = _Terminal(self._settings, self._children, self._argv())
 
-    def start(self) -> None:
+    def start(self, owner: Owner) -> None:
         if self._terminal is None:
             self.spawn()
         assert self._terminal is not None
         if not self._terminal.is_ready:
             try:
-                self._terminal.get_ready(self._settings)
+                self._terminal.get_ready(self._settings, owner)
             except RuntimeError:
                 self._terminal = None
                 raise
 
-    def run(self, command: bytes, timeout: float) -> CommandFinished:
+    def run(self, command: bytes, timeout: float, owner: Owner) -> CommandFinished:
+        """Run a command until it ends, until `timeout` seconds are over, or until `owner.stops`."""
         if b"\0" in command:
             return CommandFinished(b"bash: a command cannot contain a NUL byte\n", exit_code=2)
         self.drain()
-        self.start()
+        self.start(owner)
         assert self._terminal is not None
         restarted, self._was_lost = self._was_lost, False
         self._terminal.type(command)
         timed_out, status = False, None
         try:
-            status = self._terminal.until_prompt(self._capture, time.monotonic() + timeout, self.wake)
+            status = self._terminal.until_prompt(self._capture, time.monotonic() + timeout, owner)
             if status is None:
                 timed_out = True
-                self._stop_command()
+                self._stop_command(owner)
         except ShellEnded:
             status, restarted = self._end_bash(), True
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
@@ -135,7 +149,7 @@ class BashTool:
     def idle_fd(self) -> int | None:
         return self._terminal.fd if self._terminal and self._terminal.is_ready else None
 
-    def _stop_command(self) -> None:
+    def _stop_command(self, owner: Owner) -> None:
         """End the running command, and keep bash. Raises ShellEnded if bash ends, or if the command does not end."""
         assert self._terminal is not None
         self._terminal.forget_command()
@@ -145,8 +159,8 @@ class BashTool:
                 # The signal is repeated, because a script may start another command after the stopped one.
                 self._terminal.signal_foreground(signal_number)
                 step = min(deadline, time.monotonic() + 0.25)
-                if self._terminal.until_prompt(self._capture, step, None) is not None:
-                    return self._terminal.resync()
+                if self._terminal.until_prompt(self._capture, step, owner, stops=False) is not None:
+                    return self._terminal.resync(owner)
         raise ShellEnded
 
     def _end_bash(self) -> int | None:
@@ -190,9 +204,7 @@ def _fork_bash(terminal: int, lines: int, prompts: int, argv: list[str], cwd: st
     return pid
 
 
-def _become_bash(
-    terminal: int, lines: int, prompts: int, argv: list[str], cwd: str, env: Mapping[str, str]
-) -> None:
+def _become_bash(terminal: int, lines: int, prompts: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> None:
     """Run bash on the terminal, in this process, which is a fork of the sandbox agent."""
     os.login_tty(terminal)
     os.dup2(lines, 0)
@@ -231,12 +243,12 @@ class _Terminal:
         self.is_ready = False
         """True once bash has its limits, and has printed its first prompt."""
 
-    def get_ready(self, settings: Settings) -> None:
+    def get_ready(self, settings: Settings, owner: Owner) -> None:
         """Raises RuntimeError if bash has ended, or prints no prompt."""
         settings.confine(self._child.pid)
         output = OutputCapture()
         try:
-            if self.until_prompt(output, time.monotonic() + START_SECONDS, None) is not None:
+            if self.until_prompt(output, time.monotonic() + START_SECONDS, owner, stops=False) is not None:
                 self.is_ready = True
                 return
         except ShellEnded:
@@ -253,14 +265,15 @@ class _Terminal:
         """If bash has not yet read the typed line, bash will run nothing."""
         os.ftruncate(_SCRIPT_FD, 0)
 
-    def resync(self) -> None:
+    def resync(self, owner: Owner) -> None:
         """Skip all prompts of a stopped command. Raises ShellEnded if bash does not answer."""
         deadline = time.monotonic() + RESYNC_SECONDS
         while time.monotonic() < deadline:
             prompt, self._sentinel = _new_prompt()
             self._type_line(f" PROMPT_COMMAND={_quoted(prompt)}\n".encode())
             # Repeated, because bash drops a line that it reads while a signal is pending.
-            if self.until_prompt(OutputCapture(), min(deadline, time.monotonic() + 0.25), None) is not None:
+            step = min(deadline, time.monotonic() + 0.25)
+            if self.until_prompt(OutputCapture(), step, owner, stops=False) is not None:
                 return
         raise ShellEnded
 
@@ -271,12 +284,13 @@ class _Terminal:
         except OSError:
             pass
 
-    def until_prompt(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> int | None:
-        """Feed `capture` until the next prompt; return the exit status, or None at the deadline or after `wake`.
+    def until_prompt(self, capture: OutputCapture, deadline: float, owner: Owner, *, stops: bool = True) -> int | None:
+        """Feed `capture` until the next prompt; return the exit status, or None at the deadline. With `stops`, return None
+        also once `owner.stops`.
 
         Raises ShellEnded.
         """
-        watched = [self.fd, self._prompts, self._child.exited, *([wake.fileno()] if wake else [])]
+        watched = [self.fd, self._prompts, self._child.exited, owner.fileno()]
         while True:
             ready = readable(watched, deadline)
             if self.fd in ready:
@@ -285,7 +299,9 @@ class _Terminal:
             if status is not None or self._is_mute or self._child.exited in ready:
                 self.read_available(capture)
                 return status
-            if not ready or (wake and wake.fileno() in ready):
+            if owner.fileno() in ready:
+                owner.take_call()
+            if not ready or (stops and owner.stops):
                 return None
 
     def read_available(self, capture: OutputCapture) -> None:

@@ -44,17 +44,16 @@ class Stream:
         if lengths is None:
             return None
         head_length, body_length = LENGTHS.unpack(lengths)
-        head = self._exactly(head_length)
-        body = self._exactly(body_length) if head is not None else None
-        if head is None or body is None:
+        frame = self._exactly(head_length + body_length)
+        if frame is None:
             return None
-        header: Header = light_json.decode(head)
-        return header, body
+        header: Header = light_json.decode(frame[:head_length])
+        return header, bytes(frame[head_length:])
 
     def close(self) -> None:
         self._sock.close()
 
-    def _exactly(self, count: int) -> bytes | None:
+    def _exactly(self, count: int) -> memoryview | None:
         buffer = bytearray(count)
         view, filled = memoryview(buffer), 0
         while filled < count:
@@ -65,4 +64,4 @@ class Stream:
             if received == 0:
                 return None
             filled += received
-        return bytes(buffer)
+        return view

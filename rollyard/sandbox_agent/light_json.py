@@ -33,9 +33,9 @@ def encode(value: Any) -> bytes:
     return "".join(_encode(value, 0)).encode()
 
 
-def decode(data: bytes) -> Any:
+def decode(data: bytes | memoryview) -> Any:
     """Raises ValueError if the data is not JSON."""
     try:
-        return _scan(data.decode(), 0)[0]
+        return _scan(str(data, "utf-8"), 0)[0]
     except StopIteration:
         raise ValueError("this is not JSON") from None

@@ -47,7 +47,6 @@ def main() -> None:
             _serve(stream, gate, Settings(frame[0]), started)
     except (BrokenPipeError, EOFError):
         pass  # the owner is gone
-    # Exit without clean-up: the sandbox agent is process 1 of the sandbox, so this exit ends all other processes too.
     os._exit(0)
 
 

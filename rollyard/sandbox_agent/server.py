@@ -1,4 +1,8 @@
-"""Serves the calls of the sandbox's owner: passes each call to the thread of the call's tool."""
+"""Serves the calls of the sandbox's owner: passes each call to the thread of the call's tool.
+
+Bash has no thread of its own. The main thread runs its calls, and takes other calls meanwhile: passing a call to another
+thread, which must be woken, would take as long as the command of a short call.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from rollyard.sandbox_agent.inside_listener import listen, receive_pipe
 from rollyard.sandbox_agent.ipython_tool import IPythonTool
 from rollyard.sandbox_agent.settings import WORKSPACE
 from rollyard.sandbox_agent.tool_thread import QueuedCall, ToolThread
+from rollyard.sandbox_agent.wake_flag import readable
 from rollyard.sandbox_agent.whole_files import read_file, write_file
 
 TYPE_CHECKING = False
@@ -27,8 +32,9 @@ Reply: TypeAlias = "tuple[Header, bytes]"
 
 
 class ToolRoute:
-    def __init__(self, lane: ToolThread, run: Callable[[Header, bytes], Reply]) -> None:
-        self.lane = lane
+    def __init__(self, thread: ToolThread | None, run: Callable[[Header, bytes], Reply]) -> None:
+        self.thread = thread
+        """Thread of the calls; None for the main thread."""
         self.run = run
 
 
@@ -47,16 +53,20 @@ class AgentServer:
         self._gate = gate
         self._shell = shell
         self._python = IPythonTool(settings, children)
-        bash = ToolThread(stream, self._shell)
+        self.stops = False
+        """True if the running call of bash was cancelled."""
+        self._running: int | None = None
+        self._waiting: list[QueuedCall] = []
+        """Calls of bash."""
         ipython = ToolThread(stream, self._python)
         files = ToolThread(stream)
-        self._lanes = (bash, ipython, files)
+        self._threads = (ipython, files)
         self._settings = settings
         self._children = children
         self._programs: Programs | None = None
         self._routes = {
-            "bash": ToolRoute(bash, self._bash),
-            "prepare bash": ToolRoute(bash, self._prepare_bash),
+            "bash": ToolRoute(None, self._bash),
+            "prepare bash": ToolRoute(None, self._prepare_bash),
             "ipython": ToolRoute(ipython, self._ipython),
             "prepare ipython": ToolRoute(ipython, self._prepare_ipython),
             "edit": ToolRoute(files, lambda header, body: _edit(settings.workdir, header)),
@@ -69,24 +79,55 @@ class AgentServer:
         }
 
     def serve(self) -> None:
-        for lane in self._lanes:
-            lane.start()
-        while frame := self._stream.receive():
-            header, body = frame
-            if header["op"] == "cancel":
-                for lane in self._lanes:
-                    lane.cancel(header["id"])
-                if self._programs is not None:
-                    self._programs.cancel(header["id"])
-                continue
-            if header["op"] == "exec":
-                self._start_programs().submit(header)
-                continue
+        """Serve calls until the owner is gone. Then this process ends."""
+        for thread in self._threads:
+            thread.start()
+        while True:
+            idle = self._shell.idle_fd()
+            ready = readable([self.fileno(), *([idle] if idle is not None else [])], None)
+            if idle in ready:
+                self._shell.drain()
+            if self.fileno() in ready:
+                self.take_call()
+            while self._waiting:
+                call = self._waiting.pop(0)
+                self._running, self.stops = call.id, False
+                call.answer(self._stream)
+                self._running = None
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def take_call(self) -> None:
+        """Receive a call, and pass it on."""
+        frame = self._stream.receive()
+        if frame is None:
+            # Without clean-up: the sandbox agent is process 1 of the sandbox, so this exit ends all other processes too.
+            os._exit(0)
+        header, body = frame
+        if header["op"] == "cancel":
+            self._cancel(header["id"])
+        elif header["op"] == "exec":
+            self._start_programs().submit(header)
+        else:
             route = self._routes[header["op"]]
-            route.lane.submit(QueuedCall(header["id"], header, body, route.run))
+            call = QueuedCall(header["id"], header, body, route.run)
+            if route.thread is None:
+                self._waiting.append(call)
+            else:
+                route.thread.submit(call)
+
+    def _cancel(self, call_id: int) -> None:
+        """Remove a waiting call, or stop the running one. An unknown id belongs to a call that has ended."""
+        self._waiting = [call for call in self._waiting if call.id != call_id]
+        self.stops = self.stops or call_id == self._running
+        for thread in self._threads:
+            thread.cancel(call_id)
+        if self._programs is not None:
+            self._programs.cancel(call_id)
 
     def _prepare_bash(self, header: Header, body: bytes) -> Reply:
-        self._shell.start()
+        self._shell.start(self)
         return {}, b""
 
     def _prepare_ipython(self, header: Header, body: bytes) -> Reply:
@@ -94,7 +135,7 @@ class AgentServer:
         return {}, b""
 
     def _bash(self, header: Header, body: bytes) -> Reply:
-        done = self._shell.run(body, header["timeout"])
+        done = self._shell.run(body, header["timeout"], self)
         return {"exit_code": done.exit_code, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
 
     def _ipython(self, header: Header, body: bytes) -> Reply:

@@ -1,5 +1,6 @@
 """The thread of one tool, or of all calls that need no other process (`edit`, `read`, `write`, `listen`). It runs its
-calls one after the other. Between calls it reads the output of the tool's processes."""
+calls one after the other. Between calls it reads the output of the tool's processes. Bash has no such thread: its calls
+run in the main thread (`server.py`)."""
 
 from __future__ import annotations
 
@@ -42,6 +43,16 @@ class QueuedCall:
         self.body = body
         self.run = run
 
+    def answer(self, stream: Stream) -> None:
+        """Run the call, and send its result."""
+        started = time.monotonic()
+        try:
+            header, body = self.run(self.header, self.body)
+        except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the caller gets the error
+            sys.excepthook(*sys.exc_info())
+            header, body = {"fault": f"{type(error).__name__}: {error}"}, b""
+        stream.send({"id": self.id, "seconds": time.monotonic() - started, **header}, body)
+
 
 class ToolThread:
     def __init__(self, stream: Stream, tool: InteractiveTool | None = None) -> None:
@@ -72,7 +83,7 @@ class ToolThread:
         while True:
             self._wait()
             while (call := self._next()) is not None:
-                self._answer(call)
+                call.answer(self._stream)
 
     def _wait(self) -> None:
         idle = self._tool.idle_fd() if self._tool else None
@@ -88,12 +99,3 @@ class ToolThread:
             if self._tool is not None:
                 self._tool.wake.clear()
             return call
-
-    def _answer(self, call: QueuedCall) -> None:
-        started = time.monotonic()
-        try:
-            header, body = call.run(call.header, call.body)
-        except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the caller gets the error
-            sys.excepthook(*sys.exc_info())
-            header, body = {"fault": f"{type(error).__name__}: {error}"}, b""
-        self._stream.send({"id": call.id, "seconds": time.monotonic() - started, **header}, body)

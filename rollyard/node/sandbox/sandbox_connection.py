@@ -15,6 +15,7 @@ from rollyard.sandbox_agent.frames import LENGTHS, Header
 
 MAX_FRAME = 1 << 30
 Frame = tuple[Header, bytes]
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class SandboxConnection(asyncio.Protocol):
@@ -36,7 +37,7 @@ class SandboxConnection(asyncio.Protocol):
     def send(self, header: Header, body: bytes = b"") -> None:
         if self._transport is None or self._end is not None:
             raise SandboxLost(self._end or "the connection to the sandbox is not open")
-        head = json.dumps(header, separators=(",", ":")).encode()
+        head = _encode(header).encode()
         self._transport.write(LENGTHS.pack(len(head), len(body)) + head + body)
 
     async def call(self, header: Header, body: bytes, limit: float | None) -> Frame:

@@ -96,6 +96,19 @@ async def test_a_background_job_does_not_hold_the_call(sandbox: Sandbox) -> None
     assert (await sandbox.bash("kill %1; wait %1 2>/dev/null; echo ended", 10)).output.endswith("ended\n")
 
 
+async def test_a_background_job_that_prints_without_end_does_not_hold_the_call(sandbox: Sandbox) -> None:
+    await sandbox.bash("yes &", 10)
+    result = await sandbox.bash("kill %1; wait; echo ended", 10)
+    assert (result.timed_out, "ended\n" in result.output) == (False, True)
+
+
+async def test_other_calls_are_answered_while_a_command_runs(sandbox: Sandbox) -> None:
+    running = asyncio.create_task(sandbox.bash("until [ -e /tmp/go ]; do sleep 0.01; done; echo went", 60))
+    waiting = asyncio.create_task(sandbox.bash("echo next", 60))
+    await sandbox.write_file("/tmp/go", b"")
+    assert [(await call).output for call in (running, waiting)] == ["went\n", "next\n"]
+
+
 async def test_output_between_calls_is_kept_for_the_next(sandbox: Sandbox) -> None:
     await sandbox.bash("(sleep 0.1; seq 20000; touch /tmp/printed) &", 10)
     result = await sandbox.bash("wait; ls /tmp/printed", 10)
@@ -171,6 +184,12 @@ async def test_the_end_of_the_shell_is_reported(sandbox: Sandbox, command: str, 
     assert (result.output.rstrip(), result.exit_code, result.restarted) == ("bye", code, True)
     again = await sandbox.bash("echo new", 10)
     assert (again.output, again.restarted) == ("new\n", False)
+
+
+async def test_a_shell_that_can_no_longer_report_is_replaced(sandbox: Sandbox) -> None:
+    result = await sandbox.bash("echo bye; exec 61>&-", 10)
+    assert (result.output[:4], result.exit_code, result.timed_out, result.restarted) == ("bye\n", None, False, True)
+    assert (await sandbox.bash("echo new", 10)).output == "new\n"
 
 
 async def test_killing_everything_inside_spares_the_sandbox(sandbox: Sandbox) -> None:
