@@ -1,4 +1,4 @@
-"""`rollyard images build`: images from Dockerfiles, without root."""
+"""`rollyard images build`: images from Dockerfiles and Apptainer's definition files, without root."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     "-f",
     "--file",
     type=click.Path(path_type=Path),
-    help="the Dockerfile; with --into relative to each CONTEXT  [default: CONTEXT/Dockerfile]",
+    help="the Dockerfile or .def file; with --into relative to each CONTEXT  [default: CONTEXT/Dockerfile]",
 )
 @click.option(
     "-o",
@@ -47,7 +48,12 @@ if TYPE_CHECKING:
 @click.option("--time", default="02:00:00", show_default=True, help="with --cluster slurm: walltime of each build")
 @click.option("--cpus-per-task", type=int, default=2, show_default=True, help="with --cluster slurm: option of sbatch")
 @click.option("--mem", help="with --cluster slurm: option of sbatch  [default: the partition's]")
-@click.option("--build-arg", multiple=True, metavar="NAME=VALUE", help="value of an ARG; NAME alone: of this variable")
+@click.option(
+    "--build-arg",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="value of an ARG or {{ NAME }}; NAME alone: of this variable",
+)
 @click.option("--target", help="stage to build, by name or number  [default: the last]")
 @click.option(
     "--network",
@@ -91,10 +97,12 @@ def build(
 ) -> None:
     """Build an image from the Dockerfile in the folder CONTEXT, without root. Prints the image's digest.
 
+    CONTEXT may be an Apptainer definition file, FILE.def: then its folder is the context.
+
     Steps whose inputs are as before are not done again. With --into many images are built at once.
     """
     from rollyard.kinds.sandbox_template import SandboxImages
-    from rollyard.node.image_builds.run_build import BuildOptions, run_build
+    from rollyard.node.image_builds.run_build import BuildOptions, named_build, run_build
     from rollyard.node.image_builds.run_step import Network
 
     if into is None and len(contexts) > 1:
@@ -104,11 +112,15 @@ def build(
     chosen: Network = "none" if network == "none" else "host"
     credentials = None if credentials_file is None else str(credentials_file.resolve())
     settings = SandboxImages(credentials_file=credentials, insecure_registries=list(insecure_registry))
+    context, own_file = named_build(contexts[0])
+    if file is not None and any(named_build(one)[1] is not None for one in contexts):
+        raise click.UsageError("a .def file is the CONTEXT itself; leave out --file")
     options = BuildOptions(
-        contexts[0], file, output, _arguments(build_arg), target, chosen, runtime, not no_cache, settings,
+        context, file or own_file, output, _arguments(build_arg), target, chosen, runtime, not no_cache, settings,
         folders=allow_folder,
     )  # fmt: skip
     if into is not None:
+        options = replace(options, file=file)
         sys.exit(asyncio.run(_build_many(contexts, into, options, cluster, at_once, job)))
     digest = asyncio.run(run_build(options, sys.stderr.fileno(), _print_line))
     click.echo(digest)

@@ -115,6 +115,7 @@ def _here(text: str, folder: Path) -> str:
     text = re.sub("/tmp/(yard)?", lambda m: f"{folder}/data" if m[1] else f"{folder}/", text)
     # Docker Hub may be out of reach
     text = text.replace("FROM debian:12", f"FROM {folder}/debian")
+    text = text.replace("Bootstrap: docker\nFrom: debian:12", f"Bootstrap: localimage\nFrom: {folder}/debian")
     text = text.replace("rollyard images build ", f"rollyard images build --allow-folder {folder}/debian ")
     return text.replace("rollyard serve ", "rollyard serve --cluster local ")
 

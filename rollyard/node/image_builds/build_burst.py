@@ -17,7 +17,7 @@ from rollyard.core.errors import ImageBuildFailed, SlurmError, SlurmUnreachable
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.kinds.values.job_state import JobState
 from rollyard.node.image_builds.build_task import LOG, BuildResult, BuildTask
-from rollyard.node.image_builds.run_build import BuildOptions
+from rollyard.node.image_builds.run_build import BuildOptions, named_build
 from rollyard.slurm.base import Driver
 from rollyard.slurm.batch_script import FOLDER, JOB_PREFIX, batch_script
 from rollyard.slurm.choose_driver import choose_driver
@@ -55,7 +55,8 @@ Report = Callable[[BurstProgress], None]
 
 
 class BuildBurst:
-    """Builds each context into an archive FOLDER/NAME.tar. The folders of the tasks are in FOLDER/.builds."""
+    """Builds each context or definition file into an archive FOLDER/NAME.tar. The folders of the tasks are in
+    FOLDER/.builds."""
 
     def __init__(self, contexts: Sequence[Path], into: Path, options: BuildOptions) -> None:
         """`options`: those of every build. A `file` is relative to each context."""
@@ -63,12 +64,14 @@ class BuildBurst:
         self._folder = self._into / ".builds" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         self.tasks: dict[str, BuildTask] = {}
         self._options: dict[str, BuildOptions] = {}
-        for context in (one.resolve() for one in contexts):
-            if context.name in self._options:
-                raise ImageBuildFailed(f"two folders have the name {context.name}, which names the image: rename one")
-            output = f"oci-archive:{self._into / context.name}.tar"
-            file = None if options.file is None else context / options.file
-            self._options[context.name] = replace(options, context=context, file=file, outputs=[output])
+        for context, file in (named_build(one.resolve()) for one in contexts):
+            name = context.name if file is None else file.stem
+            if name in self._options:
+                raise ImageBuildFailed(f"two builds have the name {name}, which names the image: rename one")
+            output = f"oci-archive:{self._into / name}.tar"
+            if options.file is not None:
+                file = context / options.file
+            self._options[name] = replace(options, context=context, file=file, outputs=[output])
 
     def archive(self, name: str) -> Path:
         return self._into / f"{name}.tar"

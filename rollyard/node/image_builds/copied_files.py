@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import posixpath
+import shlex
 import stat
 import tarfile
 from collections.abc import Iterator, Sequence
@@ -104,6 +105,20 @@ class CopyTree:
                 yield from self._below(one.path, path, f"{below}{one.name}/")
 
 
+def host_tree(name: str, context: Path, folders: Sequence[Path]) -> tuple[CopyTree, list[str]]:
+    """Return the folder that has a file of this machine, and the file's name below it. A relative name is below the context.
+    Raises NoSuchFile if the file may not be read."""
+    whole = Path(os.path.normpath(context / name))
+    for folder in (context, *folders):
+        for path in (whole, Path(os.path.realpath(whole.parent), whole.name)):
+            if path.is_relative_to(folder):
+                return CopyTree(folder, what=f"the folder {folder}"), [str(path.relative_to(folder))]
+    raise NoSuchFile(
+        f"{whole} is outside of {context}, and the file may not copy it: if you trust the file, add "
+        f"--allow-folder {shlex.quote(str(whole if whole.is_dir() else whole.parent))}"
+    )
+
+
 def resolve_in(root: str, path: str) -> str:
     """Return a path below `root` without symbolic links in it, relative to `root`. Parts that do not exist stay."""
     real: list[str] = []
@@ -137,18 +152,26 @@ def digest(sources: Sequence[CopySource]) -> str:
 
 
 def write_copy(
-    archive: Path, sources: Sequence[CopySource], place: str, into: bool, *, mode: int | None, unpack: bool
+    archive: Path,
+    sources: Sequence[CopySource],
+    place: str,
+    into: bool,
+    *,
+    mode: int | None,
+    unpack: bool,
+    named: bool = False,
 ) -> None:
     """Write the tar archive that puts `sources` into a root file system. `into`: `place` is a folder that gets the files.
-    `unpack`: of a source that is a tar archive its content is taken. Raises OSError."""
+    `unpack`: of a source that is a tar archive its content is taken. `named`: a folder is put into `place` with its name, as
+    `cp -r` does; otherwise its content is. Raises OSError."""
     with tarfile.open(archive, "w", format=tarfile.PAX_FORMAT) as out:
         for source in sources:
-            target = place if source.is_folder or not into else posixpath.join(place, source.name)
+            target = place if not into or (source.is_folder and not named) else posixpath.join(place, source.name)
             if unpack and not source.is_folder and _is_archive(source.files[0][1]):
                 _add_content(out, source.files[0][1], place)
                 continue
             if source.is_folder and not source.files:
-                folder = tarfile.TarInfo(place or ".")
+                folder = tarfile.TarInfo(target or ".")
                 folder.type, folder.mode = tarfile.DIRTYPE, 0o755
                 out.addfile(folder)
             for below, path in source.files:

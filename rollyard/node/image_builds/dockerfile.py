@@ -60,7 +60,7 @@ class Instruction:
     def shown(self) -> str:
         """The instruction in a line of at most 100 characters, for people."""
         flags = "".join(f" --{name}={value}" for name, value in self.flags.items())
-        line = re.sub(r"\s+", " ", f"{self.keyword}{flags} {self.text}")
+        line = re.sub(r"\s+", " ", f"{self.keyword}{flags} {self.text}").strip()
         return line if len(line) <= 100 else f"{line[:99]}…"
 
 

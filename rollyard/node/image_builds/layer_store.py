@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,11 @@ from rollyard.node.images.locks import try_lock
 
 @dataclass(frozen=True)
 class Step:
-    """The result of a step. `layer`: None if the step changed no file."""
+    """The result of a step. `layer`: None if the step changed no file. `env`: all variables of the image, if the step sets
+    them."""
 
     layer: Layer | None
+    env: dict[str, str] | None = None
 
 
 class LayerStore:
@@ -41,24 +43,26 @@ class LayerStore:
     def find(self, key: str) -> Step | None:
         """Return what a step made earlier; None if that is unknown, or its layer is gone."""
         try:
-            made = json.loads((self._folder / "steps" / key).read_bytes())["layer"]
+            step = json.loads((self._folder / "steps" / key).read_bytes())
+            made = step["layer"]
             layer = None if made is None else Layer(**made)
             if layer is not None:
                 os.utime(self.path(layer))
             os.utime(self._folder / "steps" / key)
         except (FileNotFoundError, ValueError):
             return None
-        return Step(layer)
+        return Step(layer, step.get("env"))
 
     def add(self, growing: Path, layer: Layer) -> None:
         """Move a layer's file into the cache."""
         growing.chmod(0o644)
         growing.replace(self.path(layer))
 
-    def keep(self, key: str, layer: Layer | None) -> None:
+    def keep(self, key: str, layer: Layer | None, env: Mapping[str, str] | None = None) -> None:
         """Remember what a step made."""
         growing = self._folder / "steps" / f".{key}.{secrets.token_hex(4)}"
-        growing.write_text(json.dumps({"layer": None if layer is None else layer.to_json()}))
+        step = {"layer": None if layer is None else layer.to_json(), "env": None if env is None else dict(env)}
+        growing.write_text(json.dumps(step))
         growing.rename(self._folder / "steps" / key)
 
     @contextlib.contextmanager

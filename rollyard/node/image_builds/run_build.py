@@ -13,6 +13,7 @@ from rollyard.core.node_cache import node_cache
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.image_builds.build_request import BuildParts, BuildRequest
 from rollyard.node.image_builds.builder import ImageBuild
+from rollyard.node.image_builds.definition_file import is_definition, parse_definition
 from rollyard.node.image_builds.dockerfile import parse
 from rollyard.node.image_builds.file_patterns import IgnoreRules
 from rollyard.node.image_builds.image_state import sha256
@@ -32,7 +33,7 @@ CACHE_BYTES = 20 << 30
 class BuildOptions:
     context: Path
     file: Path | None = None
-    """The Dockerfile; None: the one in the context."""
+    """The Dockerfile or definition file; None: the Dockerfile in the context."""
     outputs: Sequence[str] = ()
     arguments: Mapping[str, str] = field(default_factory=dict)
     target: str | None = None
@@ -88,13 +89,23 @@ def _request(options: BuildOptions) -> BuildRequest:
         raise ImageBuildFailed(f"there is no {file}: write one, or name it with --file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ImageBuildFailed(f"{file} cannot be read: {error}") from None
+    parsed = (
+        parse_definition(text, file.name, options.arguments) if is_definition(file.name) else parse(text, file.name)
+    )
     return BuildRequest(
-        context, parse(text, file.name), options.arguments, options.target, options.network, options.use_cache,
+        context, parsed, options.arguments, options.target, options.network, options.use_cache,
         _rules(context, file), [folder.resolve() for folder in options.folders],
     )  # fmt: skip
 
 
+def named_build(path: Path) -> tuple[Path, Path | None]:
+    """Return the context and the file that a word of the command line names: a folder, or a definition file in it."""
+    return (path.absolute().parent, path.absolute()) if is_definition(path.name) and not path.is_dir() else (path, None)
+
+
 def _rules(context: Path, file: Path) -> IgnoreRules:
+    if is_definition(file.name):
+        return IgnoreRules()
     for path in (file.with_name(f"{file.name}.dockerignore"), context / ".dockerignore"):
         if path.is_file():
             return IgnoreRules(path.read_text(errors="replace").splitlines())

@@ -7,6 +7,7 @@ import contextlib
 import os
 import posixpath
 import re
+import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollyard.node.image_builds.build_request import BuildParts, BuildRequest
-from rollyard.node.image_builds.copied_files import CopySource, CopyTree, NoSuchFile, digest, resolve_in, write_copy
+from rollyard.node.image_builds.container_environment import DEFINITION_VARIABLES, PRINTED, exported, printing
+from rollyard.node.image_builds.copied_files import (
+    CopySource,
+    CopyTree,
+    NoSuchFile,
+    digest,
+    host_tree,
+    resolve_in,
+    write_copy,
+)
+from rollyard.node.image_builds.definition_file import NO_EFFECT, shell_of
 from rollyard.node.image_builds.dockerfile import PASSED_OVER, BuildStage, Instruction
 from rollyard.node.image_builds.image_state import ImageState
 from rollyard.node.image_builds.run_step import PASSED_OVER as CONTAINER_PATHS
@@ -75,8 +86,14 @@ class StageSteps:
         match one.keyword:
             case "RUN":
                 await self._run(one)
-            case "COPY" | "ADD":
+            case "COPY" | "ADD" | "%files":
                 await self._copy(one)
+            case "%post":
+                await self._run(one)
+            case "%environment":
+                await self._environment(one)
+            case "%test":
+                await self._test(one)
             case "WORKDIR":
                 await self._workdir(posixpath.normpath(posixpath.join(state.workdir, self._expanded(text))))
             case "ENV":
@@ -106,7 +123,7 @@ class StageSteps:
                 cmd = state.cmd if self._own_cmd else ()
                 self._state = replace(state, entrypoint=self._command_line(one), cmd=cmd)
             case _:
-                self._say_once(f"{one.keyword} has no effect: {PASSED_OVER[one.keyword]}")
+                self._say_once(f"{one.keyword} has no effect: {(PASSED_OVER | NO_EFFECT)[one.keyword]}")
 
     # RUN
 
@@ -117,20 +134,79 @@ class StageSteps:
                 raise self._file.at(one.line, "RUN --mount is not supported: COPY the files that the command needs")
             self._say_once("RUN --mount has no effect: what the command writes there becomes part of the image")
         argv, script = self._argv(one)
-        env = {"PATH": PATH, "HOME": "/root", **self._arguments, **self._state.env}
+        env = self._environment_of_run(one)
         key = self._state.next_key("RUN", argv, script, sorted(env.items()), self._state.workdir, network)
-        if network == "host":
-            env = {**_proxies(), **env}
 
         async def change(root: Path) -> None:
-            runtime = await asyncio.to_thread(self._parts.runtime)
-            own = await asyncio.to_thread(self._parts.own_python)
-            command = StepCommand(argv, env, self._state.workdir, script)
-            status = await run_step(runtime, own, root, self._work, command, network, self._parts.output)
-            if status:
-                raise self._file.at(one.line, f"{one.shown} ended with exit status {status}; its output is above")
+            await self._command(one, root, argv, env, script, network)
 
         await self._change(key, change, CONTAINER_PATHS)
+
+    async def _command(
+        self,
+        one: Instruction,
+        root: Path,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        script: str | None,
+        network: Network,
+        output: int | None = None,
+    ) -> None:
+        """Run a command in the container. `output`: descriptor in place of the build's. Raises ImageBuildFailed."""
+        if network == "host":
+            env = {**_proxies(), **env}
+        runtime = await asyncio.to_thread(self._parts.runtime)
+        own = await asyncio.to_thread(self._parts.own_python)
+        folder = "/" if one.keyword.startswith("%") else self._state.workdir
+        command = StepCommand(argv, env, folder, script)
+        output = self._parts.output if output is None else output
+        status = await run_step(runtime, own, root, self._work, command, network, output)
+        if status:
+            raise self._file.at(one.line, f"{one.shown} ended with exit status {status}; its output is above")
+
+    def _environment_of_run(self, one: Instruction) -> dict[str, str]:
+        env = {"PATH": PATH, "HOME": "/root", **self._arguments, **self._state.env}
+        return {**env, **DEFINITION_VARIABLES} if one.keyword == "%post" else env
+
+    # %environment, %test
+
+    async def _environment(self, one: Instruction) -> None:
+        """Run the script of %environment, and keep the variables that it exports."""
+        env = self._environment_of_run(one)
+        key = self._state.next_key(one.keyword, one.text, sorted(env.items()))
+        known = self._parts.store.find(key) if self._request.use_cache else None
+        if known is not None and known.env is not None:
+            self._parts.say("    as before, from the build cache")
+            variables = known.env
+        else:
+            argv, listed = ["/bin/sh", "-c", printing(one.text)], b""
+
+            async def look(root: Path) -> None:
+                nonlocal listed
+                with tempfile.TemporaryFile() as output:
+                    try:
+                        await self._command(one, root, argv, env, None, "none", output.fileno())
+                    finally:
+                        output.seek(0)
+                        printed, _, listed = output.read().partition(PRINTED)
+                        os.write(self._parts.output, printed)
+
+            await self._root.look(self._state.layers, look)
+            variables = exported(listed, env, self._state.env)
+            self._parts.store.keep(key, None, variables)
+        self._state = replace(self._state, key=key, env=variables)
+
+    async def _test(self, one: Instruction) -> None:
+        """Run a script that fails if the image is wrong. What it writes is no part of the image."""
+        env = self._environment_of_run(one)
+        network = self._request.network
+        key = self._state.next_key(one.keyword, one.text, one.listed, sorted(env.items()), network)
+        if self._request.use_cache and self._parts.store.find(key) is not None:
+            self._parts.say("    as before, from the build cache")
+            return
+        argv, script = self._argv(one)
+        await self._root.look(self._state.layers, lambda root: self._command(one, root, argv, env, script, network))
+        self._parts.store.keep(key, None)
 
     def _network_of(self, one: Instruction) -> Network:
         chosen = one.flags.get("network", "default")
@@ -139,6 +215,8 @@ class StageSteps:
         return "none" if chosen == "none" else self._request.network
 
     def _argv(self, one: Instruction) -> tuple[list[str], str | None]:
+        if one.keyword.startswith("%"):
+            return shell_of(one, _SCRIPT), one.text
         if one.listed is not None:
             if not one.listed:
                 raise self._file.at(one.line, 'RUN [] runs nothing: write RUN ["PROGRAM", "ARGUMENT", …]')
@@ -164,6 +242,8 @@ class StageSteps:
             fingerprint: object = [state.key, names]
         else:
             tree = CopyTree(self._request.context, self._request.ignored)
+            if one.keyword == "%files":
+                tree, names = host_tree(names[0], self._request.context, self._request.folders)
             for number, name in enumerate(names):
                 if name.startswith("<<") and (heredoc := texts.get(name.lstrip("<-").strip("'\""))):
                     text = heredoc.text if heredoc.literal else expand_plain(heredoc.text, self._variables)
@@ -185,7 +265,8 @@ class StageSteps:
             into = place.endswith(("/", "/.")) or place == "." or len(sources) > 1 or (root / below).is_dir()
             archive = self._work / "copied.tar"
             unpack = one.keyword == "ADD" and not names[0].startswith("http")
-            await asyncio.to_thread(write_copy, archive, sources, below, into, mode=chmod, unpack=unpack)
+            named = one.keyword == "%files"
+            await asyncio.to_thread(write_copy, archive, sources, below, into, mode=chmod, unpack=unpack, named=named)
             await self._root.unpack_archive(archive)
             archive.unlink()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rollyard.core.errors import ImageBuildFailed
 from rollyard.core.sandbox_account import sandbox_account
-from rollyard.node.image_builds.layer_store import LayerStore
+from rollyard.node.image_builds.layer_store import LayerStore, remove_tree
 from rollyard.node.image_builds.tree_changes import Layer, Snapshot, changes, take_snapshot, write_layer
 from rollyard.node.images.base import DiskFull, FillRoom
 from rollyard.node.images.unpack import BrokenLayer, run_child, unpack_layers
@@ -50,6 +50,16 @@ class WorkRoot:
             raise ImageBuildFailed(f"a layer cannot be written into {self._folder}: {error.strerror}") from error
         self._store.add(growing, layer)
         return layer
+
+    async def look(self, layers: Sequence[Layer], look: Change) -> None:
+        """Let `look` use the root. What it writes there is lost."""
+        root = await self.open(layers)
+        before = self._snapshot if self._snapshot is not None else await asyncio.to_thread(take_snapshot, root)
+        await look(root)
+        self._snapshot = before
+        if before != await asyncio.to_thread(take_snapshot, root):
+            self._snapshot = None
+            await asyncio.to_thread(remove_tree, root)
 
     async def unpack_archive(self, archive: Path) -> None:
         """Unpack a tar archive over the root, as the account of the sandboxes. No path leads out of it."""

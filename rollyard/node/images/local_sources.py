@@ -35,8 +35,8 @@ def local_source(
             return SquashfsSource(reference, resolved)
         case "def":
             raise ImageNotFound(
-                f"{reference.text} is a recipe: build it once with `apptainer build IMAGE.sif {Path(reference.path).name}`, "
-                "and name IMAGE.sif"
+                f"{reference.text} is a recipe: build the image once with `rollyard images build {reference.text}`, "
+                "and name the image"
             )
         case "dockerfile":
             raise ImageNotFound(

@@ -215,7 +215,7 @@ async def test_a_damaged_archive_of_docker_save(cache: ImageCache, open_folder: 
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("x.def", r"`apptainer build IMAGE\.sif x\.def`"), ("Dockerfile", "is a recipe")]
+    ("name", "said"), [("x.def", r"`rollyard images build .*/x\.def`"), ("Dockerfile", "is a recipe")]
 )
 async def test_recipes_are_built_first(cache: ImageCache, name: str, said: str) -> None:
     with pytest.raises(ImageNotFound, match=said):
