@@ -12,6 +12,9 @@ How a command is passed to bash, how its end is detected, and which trap each ch
   cannot redirect it. The printing command's stderr goes to /dev/null, so that `set -x` does not show this command. What
   bash and ended programs printed before is then in the terminal, and a read returns it.
 - Job control stays on, so every command has a process group of its own. The group can be stopped while bash lives on.
+- Each line has a number, which the sentinel repeats. A sentinel with another number is left out: a process of the task can
+  write the sentinel of a command that still runs, and the real one follows later.
+- No read or write of the pipes blocks: a process of the task can open them too, and empty or fill them.
 - After a command was stopped, the sentinel changes. The signal may have met bash before it read the typed line, or after
   the command's end. Then bash prints one prompt more than lines were typed, and each later call would get the result of
   the call before it.
@@ -44,7 +47,8 @@ RESYNC_SECONDS = 5.0
 _SCRIPT_FD = 60
 """Below 64, the first size of a process's table of descriptors: in a process with threads, making the table larger waits for
 all CPUs (synchronize_rcu), which takes 10 to 30 ms."""
-_LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null\n".encode()
+_LINE = f" . /dev/fd/{_SCRIPT_FD} </dev/null${{BASH_VERSINFO[__call=%d,0]:+}}\n"
+"""Runs the script. The subscript sets a variable, without a command that would change `$?` or that `set -x` would show."""
 _PROMPT_FD = 61
 """Bash's end of the pipe for sentinels."""
 _CHUNK = 1 << 16
@@ -175,9 +179,9 @@ class BashTool:
 
 def _new_prompt() -> tuple[str, bytes]:
     """Return a PROMPT_COMMAND that prints a new sentinel, and the beginning of this sentinel. After it come the exit
-    status and a newline."""
+    status, the number of the line, and a newline."""
     nonce = os.urandom(8).hex()
-    command = f"{{ printf '{nonce} %d\\n' $?; }} >&{_PROMPT_FD} 2>/dev/null"
+    command = f"{{ printf '{nonce} %d %d\\n' $? ${{__call:-0}}; }} >&{_PROMPT_FD} 2>/dev/null"
     return command, nonce.encode() + b" "
 
 
@@ -222,6 +226,8 @@ class _Terminal:
     def __init__(self, settings: Settings, children: ChildProcesses, argv: list[str]) -> None:
         prompt, self._sentinel = _new_prompt()
         self._pending = b""
+        self._number: int | None = None
+        """Number of the line whose prompt is awaited; None for any prompt."""
         self._is_mute = False
         """True once bash has closed the pipe of its sentinels, so that it cannot tell when a command ends."""
         self.forget_command()
@@ -240,6 +246,8 @@ class _Terminal:
         self._child = children.start(lambda: _fork_bash(terminal, lines, prompts, argv, cwd, env))
         for fd in (terminal, lines, prompts):
             os.close(fd)
+        os.set_blocking(self._lines, False)
+        os.set_blocking(self._prompts, False)
         self.is_ready = False
         """True once bash has its limits, and has printed its first prompt."""
 
@@ -259,7 +267,8 @@ class _Terminal:
     def type(self, command: bytes) -> None:
         self.forget_command()
         os.pwrite(_SCRIPT_FD, command, 0)
-        self._type_line(_LINE)
+        self._number = int.from_bytes(os.urandom(7), "big")
+        self._type_line((_LINE % self._number).encode())
 
     def forget_command(self) -> None:
         """If bash has not yet read the typed line, bash will run nothing."""
@@ -270,6 +279,7 @@ class _Terminal:
         deadline = time.monotonic() + RESYNC_SECONDS
         while time.monotonic() < deadline:
             prompt, self._sentinel = _new_prompt()
+            self._number = None
             self._type_line(f" PROMPT_COMMAND={_quoted(prompt)}\n".encode())
             # Repeated, because bash drops a line that it reads while a signal is pending.
             step = min(deadline, time.monotonic() + 0.25)
@@ -301,7 +311,7 @@ class _Terminal:
                 return status
             if owner.fileno() in ready:
                 owner.take_call()
-            if not ready or (stops and owner.stops):
+            if not ready or time.monotonic() > deadline or (stops and owner.stops):
                 return None
 
     def read_available(self, capture: OutputCapture) -> None:
@@ -327,17 +337,24 @@ class _Terminal:
 
     def _read_prompt(self) -> int | None:
         """Read the pipe of sentinels once; return the exit status if the sentinel is there."""
-        chunk = os.read(self._prompts, _CHUNK)
+        try:
+            chunk = os.read(self._prompts, _CHUNK)
+        except BlockingIOError:  # a process of the task has read it
+            return None
         self._is_mute = not chunk
         self._pending += chunk
-        status, newline, rest = self._pending.partition(self._sentinel)[2].partition(b"\n")
-        if not newline:
-            self._pending = self._pending[-_SENTINEL_ROOM:]
-            return None
-        self._pending = rest
-        if not status.isdigit():  # a command has written into the pipe
-            raise ShellEnded
-        return int(status)
+        while True:
+            _, found, after = self._pending.partition(self._sentinel)
+            line, newline, rest = after.partition(b"\n")
+            if not newline:
+                self._pending = (found + after)[-_SENTINEL_ROOM:] if found else self._pending[-_SENTINEL_ROOM:]
+                return None
+            # A process of the task can write a sentinel too, with anything in it.
+            status, _, number = line.partition(b" ")
+            is_whole = status.isdigit() and number.isdigit() and len(line) < _SENTINEL_ROOM
+            self._pending = rest if is_whole else after
+            if is_whole and self._number in (None, int(number)):
+                return int(status) & 0xFF
 
     def signal_foreground(self, signal_number: int) -> None:
         """Signal the command in the foreground. Bash itself gets only SIGINT."""

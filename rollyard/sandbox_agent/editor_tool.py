@@ -8,10 +8,12 @@ those of `grep -n`.
 from __future__ import annotations
 
 import io
+import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from rollyard.sandbox_agent.output_capture import OutputCapture
 from rollyard.sandbox_agent.settings import WORKSPACE
 from rollyard.sandbox_agent.whole_files import read_file, write_file
 
@@ -62,9 +64,10 @@ def _view(path: str, view_range: list[int] | None = None) -> str:
         if view_range is not None:
             raise EditError(f"`view_range` is for files, and {path} is a folder; leave it out")
         return _listing(path)
-    lines = _lines(_read(path))
-    first, last = _range(view_range, len(lines)) if view_range is not None else (1, len(lines))
-    return _numbered(lines[first - 1 : last], first) or "(empty file)"
+    text = _read(path)
+    count = _count_lines(text)
+    first, last = _range(view_range, count) if view_range is not None else (1, count)
+    return _numbered(text, first, last) or "(empty file)"
 
 
 def _range(wanted: list[int], count: int) -> tuple[int, int]:
@@ -134,32 +137,43 @@ def _line_numbers(text: str, part: str) -> str:
 
 def _insert(path: str, insert_line: int, new_str: str) -> str:
     text = _read(path)
-    lines = _lines(text)
-    if not 0 <= insert_line <= len(lines):
-        raise EditError(f"`insert_line` must be between 0 and {len(lines)}: the new text goes after that line")
-    end = "\r\n" if lines and lines[0].endswith("\r\n") else "\n"
-    if insert_line and not lines[insert_line - 1].endswith("\n"):
-        lines[insert_line - 1] += end
+    count = _count_lines(text)
+    if not 0 <= insert_line <= count:
+        raise EditError(f"`insert_line` must be between 0 and {count}: the new text goes after that line")
+    end = "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
+    before, after = text, ""
+    if insert_line < count:
+        at = sum(len(line) for line in _lines(text, 1, insert_line))
+        before, after = text[:at], text[at:]
+    elif text and not text.endswith("\n"):
+        before += end
     added = new_str if new_str.endswith("\n") else new_str + end
-    edited = "".join([*lines[:insert_line], added, *lines[insert_line:]])
+    edited = before + added + after
     _write(path, edited)
     return f"Edited {path}.\n" + _snippet(edited, insert_line + 1, insert_line + added.count("\n"))
 
 
 def _snippet(text: str, first: int, last: int) -> str:
-    lines = _lines(text)
-    start = max(1, first - SNIPPET_LINES)
-    return _numbered(lines[start - 1 : last + SNIPPET_LINES], start)
+    return _numbered(text, max(1, first - SNIPPET_LINES), last + SNIPPET_LINES)
 
 
-def _lines(text: str) -> list[str]:
-    """Return the lines with their ends. (`str.splitlines` would also split at form feeds and lone "\\r".)"""
-    return io.StringIO(text, newline="\n").readlines()
+def _count_lines(text: str) -> int:
+    return text.count("\n") + bool(text and not text.endswith("\n"))
 
 
-def _numbered(lines: list[str], first: int) -> str:
-    bare = (line.removesuffix("\n").removesuffix("\r") for line in lines)
-    return "\n".join(f"{number:6}\t{line}" for number, line in enumerate(bare, first))
+def _lines(text: str, first: int, last: int) -> Iterator[str]:
+    """Yield these lines with their ends, one at a time: a file can have millions, and this process has no limit of memory.
+    (`str.splitlines` would also split at form feeds and lone "\\r".)"""
+    return itertools.islice(io.StringIO(text, newline="\n"), first - 1, last)
+
+
+def _numbered(text: str, first: int, last: int) -> str:
+    """Return the lines with their numbers; the middle is left out if they are long."""
+    shown = OutputCapture()
+    for number, line in enumerate(_lines(text, first, last), first):
+        bare = line.removesuffix("\n").removesuffix("\r")
+        shown.feed(_encoded(f"{number:6}\t{bare}\n"))
+    return shown.pop().decode("utf-8", "surrogateescape").removesuffix("\n")
 
 
 def _read(path: str) -> str:

@@ -23,6 +23,33 @@ PROTOCOL = 2
 LENGTHS = struct.Struct("!II")
 
 
+class FrameBuffer:
+    """Bytes of a peer that cannot be trusted, up to the next whole frame. Not more than one frame is kept, as far as its
+    bytes have come."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: greatest length of a frame."""
+        self._most = most
+        self._bytes = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._bytes += data
+
+    def take(self) -> tuple[Any, bytes] | None:
+        """Return the next frame; None if it is not whole. Raises ValueError for a frame that is too long or not JSON."""
+        if len(self._bytes) < LENGTHS.size:
+            return None
+        head, body = LENGTHS.unpack_from(self._bytes)
+        end = LENGTHS.size + head + body
+        if end > self._most:
+            raise ValueError(f"the frame has more than {self._most} bytes")
+        if len(self._bytes) < end:
+            return None
+        frame = bytes(self._bytes[LENGTHS.size : end])
+        del self._bytes[:end]
+        return light_json.decode(frame[:head]), frame[head:]
+
+
 class Stream:
     """One end of a socket. Any thread may call `send`."""
 

@@ -25,6 +25,8 @@ from rollyard.sandbox_agent.frames import Header, Stream
 
 SOCKET_FD = 3
 VERSION = "5.4"
+MOST_CHARACTERS = 1 << 20
+"""Greatest length of a value or a traceback in a message. A character has at most 12 bytes in JSON."""
 
 
 def message(kind: str, content: Header, parent: Header, number: int) -> Header:
@@ -40,6 +42,15 @@ def message(kind: str, content: Header, parent: Header, number: int) -> Header:
     return {"header": header, "parent_header": parent, "metadata": {}, "content": content}
 
 
+def _shortened(text: str) -> str:
+    """Leave the middle of a long text out."""
+    excess = len(text) - MOST_CHARACTERS
+    if excess <= 0:
+        return text
+    half = MOST_CHARACTERS // 2
+    return f"{text[:half]}\n[{excess} characters left out]\n{text[-half:]}"
+
+
 class _Value(DisplayHook):  # type: ignore[misc]
     """Keeps the text of a cell's value. Without this class, IPython would print the text after `Out[n]:`."""
 
@@ -47,7 +58,7 @@ class _Value(DisplayHook):  # type: ignore[misc]
         pass
 
     def write_format_data(self, format_dict: dict[str, Any], md_dict: dict[str, Any] | None = None) -> None:
-        self.shell.value_text = format_dict.get("text/plain", "")
+        self.shell.value_text = _shortened(format_dict.get("text/plain", ""))
 
     def finish_displayhook(self) -> None:
         pass
@@ -68,7 +79,7 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: str) -> None:
         text = stb if isinstance(stb, str) else self.InteractiveTB.stb2text(stb)
-        self.error = {"ename": etype.__name__, "evalue": str(evalue), "traceback": text.split("\n")}
+        self.error = {"ename": etype.__name__, "evalue": "", "traceback": [_shortened(text)]}
 
 
 class IPythonKernel:

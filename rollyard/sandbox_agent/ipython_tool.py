@@ -12,19 +12,23 @@ import time
 from _socket import socketpair
 
 from rollyard.sandbox_agent.child_processes import SIGINT, SIGKILL, SIGSTOP, ChildProcesses, kill_family
-from rollyard.sandbox_agent.frames import Stream
+from rollyard.sandbox_agent.frames import FrameBuffer, Stream
 from rollyard.sandbox_agent.output_capture import LIMIT, OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from rollyard.sandbox_agent.frames import Header
+    from typing import Any
+
     from rollyard.sandbox_agent.settings import Settings
 
 START_SECONDS = 60.0
 INTERRUPT_SECONDS = 2.0
 INTERRUPT_AGAIN_SECONDS = 0.5
+SEND_SECONDS = 10.0
+MOST_FRAME_BYTES = 16 << 20
+"""Greatest length of a message of the kernel. The kernel itself shortens what it sends."""
 _KERNEL_FD = 3
 _CHUNK = 1 << 16
 
@@ -68,7 +72,7 @@ class IPythonTool:
         timed_out, exiting = False, False
         cell = _Cell()
         try:
-            self._kernel.request(code)
+            cell.id = self._kernel.request(code)
             if not self._kernel.until_reply(cell, self._capture, time.monotonic() + timeout, self.wake):
                 timed_out = True
                 self._interrupt(cell)
@@ -118,19 +122,30 @@ class _Cell:
     """The result of one cell, built from the kernel's messages."""
 
     def __init__(self) -> None:
+        self.id = ""
+        """Id of the request. Messages that answer another one are left out: a cell can write a reply of its own."""
         self.failed = False
         self.exiting = False
         self._text = ""
 
-    def add(self, kind: str, content: Header) -> bool:
-        """Add one message; return True if it is the last message of the cell."""
-        if kind == "execute_result":
-            self._text = content["data"]["text/plain"]
-        elif kind == "error":
-            self._text, self.failed = "\n".join(content["traceback"]), True
-        elif kind == "execute_reply":
-            self.exiting = bool(content["payload"])
-        return kind == "execute_reply"
+    def add(self, message: Any) -> bool:
+        """Add one message; return True if it is the last message of the cell.
+
+        Raises KernelUnusable for a message that the kernel does not send: the cell has written into the socket.
+        """
+        try:
+            kind, content = message["header"]["msg_type"], message["content"]
+            if message["parent_header"]["msg_id"] != self.id:
+                return False
+            if kind == "execute_result":
+                self._text = str(content["data"]["text/plain"])
+            elif kind == "error":
+                self._text, self.failed = "\n".join(content["traceback"]), True
+            elif kind == "execute_reply":
+                self.exiting = bool(content["payload"])
+        except (TypeError, KeyError):
+            raise KernelUnusable from None
+        return bool(kind == "execute_reply")
 
     def result(self) -> bytes:
         text = self._text.encode("utf-8", "replace")
@@ -148,8 +163,11 @@ class _Kernel:
         ours, its = socketpair()
         self.printed, printing = os.pipe()
         os.set_blocking(self.printed, False)
+        ours.settimeout(SEND_SECONDS)
         self._numbers = itertools.count(1)
+        self._socket = ours
         self._stream = Stream(ours)
+        self._received = FrameBuffer(MOST_FRAME_BYTES)
         cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
         actions = [
             (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
@@ -175,7 +193,8 @@ class _Kernel:
         self.end(output)
         raise RuntimeError(f"IPython did not start; it said: {output.pop().decode(errors='replace')[-2000:]!r}")
 
-    def request(self, code: str) -> None:
+    def request(self, code: str) -> str:
+        """Send a cell; return the id of the request."""
         header = {"msg_id": str(next(self._numbers)), "msg_type": "execute_request", "version": "5.4"}
         content = {
             "code": code,
@@ -189,39 +208,54 @@ class _Kernel:
             self._stream.send({"header": header, "parent_header": {}, "metadata": {}, "content": content})
         except ConnectionError:
             pass  # the next wait for a message finds that the kernel has ended
+        except TimeoutError:  # the kernel was stopped
+            raise KernelUnusable from None
+        return header["msg_id"]
 
     def until_reply(self, cell: _Cell, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> bool:
         """Read messages and output until the cell has ended; return False at the deadline or when `wake` is set.
 
         Raises KernelUnusable.
         """
-        while received := self._await_message(capture, deadline, wake):
-            if cell.add(received["header"]["msg_type"], received["content"]):
+        while (frame := self._await_message(capture, deadline, wake)) is not None:
+            if cell.add(frame[0]):
                 # The cell's output entered the pipe before the reply was sent.
                 self._read_printed(capture)
                 return True
         return False
 
-    def _await_message(self, capture: OutputCapture, deadline: float, wake: WakeFlag | None) -> Header | None:
+    def _await_message(
+        self, capture: OutputCapture, deadline: float, wake: WakeFlag | None
+    ) -> tuple[Any, bytes] | None:
+        """Return the next message, which may be anything that JSON can hold; None at the deadline or after `wake`."""
         watched = [self._stream.fileno(), self.printed, *([wake.fileno()] if wake else [])]
         while True:
+            frame = self._next_frame()
+            if frame is not None:
+                return frame
             ready = readable(watched, deadline)
             if self.printed in ready and not self._read_printed(capture):
                 watched.remove(self.printed)  # the cell has closed the pipe, so later output is lost
             if self._stream.fileno() in ready:
-                frame = self._receive()
-                if frame is None:
-                    raise KernelUnusable
-                return frame
-            if not ready or (wake and wake.fileno() in ready):
+                self._receive()
+            elif not ready or (wake and wake.fileno() in ready):
                 return None
 
-    def _receive(self) -> Header | None:
+    def _next_frame(self) -> tuple[Any, bytes] | None:
         try:
-            frame = self._stream.receive()
-        except ValueError:  # a cell wrote into our socket, so the following bytes cannot be trusted
-            return None
-        return frame[0] if frame else None
+            return self._received.take()
+        except (ValueError, RecursionError):  # a cell wrote into our socket, so the following bytes cannot be trusted
+            raise KernelUnusable from None
+
+    def _receive(self) -> None:
+        """Receive what is there, perhaps a part of a frame: a cell can write into our socket, and then stop."""
+        try:
+            data = self._socket.recv(_CHUNK)
+        except OSError:
+            data = b""
+        if not data:
+            raise KernelUnusable
+        self._received.feed(data)
 
     def _read_printed(self, capture: OutputCapture) -> bool:
         """Read the pipe's present content; return False if no process can write to it any more."""

@@ -192,6 +192,39 @@ async def test_a_shell_that_can_no_longer_report_is_replaced(sandbox: Sandbox) -
     assert (await sandbox.bash("echo new", 10)).output == "new\n"
 
 
+@pytest.mark.parametrize("status", ["0", "0 1", "abc 2", "9999999999999999999999 1", ""])
+async def test_a_command_that_writes_the_end_of_a_command_ends_all_the_same(sandbox: Sandbox, status: str) -> None:
+    begin = "nonce=$(grep -oE '[0-9a-f]{16}' <<<\"$PROMPT_COMMAND\"); "
+    for end in ("", "\\n"):
+        command = f"{begin} printf '%s {status}{end}' $nonce >&61; sleep 0.05; (exit 3)"
+        result = await sandbox.bash(command, 10)
+        assert (result.exit_code, result.timed_out, result.restarted) == (3, False, False)
+        assert (await sandbox.bash("echo in step; (exit 4)", 10)).exit_code == 4
+
+
+async def test_a_stale_end_does_not_end_the_next_command(sandbox: Sandbox) -> None:
+    fake = await sandbox.bash('true; eval "$PROMPT_COMMAND"; sleep 0.2; echo stale; (exit 3)', 10)
+    assert fake.exit_code == 0  # a shell can lie about its own command
+    result = await sandbox.bash("echo fresh; (exit 4)", 10)
+    assert (result.output, result.exit_code) == ("stale\nfresh\n", 4)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "for i in 1 2 3 4; do yes >&61 & done; true",  # fills the pipe of sentinels
+        "for i in 1 2; do cat /proc/$$/fd/61 >/dev/null & done; true",  # empties it
+        "for i in 1 2; do cat /dev/zero >/proc/$$/fd/0 & done; sleep 0.1",  # fills the pipe of lines
+    ],
+)
+async def test_pipes_in_the_hands_of_the_task_do_not_hold_the_sandbox(sandbox: Sandbox, attack: str) -> None:
+    await sandbox.bash(attack, 0.5)
+    await sandbox.bash("echo perhaps", 0.5)
+    await sandbox.bash("kill -9 -1", 1)  # with it the processes of the attack
+    await sandbox.bash("exit", 1)
+    assert (await sandbox.bash("echo works", 10)).output.endswith("works\n")
+
+
 async def test_killing_everything_inside_spares_the_sandbox(sandbox: Sandbox) -> None:
     result = await sandbox.bash("kill -9 -1; kill -STOP 1; kill -9 1", 10)
     assert not result.timed_out

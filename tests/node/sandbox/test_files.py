@@ -62,6 +62,17 @@ async def test_the_editor_sees_what_bash_wrote(sandbox: Sandbox) -> None:
     assert (await sandbox.bash("cat notes", 10)).output == "one\n2\n"
 
 
+async def test_the_view_of_a_file_with_millions_of_lines_is_bounded(sandbox: Sandbox) -> None:
+    await sandbox.bash("yes | head -c 8M > lines", 10)
+    result = await sandbox.edit("view", "lines")
+    assert result.output.startswith("     1\ty\n")
+    assert result.output.endswith("4194304\ty")
+    assert len(result.output) < 2 << 20
+    memory = (await sandbox.bash("grep VmHWM /proc/1/status", 10)).output
+    assert int(memory.split()[1]) < 150_000  # in kB; the sandbox agent's memory has no limit
+    assert (await sandbox.edit("insert", "lines", insert_line=3, new_str="n")).output.splitlines()[4] == "     4\tn"
+
+
 async def test_wrong_arguments_are_answers(sandbox: Sandbox) -> None:
     for command, path, arguments in (
         ("delete", "notes", {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -156,10 +157,42 @@ async def test_a_process_that_dies_between_cells_is_reported(sandbox: Sandbox) -
     assert (result.output, result.restarted) == ("'lost'\n", True)
 
 
-async def test_a_cell_that_writes_into_our_socket_costs_its_process_only(sandbox: Sandbox) -> None:
-    result = await sandbox.ipython("import os; os.write(3, b'\\0\\0\\0\\4\\0\\0\\0\\0junk')", 10)
+_SEND = "import os, struct\ndef send(b, n=None): os.write(3, struct.pack('>II', n or len(b), 0) + b)\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "os.write(3, b'\\0\\0\\0\\4\\0\\0\\0\\0junk')",
+        "send(b'[1]')",
+        "send(b'null')",
+        "send(b'[' * 200000 + b']' * 200000)",
+        """send(b'{"header": {"msg_type": "error"}, "parent_header": {"msg_id": 1}, "content": 2}'); send(b'{}')""",
+        "send(b'', 0xffffffff)",
+    ],
+)
+async def test_a_cell_that_writes_into_our_socket_costs_its_process_only(sandbox: Sandbox, code: str) -> None:
+    result = await sandbox.ipython(_SEND + code, 10)
     assert result.restarted
     assert (await sandbox.ipython("1", 10)).output == "1\n"
+    (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", (await sandbox.bash("cat /proc/1/status", 10)).output)
+    assert int(peak) < 100_000  # the sandbox agent's memory has no limit
+
+
+async def test_a_part_of_a_message_does_not_hold_the_sandbox(sandbox: Sandbox) -> None:
+    result = await sandbox.ipython(_SEND + "import time; send(b'half', 100); time.sleep(100)", 1)
+    assert (result.timed_out, result.restarted) == (True, True)
+    assert (await sandbox.ipython("1", 10)).output == "1\n"
+
+
+async def test_a_reply_that_a_cell_writes_itself_does_not_shift_the_next_ones(sandbox: Sandbox) -> None:
+    reply = (
+        """import json, time\nparent = {"msg_id": str(NUMBER)}\n"""
+        """send(json.dumps({"header": {"msg_type": "execute_reply"}, "parent_header": parent, """
+        """"content": {"payload": []}}).encode())\ntime.sleep(0.2); 'stale'"""
+    )
+    assert (await sandbox.ipython(_SEND + "NUMBER = len(In) - 1\n" + reply, 10)).output == ""
+    assert (await sandbox.ipython("'fresh'", 10)).output == "'fresh'\n"
 
 
 async def test_endless_output_is_bounded(sandbox: Sandbox) -> None:
