@@ -123,8 +123,12 @@ class ImagePulls:
     async def _tell(self) -> None:
         while True:
             if self._images.has_cache:
+                told = frozenset(self._ready)
                 now = await asyncio.to_thread(self._images.pulled.ready)
-                ready, gone, self._ready = now - self._ready, self._ready - now, now
+                # a pull that ended during the look has told the server already: it is in neither of the two
+                ready, gone = now - self._ready, told - now
+                self._ready |= now
+                self._ready -= gone
                 if ready or gone:
                     await self._send(ImageChanges(ready=sorted(ready), gone=sorted(gone)))
             await asyncio.sleep(LOOK_SECONDS)
