@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import io
 import logging
-import secrets
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from rollyard.core.errors import (
@@ -28,24 +27,18 @@ from rollyard.core.errors import (
     TemplateUnusable,
     TooLarge,
 )
-from rollyard.gateway.session.session import GatewaySession
-from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Outcome, RunResult, Segment, Stage, Status, Timings, Turn, sampled_tokens
+from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status, Timings, Turn, sampled_tokens
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.kinds.values.quantity import size_bytes
-from rollyard.node.agents.agent_loop import AgentProgress, run_agent
-from rollyard.node.agents.fork import go_on_from
-from rollyard.node.agents.tasks.base import Artifact, Reply, Score
+from rollyard.node.agent_run import AgentResult, CommandRun, LoopRun
+from rollyard.node.agents.tasks.base import Artifact, Score
 from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
 from rollyard.node.agents.tasks.installed_handlers import Handlers
-from rollyard.node.agents.tool_execution import Tools
-from rollyard.node.agents.tool_schemas import SCHEMAS
 from rollyard.node.eval_files import EvalFiles, check_image
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
-from rollyard.node.harness import Harness
 from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
@@ -56,8 +49,6 @@ from rollyard.node.sandbox.sandbox import Sandbox
 from rollyard.node.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
 from rollyard.node.stage_workers import StagePools
 from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.conversation import Conversation
-from rollyard.tokens.tool_calls import parser_for
 from rollyard.wire.node import Lease, LeaseRef
 
 log = logging.getLogger(__name__)
@@ -74,13 +65,6 @@ HANDLER_TIME_SHARE = 0.8
 """Share of EVAL's time budget that the agent's work may use. When a solution hangs, this share ends before the
 budget, so the handler can score the solution as a mistake of the agent. The end of the budget would be an infrastructure
 fault."""
-
-
-REPLY_SECONDS = 30.0
-"""Time that an environment's reply may take beyond RUN's budget. So a rollout that reaches the budget during a reply ends
-Truncated with the reward of its last turn, and not without that reward."""
-
-
 FAILURES = (Invalid, TooLarge, SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded)
 """Errors that end an attempt Failed or InfraFailed."""
 
@@ -101,46 +85,6 @@ class NodeContext:
     stages: Stages
     node: str
     kept: KeptSandboxes
-
-
-@dataclass(frozen=True)
-class _AgentResult:
-    """The agent's work, from the built-in loop or from a command."""
-
-    status: Status
-    segments: list[Segment]
-    turns: list[Turn]
-    breaks: dict[str, int]
-    metrics: dict[str, float] = field(default_factory=dict)
-    overdue: bool = False
-    """True if RUN's budget ended the work."""
-
-
-class _UncutReplies:
-    """An environment whose reply RUN's budget does not cut off. The budget ends the run after the reply."""
-
-    def __init__(self, environment: GuardedEnvironment, limit: asyncio.Timeout, budget: float) -> None:
-        self.opening = environment.opening
-        self.every_turn = environment.every_turn
-        self.close = environment.close
-        self._environment = environment
-        self._limit = limit
-        self._budget = budget
-
-    async def reply(self, turn: Turn) -> Reply | None:
-        """Raises StageTimeout if the reply takes REPLY_SECONDS longer than the budget."""
-        ends, loop = self._limit.when(), asyncio.get_running_loop()
-        assert ends is not None
-        self._limit.reschedule(None)
-        try:
-            async with asyncio.timeout_at(max(ends, loop.time()) + REPLY_SECONDS):
-                return await self._environment.reply(turn)
-        except TimeoutError:
-            raise StageTimeout(
-                f"the environment did not reply within RUN's budget of {self._budget:g} s and {REPLY_SECONDS:g} s more"
-            ) from None
-        finally:
-            self._limit.reschedule(ends)
 
 
 class LeaseRun:
@@ -271,7 +215,7 @@ class LeaseRun:
         outcome = self._partial_outcome = self._outcome_of_run(run)
         return RunResult(outcome=outcome, artifact=artifact)
 
-    def _outcome_of_run(self, run: _AgentResult) -> Outcome:
+    def _outcome_of_run(self, run: AgentResult) -> Outcome:
         return Outcome(
             status=Status.COMPLETED if run.status is Status.COMPLETED else Status.TRUNCATED,
             metrics={**run.metrics, **self._looks},
@@ -330,94 +274,34 @@ class LeaseRun:
         environment: GuardedEnvironment | None,
         template: ChatTemplate,
         snapshots: RunSnapshots,
-    ) -> tuple[_AgentResult, Artifact]:
+    ) -> tuple[AgentResult, Artifact]:
         """Run the agent and collect the artifact. If RUN's budget runs out, the run is truncated, and the artifact is
         still collected. If no token was sampled, raises an error with the reason."""
-        policy = self._node.policy(self._lease, template)
-        if self._lease.agent.command is not None:
-            ran = await self._command(handler, sandbox, template, policy)
+        lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
+        if lease.agent.command is not None:
+            command = CommandRun(lease, handler, sandbox, template, policy)
+            self._live_turns = command.turns
+            ran = await command.run(budget)
         else:
-            ran = await self._loop(handler, sandbox, environment, template, policy, snapshots)
+            loop = LoopRun(lease, handler, sandbox, environment, template, policy)
+            if lease.agent.fork_from is not None:
+                await loop.go_on_from(await self._fetch_fork(self._node.uploads.ancestors))
+            self._live_turns = loop.turns
+            try:
+                ran = await loop.run(budget, snapshots.turn_ended)
+            except (SandboxError, TaskError, NodeFault, EndpointError):
+                # The turns before the error are kept. They show what led to it.
+                if await loop.turns():
+                    self._partial_outcome = self._outcome_of_run(await loop.result())
+                raise
         self._endpoint = policy.failover.endpoint.id
         self._partial_outcome = self._outcome_of_run(ran)
         if not sampled_tokens(ran.segments):
-            raise why_nothing_sampled(
-                ran.overdue, policy.turns_requested, policy.tokens_arrived, self._budget(Stage.RUN)
-            )
+            raise why_nothing_sampled(ran.overdue, policy.turns_requested, policy.tokens_arrived, budget)
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
             await snapshots.run_ended(len(ran.turns))
-            return ran, await handler.collect(self._lease.task, sandbox)
-
-    async def _loop(
-        self,
-        handler: GuardedHandler,
-        sandbox: Sandbox,
-        environment: GuardedEnvironment | None,
-        template: ChatTemplate,
-        policy: LeaseSampler,
-        snapshots: RunSnapshots,
-    ) -> _AgentResult:
-        lease, task, budget = self._lease, self._lease.task, self._budget(Stage.RUN)
-        schemas = [SCHEMAS[name] for name in handler.tools(task)]
-        parser = parser_for(template, lease.agent.tool_parser, schemas)
-        tools = Tools(handler.tools(task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
-        opening = environment.opening if environment is not None else ()
-        run = AgentProgress(Conversation(template, [*handler.prompt(task), *opening], schemas), parser)
-        if lease.agent.fork_from is not None:
-            ancestors = await self._fetch_fork(self._node.uploads.ancestors)
-            await asyncio.to_thread(go_on_from, run, ancestors)
-        self._live_turns = _soon(run.turns)
-        overdue = False
-
-        def result() -> _AgentResult:
-            breaks = _conversation_counts(run.conversation)
-            return _AgentResult(run.status, run.conversation.segments(), run.turns, breaks, overdue=overdue)
-
-        try:
-            async with asyncio.timeout(budget) as limit:
-                policy.failover.limit = limit
-                replies = _UncutReplies(environment, limit, budget) if environment is not None else None
-                await run_agent(
-                    run, policy, tools, lease.agent, lease.sampling, lease.sample_index, replies, snapshots.turn_ended
-                )
-        except TimeoutError:
-            run.status, overdue = Status.TRUNCATED, True
-        except (SandboxError, TaskError, NodeFault, EndpointError):
-            # The turns before the error are kept. They show what led to it.
-            if run.turns:
-                self._partial_outcome = self._outcome_of_run(result())
-            raise
-        return result()
-
-    async def _command(
-        self, handler: GuardedHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
-    ) -> _AgentResult:
-        """Run the harness. If the budget runs out, the command is stopped, and the tokens sampled so far are kept."""
-        lease, agent = self._lease, self._lease.agent
-        # an unknown parser is a fault of the request, so it is reported here and not in a model call
-        parser_for(template, agent.tool_parser)
-        config = SessionConfig(
-            model=lease.endpoints[ROLE].model,
-            sampling=lease.sampling,
-            fixed=agent.sampling == "rollout",
-            max_calls=agent.max_turns,
-            tool_parser=agent.tool_parser,
-            sample_index=lease.sample_index,
-            context=lease.budgets.context_tokens,
-        )
-        session = GatewaySession(secrets.token_hex(16), template, policy, config)
-        self._live_turns = lambda: session.run_serialized(session.turns)
-        status, metrics, overdue = Status.TRUNCATED, {}, True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._budget(Stage.RUN)) as policy.failover.limit:
-                status, code = await Harness(sandbox, session).run(agent, handler.prompt(lease.task))
-                metrics = {"harness_exit_code": float(code)} if code is not None else {}
-                overdue = False
-        # `run_serialized` waits until the thread of a cancelled model call has ended
-        return await session.run_serialized(
-            lambda: _AgentResult(status, session.segments(), session.turns(), session.breaks(), metrics, overdue)
-        )
+            return ran, await handler.collect(lease.task, sandbox)
 
     # EVAL
 
@@ -509,21 +393,5 @@ class LeaseRun:
         return Timings(**self._timings)
 
 
-def _soon(turns: list[Turn]) -> Callable[[], Awaitable[list[Turn]]]:
-    """Return a function that reads the list."""
-
-    async def read() -> list[Turn]:
-        return list(turns)
-
-    return read
-
-
 def _tools_to_prepare(tools: Sequence[str]) -> list[str]:
     return [tool for tool in tools if tool in ("bash", "ipython")]
-
-
-def _conversation_counts(conversation: Conversation) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for broken in conversation.breaks:
-        counts[broken.cause] = counts.get(broken.cause, 0) + 1
-    return counts

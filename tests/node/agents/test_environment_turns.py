@@ -12,7 +12,7 @@ import pytest
 
 from rollyard.core.errors import HandlerFailed, StageTimeout
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
-from rollyard.node import lease_run
+from rollyard.node import agent_run
 from rollyard.node.agents.agent_loop import AgentProgress, run_agent
 from rollyard.node.agents.tasks.base import Environment, Reply
 from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment
@@ -141,7 +141,7 @@ async def play_to_the_limit(model_dir: Path, environment: Replies) -> AgentProgr
     tools: Any = Tools([], None, 30.0, parser.form)  # type: ignore[arg-type]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(3600) as policy.limit:
-            replies = lease_run._UncutReplies(GuardedEnvironment("quiz", environment), policy.limit, 3600)
+            replies = agent_run._UncutReplies(GuardedEnvironment("quiz", environment), policy.limit, 3600)
             await run_agent(run, policy, tools, AgentSpec(), Sampling(), 0, replies)
     return run
 
@@ -154,7 +154,7 @@ async def test_the_budget_of_run_ends_after_a_reply_and_the_last_turn_has_its_re
 async def test_an_environment_that_never_replies_is_a_fault_of_the_infrastructure(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease_run, "REPLY_SECONDS", 0.02)
+    monkeypatch.setattr(agent_run, "REPLY_SECONDS", 0.02)
     monkeypatch.setattr(Slow, "seconds", 600.0)
     with pytest.raises(StageTimeout, match=r"did not reply within RUN's budget of 3600 s and 0.02 s more"):
         await play_to_the_limit(model_dir, Slow())

@@ -168,7 +168,9 @@ async def test_images_of_waiting_rollouts_are_pulled_and_kept_a_few_at_a_time(
     assert sorted(set(site.ready())) == names[:2]
     await use(site, names[0])
     await until(lambda: names[2] in site.ready())
-    assert not [image for message in site.told for image in message.gone], "a pull that ended during a look at the cache"
+    assert not [image for message in site.told for image in message.gone], (
+        "a pull that ended during a look at the cache"
+    )
     task.cancel()
 
 

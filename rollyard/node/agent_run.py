@@ -1,0 +1,173 @@
+"""The agent's part of RUN: the built-in loop, or a command in the sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from rollyard.core.errors import StageTimeout
+from rollyard.gateway.session.session import GatewaySession
+from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.kinds.rollout import ForkPoint, Outcome, Segment, Status, Turn
+from rollyard.node.agents.agent_loop import AgentProgress, run_agent
+from rollyard.node.agents.fork import go_on_from
+from rollyard.node.agents.tasks.base import Reply
+from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
+from rollyard.node.agents.tool_execution import Tools
+from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.node.harness import Harness
+from rollyard.node.lease_sampler import ROLE, LeaseSampler
+from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.tool_calls import parser_for
+from rollyard.wire.node import Lease
+
+REPLY_SECONDS = 30.0
+"""Time that an environment's reply may take beyond RUN's budget. So a rollout that reaches the budget during a reply ends
+Truncated with the reward of its last turn, and not without that reward."""
+
+
+@dataclass(frozen=True)
+class AgentResult:
+    status: Status
+    segments: list[Segment]
+    turns: list[Turn]
+    breaks: dict[str, int]
+    metrics: dict[str, float] = field(default_factory=dict)
+    overdue: bool = False
+    """True if RUN's budget ended the work."""
+
+
+class LoopRun:
+    """The built-in loop."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        handler: GuardedHandler,
+        sandbox: Sandbox,
+        environment: GuardedEnvironment | None,
+        template: ChatTemplate,
+        policy: LeaseSampler,
+    ) -> None:
+        self._lease = lease
+        self._policy = policy
+        self._environment = environment
+        schemas = [SCHEMAS[name] for name in handler.tools(lease.task)]
+        parser = parser_for(template, lease.agent.tool_parser, schemas)
+        self._tools = Tools(handler.tools(lease.task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
+        opening = environment.opening if environment is not None else ()
+        conversation = Conversation(template, [*handler.prompt(lease.task), *opening], schemas)
+        self._run = AgentProgress(conversation, parser)
+        self._overdue = False
+
+    async def go_on_from(self, ancestors: Sequence[tuple[ForkPoint, Outcome]]) -> None:
+        """Begin with the turns of other rollouts. Raises as `fork.go_on_from`."""
+        await asyncio.to_thread(go_on_from, self._run, ancestors)
+
+    async def turns(self) -> list[Turn]:
+        """Return the turns so far."""
+        return list(self._run.turns)
+
+    async def result(self) -> AgentResult:
+        """Return the work so far."""
+        run = self._run
+        breaks: Counter[str] = Counter(one.cause for one in run.conversation.breaks)
+        return AgentResult(run.status, run.conversation.segments(), run.turns, dict(breaks), overdue=self._overdue)
+
+    async def run(self, budget: float, turn_ended: Callable[[int], Awaitable[None]]) -> AgentResult:
+        """Run the loop to its end, or for `budget` seconds. Raises as `run_agent`."""
+        lease, policy = self._lease, self._policy
+        try:
+            async with asyncio.timeout(budget) as limit:
+                policy.failover.limit = limit
+                replies = _UncutReplies(self._environment, limit, budget) if self._environment is not None else None
+                await run_agent(
+                    self._run, policy, self._tools, lease.agent, lease.sampling, lease.sample_index, replies, turn_ended
+                )
+        except TimeoutError:
+            self._run.status, self._overdue = Status.TRUNCATED, True
+        return await self.result()
+
+
+class CommandRun:
+    """A command in the sandbox, whose model calls a gateway answers."""
+
+    def __init__(
+        self, lease: Lease, handler: GuardedHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
+    ) -> None:
+        self._lease = lease
+        self._policy = policy
+        self._sandbox = sandbox
+        self._prompt = handler.prompt(lease.task)
+        agent = lease.agent
+        # an unknown parser is a fault of the request, so it is reported here and not in a model call
+        parser_for(template, agent.tool_parser)
+        config = SessionConfig(
+            model=lease.endpoints[ROLE].model,
+            sampling=lease.sampling,
+            fixed=agent.sampling == "rollout",
+            max_calls=agent.max_turns,
+            tool_parser=agent.tool_parser,
+            sample_index=lease.sample_index,
+            context=lease.budgets.context_tokens,
+        )
+        self._session = GatewaySession(secrets.token_hex(16), template, policy, config)
+        self._status = Status.TRUNCATED
+        self._metrics: dict[str, float] = {}
+        self._overdue = True
+
+    async def turns(self) -> list[Turn]:
+        """Return the turns so far."""
+        return await self._session.run_serialized(self._session.turns)
+
+    async def result(self) -> AgentResult:
+        """Return the work so far, after the thread of a cancelled model call has ended."""
+        one = self._session
+        return await one.run_serialized(
+            lambda: AgentResult(
+                self._status, one.segments(), one.turns(), one.breaks(), self._metrics, overdue=self._overdue
+            )
+        )
+
+    async def run(self, budget: float) -> AgentResult:
+        """Run the command to its end, or for `budget` seconds. Then it is stopped, and the tokens sampled so far are kept.
+        Raises as `Harness.run`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(budget) as self._policy.failover.limit:
+                self._status, code = await Harness(self._sandbox, self._session).run(self._lease.agent, self._prompt)
+                self._metrics = {"harness_exit_code": float(code)} if code is not None else {}
+                self._overdue = False
+        return await self.result()
+
+
+class _UncutReplies:
+    """An environment whose reply RUN's budget does not cut off. The budget ends the run after the reply."""
+
+    def __init__(self, environment: GuardedEnvironment, limit: asyncio.Timeout, budget: float) -> None:
+        self.opening = environment.opening
+        self.every_turn = environment.every_turn
+        self.close = environment.close
+        self._environment = environment
+        self._limit = limit
+        self._budget = budget
+
+    async def reply(self, turn: Turn) -> Reply | None:
+        """Raises StageTimeout if the reply takes REPLY_SECONDS longer than the budget."""
+        ends, loop = self._limit.when(), asyncio.get_running_loop()
+        assert ends is not None
+        self._limit.reschedule(None)
+        try:
+            async with asyncio.timeout_at(max(ends, loop.time()) + REPLY_SECONDS):
+                return await self._environment.reply(turn)
+        except TimeoutError:
+            raise StageTimeout(
+                f"the environment did not reply within RUN's budget of {self._budget:g} s and {REPLY_SECONDS:g} s more"
+            ) from None
+        finally:
+            self._limit.reschedule(ends)
