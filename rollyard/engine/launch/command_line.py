@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,8 +102,10 @@ def _vllm(spec: InferencePoolSpec, engine: VllmEngine, uds: Path, place: GangRan
         argv += ["--max-model-len", str(engine.max_model_len)]
     defaults = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     if len(str(uds.parent)) <= _LONGEST_RPC_FOLDER:
-        # vLLM's own sockets are in /tmp otherwise, and each vLLM leaves two or three behind.
-        defaults["VLLM_RPC_BASE_PATH"] = str(uds.parent)
+        # vLLM's own sockets and temporary files are in /tmp otherwise, and each vLLM leaves some behind.
+        defaults["VLLM_RPC_BASE_PATH"] = defaults["TMPDIR"] = str(uds.parent)
+        # This cache, which torch has in TMPDIR, is for the next engine too.
+        defaults["TORCHINDUCTOR_CACHE_DIR"] = str(Path(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"))
     wanted = list(_PREFERRED_OPTIONS)
     if build.device == "cpu":
         wanted += _on_cpu(host.context, spec.allocation)

@@ -17,7 +17,7 @@ from rollyard.core.exit_codes import exit_code_text
 from rollyard.kinds.base import Reason
 
 STOP_SECONDS = 10.0
-CLEAN_UP_SECONDS = 0.5
+CLEAN_UP_SECONDS = 3.0
 """Time that the children of an ended engine have. Python's resource tracker deletes the engine's semaphores in it, which
 would stay in /dev/shm."""
 

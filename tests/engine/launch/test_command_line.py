@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +63,9 @@ def test_vllm_gets_every_field_of_the_spec_and_the_users_arguments_last() -> Non
     )
     routes = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}  # behind a socket of ours
     assert made.env == {"HF_HUB_OFFLINE": "0", "VLLM_CPU_KVCACHE_SPACE": "1", **routes}
-    sockets = {"VLLM_RPC_BASE_PATH": "/scratch/ry-1"}
-    assert made.defaults == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **sockets}
+    own = {"VLLM_RPC_BASE_PATH": "/scratch/ry-1", "TMPDIR": "/scratch/ry-1"}
+    own["TORCHINDUCTOR_CACHE_DIR"] = f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}"  # the next engine reads it
+    assert made.defaults == {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", **own}
     assert made.foreign
 
 
