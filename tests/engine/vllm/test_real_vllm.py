@@ -53,6 +53,7 @@ async def test_a_model_that_it_cannot_serve_is_told_in_its_own_words(vllm_python
     )
 
 
+@pytest.mark.long  # as above; tests/engine/process/test_crash_reason.py has what it says then
 async def test_too_little_memory_is_told_as_such(vllm_python: str, tmp_path: Path) -> None:
     small = ["--kv-cache-memory-bytes", "100000"]
     assert (await why(spec(MODEL, python=vllm_python, extraArgs=small), tmp_path / "e")).startswith("OutOfMemory: ")

@@ -1,40 +1,130 @@
-"""Other weights for a vLLM that is paused, and its order of requests.
+"""Other weights for the real vLLM: read from a folder, moved by a trainer; and its order of requests.
 
-It is the real one on the CPU, in float32, so that every token can be computed again.
+It is vLLM for CPUs, in float32, so that every token can be computed again. Its NCCL and CUDA IPC need GPUs. The backend of
+transfers here is vLLM's plug-in for others: it takes the tensors from the request itself and does with them what the NCCL
+one does with those of a broadcast. The tests share an engine and continue where the one before has left it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import os
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from rollyard.engine.process.metrics_scrape import read_load
+from rollyard.engine.proxy import weights_transfer
 from rollyard.engine.vllm.vllm_control import VllmControl
+from rollyard.engine.weights.source import folder_checksum
 from rollyard.kinds.rollout import Sampling
 from rollyard.server.batches.draw import engine_priority
 from rollyard.server.store.batch_records import TaskHistory
 from rollyard.tokens.endpoint_dialects import COMPLETIONS
 from rollyard.wire.engine import WeightsTarget
+from tests.engine.proxy.test_weights_transfer import done, parts_of, transferring
 from tests.support.vllm_env import vllm_python
 from tests.support.weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, shown, yard
 
 __all__ = ["certified", "other_dir", "vllm_python"]  # fixtures
 AT_ONCE = 6
 ARGS = ["--dtype", "float32", "--scheduling-policy", "priority", "--max-num-seqs", str(AT_ONCE)]
+ARGS += ["--weight-transfer-config", json.dumps({"backend": "inline"})]
 START_SECONDS = 600.0
 CLOSE = 0.02
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.slow(100), pytest.mark.asyncio(loop_scope="module")]
+
+BACKEND = """
+import base64
+from dataclasses import dataclass
+
+from safetensors.torch import load
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 
-def spec(model: Path, python: str) -> dict[str, Any]:
-    vllm = {"python": python, "extraArgs": ARGS}
-    return {"model": {"path": str(model)}, "engine": {"vllm": vllm}}
+@dataclass
+class Init(WeightTransferInitInfo):
+    pass
+
+
+@dataclass
+class Update(WeightTransferUpdateInfo):
+    safetensors: str
+
+
+class Inline(WeightTransferEngine):
+    init_info_cls, update_info_cls = Init, Update
+
+    def init_transfer_engine(self, info):
+        pass
+
+    def start_weight_update(self):
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, info):  # the inherited one waits for an accelerator
+        self.receive_weights(self.parse_update_info(info))
+
+    def receive_weights(self, info):
+        self.model.load_weights(list(load(base64.b64decode(info.safetensors)).items()))
+
+    def finish_weight_update(self):
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self):
+        pass
+
+
+def register():
+    WeightTransferEngineFactory.register_engine("inline", Inline)
+"""
+
+
+def plug_in(folder: Path) -> Path:
+    """Write the plug-in and return the folder for `PYTHONPATH`."""
+    about = folder / "inline_transfer-1.dist-info"
+    about.mkdir(parents=True)
+    (folder / "inline_transfer.py").write_text(BACKEND)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: inline_transfer\nVersion: 1\n")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\ninline = inline_transfer:register\n")
+    return folder
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def made(
+    model_dir: Path, tmp_path_factory: pytest.TempPathFactory, certified: Any, vllm_python: str
+) -> AsyncIterator[Yard]:
+    folder = tmp_path_factory.mktemp("vllm")
+    path = [str(plug_in(folder / "plug-in")), *filter(None, [os.environ.get("PYTHONPATH")])]
+    vllm = {"python": vllm_python, "extraArgs": ARGS, "env": {"PYTHONPATH": os.pathsep.join(path)}}
+    spec = {"model": {"path": str(model_dir)}, "engine": {"vllm": vllm}}
+    control = partial(VllmControl, extra_args=ARGS)
+    async with yard(spec, folder, certified, control=control, seconds=START_SECONDS) as found:
+        yield found
+
+
+@pytest.fixture
+def before(made: Yard, model_dir: Path, other_dir: Path) -> Path:
+    """The folder of the weights that are served when the test begins."""
+    made.answers.clear()
+    return model_dir if made.weights.report.checksum == folder_checksum(model_dir) else other_dir
+
+
+@pytest.fixture
+def after(before: Path, model_dir: Path, other_dir: Path) -> Path:
+    """The folder of other weights."""
+    return other_dir if before == model_dir else model_dir
 
 
 async def generate(made: Yard, prompt: list[int], tokens: int) -> list[dict[str, Any]]:
@@ -49,39 +139,31 @@ async def generate(made: Yard, prompt: list[int], tokens: int) -> list[dict[str,
 
 
 async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_made_it(
-    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, vllm_python: str
+    made: Yard, before: Path, after: Path
 ) -> None:
-    control = partial(VllmControl, extra_args=ARGS)
-    async with yard(spec(model_dir, vllm_python), tmp_path, certified, control=control, seconds=START_SECONDS) as made:
-        old = made.weights.report.version
-        async with asyncio.TaskGroup() as group:
-            streams = [group.create_task(made.stream(p, 1000, after=100)) for p in PROMPTS]
-            whole = group.create_task(made.whole(PROMPTS[0], 1000))
-            spans = group.create_task(generate(made, PROMPTS[1], 1000))
-            await made.under_way(len(PROMPTS), 30)
-            await made.order(WeightsTarget(version="v2", mode="Pause", path=str(other_dir)))
-        for answer in (task.result() for task in streams):
-            assert answer.finish_reason is None, "nothing was interrupted"
-            assert list(dict.fromkeys(answer.versions)) == [old, "v2"]
-            assert furthest(answer, recomputed(answer, model_dir, other_dir)) < CLOSE
-        assert min(shown(made.answers, model_dir, other_dir, by) for by in (-16, 16)) > CLOSE
-        answer, headers, _ = whole.result()  # it had nothing to show yet, so it was asked anew
-        assert headers["X-Rollyard-Weights-Version"] == "v2"
-        assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE
-        assert spans.result() == [{"version": "v2", "start": 0, "end": 1000}]
-        # a prompt that the old weights have in the cache
-        answer = await made.stream(PROMPTS[0] * 8, 20)
-        assert furthest(answer, recomputed(answer, other_dir, other_dir)) < CLOSE
-        # It was not started for transfers: its routes are there all the same, and it reads the folder
-        async with made.supervisor.session() as http, http.post("http://engine/start_weight_update") as refused:
-            assert refused.status == 500
-        await made.order(WeightsTarget(version="v3", path=str(model_dir), transfer=True))
-        assert made.weights.report.note == "NoTransfer: write `--weight-transfer-config` in spec.engine.vllm.extraArgs"
-        assert made.supervisor.life == 1, "all of that was in place"
-        await check_priorities(made)
+    old = made.weights.report.version
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(made.stream(p, 1000, after=60)) for p in PROMPTS]
+        whole = group.create_task(made.whole(PROMPTS[0], 500))
+        spans = group.create_task(generate(made, PROMPTS[1], 500))
+        await made.under_way(len(PROMPTS), 30)
+        await made.order(WeightsTarget(version="read", mode="Pause", path=str(after)))
+    for answer in (task.result() for task in streams):
+        assert answer.finish_reason is None, "nothing was interrupted"
+        assert list(dict.fromkeys(answer.versions)) == [old, "read"]
+        assert furthest(answer, recomputed(answer, before, after)) < CLOSE
+    assert min(shown(made.answers, before, after, by) for by in (-16, 16)) > CLOSE
+    answer, headers, _ = whole.result()  # it had nothing to show yet, so it was asked anew
+    assert headers["X-Rollyard-Weights-Version"] == "read"
+    assert furthest(answer, recomputed(answer, after, after)) < CLOSE
+    assert spans.result() == [{"version": "read", "start": 0, "end": 500}]
+    # a prompt that the old weights have in the cache
+    answer = await made.stream(PROMPTS[0] * 8, 20)
+    assert furthest(answer, recomputed(answer, after, after)) < CLOSE
+    assert made.supervisor.life == 1, "all of that was in place"
 
 
-async def check_priorities(made: Yard) -> None:
+async def test_long_tasks_overtake_what_was_queued_before_them(made: Yard) -> None:
     """Requests of long tasks, with the server's priority, overtake requests that were queued before them."""
     history = TaskHistory(groups=1, rollouts=8, seconds=300.0)
     sampling = Sampling(extra={"priority": engine_priority(history, mean_seconds=100.0)}, temperature=1.0)
@@ -105,9 +187,64 @@ async def check_priorities(made: Yard) -> None:
 
     async with made.supervisor.session() as http, asyncio.TaskGroup() as group:
         for number, (name, asked, tokens) in enumerate(
-            (("running", Sampling(), 800), ("ordinary", Sampling(), 200), ("long", sampling, 200))
+            (("running", Sampling(), 400), ("ordinary", Sampling(), 50), ("long", sampling, 50))
         ):
             for _ in range(AT_ONCE):
                 group.create_task(ask(name, asked, tokens))
             await shows(http, number * AT_ONCE)
     assert [name for name in finished if name != "running"] == ["long"] * AT_ONCE + ["ordinary"] * AT_ONCE
+
+
+async def call(made: Yard, route: str, **body: Any) -> str:
+    async with made.client.post(route, json=body or None) as answer:
+        said = await answer.text()
+        assert answer.status == 200, said
+        return said
+
+
+async def begin(made: Yard, part: bytes) -> None:
+    await call(made, "/init_weight_transfer_engine", init_info={})
+    await call(made, "/start_weight_update")
+    await update(made, part)
+
+
+async def update(made: Yard, part: bytes) -> None:
+    await call(made, "/update_weights", update_info={"safetensors": base64.b64encode(part).decode()})
+
+
+async def test_vllm_takes_weights_from_a_trainer(made: Yard, before: Path, after: Path) -> None:
+    old, life = made.weights.report.version, made.supervisor.life
+    async with asyncio.TaskGroup() as group:
+        streams = [group.create_task(made.stream(p, 3000, after=60)) for p in PROMPTS]
+        await made.under_way(len(PROMPTS), 30)
+        await transferring(made, WeightsTarget(version="moved", mode="Pause", path=str(after), transfer=True))
+        async with made.client.get("/get_world_size") as answer:
+            assert await answer.json() == {"world_size": 1}
+        first, *rest = parts_of(after)
+        await begin(made, first)
+        for part in rest:
+            await update(made, part)
+        await call(made, "/finish_weight_update")
+        await done(made, "moved")
+    for stream in (task.result() for task in streams):
+        assert stream.finish_reason is None, "nothing was interrupted"
+        assert list(dict.fromkeys(stream.versions)) == [old, "moved"]
+        assert furthest(stream, recomputed(stream, before, after)) < CLOSE
+    assert (made.supervisor.life, made.weights.report.note) == (life, "")
+    again = await made.stream(PROMPTS[0] * 8, 20)
+    assert furthest(again, recomputed(again, after, after)) < CLOSE
+
+
+async def test_vllm_is_started_anew_when_a_trainer_goes_in_the_middle(
+    made: Yard, before: Path, after: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody knows what its weights are then: a new process reads the folder."""
+    life = made.supervisor.life
+    await transferring(made, WeightsTarget(version="broken-off", mode="Pause", path=str(after), transfer=True))
+    await begin(made, parts_of(after)[0])
+    monkeypatch.setattr(weights_transfer, "SILENCE_SECONDS", 0.0)
+    await done(made, "broken-off")
+    assert made.supervisor.life == life + 1
+    assert "TransferLost: the trainer was silent" in made.weights.report.note
+    again = await made.stream(PROMPTS[0], 20)
+    assert furthest(again, recomputed(again, after, after)) < CLOSE
