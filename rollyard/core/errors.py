@@ -30,7 +30,7 @@ RollyardError
 │   ├── SandboxLost          the sandbox ended during a rollout
 │   ├── ImageUnavailable     the sandbox image cannot be had now: the rollout waits, and the attempt does not count
 │   │   └── ImageNotReady    a node still pulls the image, or will pull it soon
-│   └── ImageNotFound        the sandbox image is missing or unusable: the rollout ends Failed, without a retry
+│   └── ImageNotFound        the name of the sandbox image can never work: the rollout ends Failed, without a retry
 ├── EndpointError            a model server failed; the rollout continues at another model server
 │   ├── EndpointLost         connection, 5xx or time-out
 │   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
@@ -55,7 +55,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
 - node/image_builds: BadText, NoSuchFile
-- node/images: BadManifest, BrokenArchive, BrokenLayer, DiskFull, TooBig, UnusableCredentials, UnusableFile
+- node/images: BadFolderConfig, BadManifest, BrokenArchive, BrokenLayer, DiskFull, TooBig, UnusableCredentials, UnusableFile
 - node/sandbox: ProgramRefused, which node/attachments.py answers
 - node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it

@@ -190,7 +190,7 @@ class NodeAgent:
         if self._node is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
             self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images)
-            self._images = ImagePulls(self._sandboxes.images, self._connection.send)
+            self._images = ImagePulls(self._sandboxes.images, self._connection.send, welcome.sandbox.default_image)
             self._room = _room(size_bytes(welcome.sandbox.memory), welcome.places)
             self._capacity = min(welcome.places, self._room)
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}

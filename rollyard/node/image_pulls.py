@@ -39,6 +39,9 @@ STAGED_KEPT_SECONDS = 120.0
 LOOK_SECONDS = 10.0
 """Interval at which the server is told which images the node has. Other node agents of the node change the cache too."""
 
+DEFAULT_CAP_SECONDS = 300.0
+"""Greatest interval at which a pool's default image that cannot be had is tried again, while no rollout needs it."""
+
 Send = Callable[[ImageChanges], Awaitable[object]]
 
 
@@ -54,14 +57,17 @@ class _Pull:
 class ImagePulls:
     """Pulls of one node agent."""
 
-    def __init__(self, images: Images, send: Send) -> None:
-        """`send`: function that sends a message to the server."""
+    def __init__(self, images: Images, send: Send, default: str | None = None) -> None:
+        """`send`: function that sends a message to the server. `default`: the pool's default image."""
         self._images = images
+        self._default = default
         self._send = send
         self._pulls: dict[str, _Pull] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._hosts: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PULLS_PER_HOST))
         self._ready: set[str] = set()
+        self._folders: set[str] = set()
+        """Images that are folders, and that could be used when a rollout last needed them."""
         self._wanted: tuple[str, ...] = ()
         """Images of rollouts in the queue."""
         self._staged: set[_Pull] = set()
@@ -76,6 +82,8 @@ class ImagePulls:
         """
         name = self._images.name_in_cache(image)
         if name is None:
+            if image is not None:
+                await self._look_at_folder(image)
             yield
             return
         local = self._images.pulled.here(name)
@@ -91,9 +99,24 @@ class ImagePulls:
         with local:
             yield
 
+    async def _look_at_folder(self, image: str) -> None:
+        """Look whether a folder is an image now, and tell the server what has changed. Raises ImageUnavailable and
+        ImageNotFound."""
+        try:
+            await asyncio.to_thread(self._images.root, image)
+        except ImageUnavailable as error:
+            if error.image in self._folders:
+                self._folders.discard(error.image)
+                await self._send(ImageChanges(gone=[error.image]))
+            raise
+        name = self._images.whole_name(image)
+        if name not in self._folders:
+            self._folders.add(name)
+            await self._send(ImageChanges(ready=[name]))
+
     def ready(self) -> list[str]:
         """Return the images of which the server was told."""
-        return sorted(self._ready)
+        return sorted(self._ready | self._folders)
 
     def stage(self, images: Sequence[str]) -> None:
         """Pull these images, a few at a time. They replace those of the last call that have not begun."""
@@ -105,6 +128,27 @@ class ImagePulls:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tell())
             tasks.create_task(self._stage())
+            tasks.create_task(self._look_for_default())
+
+    async def _look_for_default(self) -> None:
+        """Have the pool's default image before the first rollout needs it, and tell the server why it cannot be had."""
+        delay, said = LOOK_SECONDS, ""
+        while self._default is not None:
+            try:
+                async with self.held(self._default):
+                    return
+            except ImageNotReady:
+                pass  # it is being pulled
+            except ImageUnavailable as error:
+                if str(error) != said:
+                    said = str(error)
+                    await self._send(ImageChanges(failed=[image_fault(error, default=True)]))
+            except RollyardError as error:
+                log.warning("the pool's default image cannot be used: %s", error)
+                return
+            await asyncio.sleep(delay)
+            if self._images.name_in_cache(self._default) is not None:  # no registry is asked often
+                delay = min(2 * delay, DEFAULT_CAP_SECONDS)
 
     async def _stage(self) -> None:
         while True:
@@ -115,7 +159,7 @@ class ImagePulls:
                         break
                     name, *rest = self._wanted or ("",)
                     self._wanted = tuple(rest)
-                    if name and name not in self._pulls:
+                    if name not in self._pulls and self._images.name_in_cache(name) is not None:
                         self._staged.add(self._begin(name))
             except OSError as error:
                 log.warning("no images are staged: the cache cannot be used: %s", error)

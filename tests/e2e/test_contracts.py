@@ -30,6 +30,7 @@ from rollyard.server.store.base import BlobRef
 from rollyard.server.store.blobs import read_blob
 from rollyard.trust.bearer_tokens import Role, TokenSigner
 from rollyard.wire.columns import is_columns
+from tests.support.small_roots import busybox_root
 from tests.support.until import until
 from tests.support.yard import MODEL, Yard, requests
 
@@ -147,15 +148,38 @@ async def test_an_agents_own_hog_and_loop_are_tool_results() -> None:
         assert "no tool" in await tools.call("editor", {})
 
 
-async def test_a_missing_image_fails_the_task_and_says_so(served: tuple[Yard, AsyncClient]) -> None:
+async def test_a_missing_folder_holds_its_own_rollouts_until_it_is_there(
+    served: tuple[Yard, AsyncClient], open_folder: Path
+) -> None:
     yard, client = served
-    task = {"kind": "math", "problem": "1+1", "answer": "2", "image": "/no/such/image"}
+    image = open_folder / "image"
+
+    def math(image: Path | None) -> RolloutRequest:
+        task = {"kind": "math", "problem": "1+1", "answer": "2", **({"image": str(image)} if image else {})}
+        return RolloutRequest.model_validate({"pool": "demo", "task": task})
+
+    held, other = [(await client.submit([math(one)]))[0] for one in (image, None)]
+    await yard.gather(client, [other])
+
+    async def why() -> str | None:
+        waiting = (await client.rollout(held))[0].waiting
+        return waiting if waiting is not None and waiting.startswith("ImageUnavailable: ") else None
+
+    assert f"the image {image} cannot be used now: there is no such folder" in await until(why)
+    await asyncio.to_thread(busybox_root, image)
+    (trajectory,) = await yard.gather(client, [held])
+    assert (trajectory.status, trajectory.attempt) == (Status.COMPLETED, 1)
+
+
+async def test_an_image_that_can_never_work_fails_the_task_and_says_so(served: tuple[Yard, AsyncClient]) -> None:
+    yard, client = served
+    task = {"kind": "math", "problem": "1+1", "answer": "2", "image": "/no/such/image.def"}
     request = RolloutRequest.model_validate({"pool": "demo", "task": task})
     (trajectory,) = await yard.gather(client, await client.submit([request]))
     assert (trajectory.status, trajectory.reward) == (Status.FAILED, None)
     assert trajectory.error is not None
     assert trajectory.error.reason == "ImageNotFound"
-    assert "/no/such/image" in trajectory.error.message
+    assert "rollyard images build /no/such/image.def" in trajectory.error.message
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pydantic import AfterValidator
 
 FORMS = (
     "write docker://HOST/REPOSITORY:TAG, oci:/LAYOUT:TAG, oci-archive:/FILE.tar, docker-archive:/FILE.tar, or the path of "
-    "a .sif or .squashfs file, of a folder with a root file system, of a .def file or of a Dockerfile"
+    "a .sif or .squashfs file, or of a folder with a root file system"
 )
 DOCKER_HUB = "docker.io"
 _MOST = 1024

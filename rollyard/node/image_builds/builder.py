@@ -19,7 +19,7 @@ from rollyard.node.image_builds.tree_changes import Layer, Snapshot, take_snapsh
 from rollyard.node.image_builds.variables import BadText, expand
 from rollyard.node.image_builds.work_root import WorkRoot
 from rollyard.node.images.cache import LocalImage
-from rollyard.node.images.folder_config import CONFIG_FILE, read_folder_config
+from rollyard.node.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
 from rollyard.node.images.oci_manifest import machine
 
 _NAMED_FORMS = ("docker://", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
@@ -144,7 +144,10 @@ class ImageBuild:
                     line,
                     f"there is no folder {whole}: name a folder with a root file system, or NAME:TAG of a registry",
                 )
-            config = image.config if image.digest else read_folder_config(image.root)
+            try:
+                config = image.config if image.digest else read_folder_config(image.root)
+            except BadFolderConfig as error:
+                raise self._file.at(line, str(error)) from None
             key, layer = await asyncio.to_thread(self._layer_of, image)
         return ImageState.of_base(key, [] if layer is None else [layer], config)
 

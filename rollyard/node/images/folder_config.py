@@ -7,21 +7,24 @@ import os
 import shutil
 from pathlib import Path
 
-from rollyard.core.errors import ImageNotFound
 from rollyard.node.images.base import ImageConfig
 
 CONFIG_FILE = ".rollyard-image.json"
 
 
+class BadFolderConfig(Exception):
+    """`str()` is a sentence."""
+
+
 def read_folder_config(root: Path) -> ImageConfig:
-    """Return the configuration; an empty one if the folder has none. Raises ImageNotFound if it cannot be read."""
+    """Return the configuration; an empty one if the folder has none. Raises BadFolderConfig if it cannot be read."""
     try:
         with open(os.open(root / CONFIG_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             return ImageConfig.from_json(json.loads(file.read()))
     except FileNotFoundError:
         return ImageConfig()
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ImageNotFound(
+        raise BadFolderConfig(
             f"{root / CONFIG_FILE} cannot be read ({error}): delete it, or build the image again"
         ) from None
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from rollyard.core.errors import ImageNotFound, ImageUnavailable
+from rollyard.core.errors import ImageUnavailable
 from rollyard.node.images.locks import wait_for_lock
 from rollyard.node.images.resolved_tags import ResolvedTags
 
@@ -27,7 +27,7 @@ class ImageFile:
     async def digest(self, compute: Callable[[], str]) -> str:
         """Return the digest of the present content. One process on a node computes it, in a thread.
 
-        Raises ImageNotFound, ImageUnavailable and the errors of `compute`.
+        Raises ImageUnavailable and the errors of `compute`.
         """
         if (known := await asyncio.to_thread(self.known)) is not None:
             return known
@@ -44,16 +44,18 @@ class ImageFile:
         return digest
 
     def known(self) -> str | None:
-        """Return the digest of the present content, if it has been computed. Raises ImageNotFound and ImageUnavailable."""
+        """Return the digest of the present content, if it has been computed. Raises ImageUnavailable."""
         found = self._resolved.find(self._name)
         return found.digest if found is not None and found.identity == self.identity() else None
 
     def identity(self) -> str:
-        """Return a text that changes with the file. Raises ImageNotFound and ImageUnavailable."""
+        """Return a text that changes with the file. Raises ImageUnavailable."""
         try:
             info = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
-            raise ImageNotFound(f"the image {self._name}: there is no {self._what} {self._path}") from None
+            raise ImageUnavailable(
+                self._name, f"there is no {self._what} {self._path}: make it, or correct the name", permanent=True
+            ) from None
         except OSError as error:
             raise ImageUnavailable(self._name, f"{self._path} cannot be read: {error.strerror}") from None
         return f"{info.st_size}:{info.st_mtime_ns}:{info.st_ino}"

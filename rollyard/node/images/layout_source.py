@@ -44,14 +44,14 @@ class LayoutSource:
 
     async def key(self) -> str:
         """Return the digest of the manifest; for an archive of `docker save`, which has no manifest, of one that is made.
-        Raises ImageNotFound and ImageUnavailable."""
+        Raises ImageUnavailable."""
         return await self._file.digest(lambda: f"sha256:{hashlib.sha256(self._read(_manifest)).hexdigest()}")
 
     def known(self) -> str | None:
         return self._file.known()
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
-        """Raises ImageNotFound, ImageUnavailable and DiskFull."""
+        """Raises ImageUnavailable and DiskFull."""
         identity = self._file.identity()
         data = await asyncio.to_thread(self._read, _manifest)
         try:

@@ -32,15 +32,14 @@ class SquashfsSource:
         return self._image.text
 
     async def key(self) -> str:
-        """Return the sha256 of the file, which is read once for each of its contents. Raises ImageNotFound and
-        ImageUnavailable."""
+        """Return the sha256 of the file, which is read once for each of its contents. Raises ImageUnavailable."""
         return await self._file.digest(self._digest)
 
     def known(self) -> str | None:
         return self._file.known()
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
-        """Raises ImageNotFound, ImageUnavailable and DiskFull."""
+        """Raises ImageUnavailable and DiskFull."""
         identity, offset = self._file.identity(), self._offset()
         program, path = self._unpacker()
         env = await unpack_squashfs(self.name, self._path, offset, (program, path), folder, room)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rollyard.core.aio import Signal
-from rollyard.core.errors import ImageNotFound
+from rollyard.core.errors import ImageNotFound, ImageUnavailable
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.image_reference import FORMS, PathImage, absolute_image, parse_image
 from rollyard.node.images.cache import ImageCache, LocalImage
-from rollyard.node.images.folder_config import read_folder_config
+from rollyard.node.images.folder_config import BadFolderConfig, read_folder_config
 from rollyard.node.sandbox.base import OWN, Root, Runtime
 from rollyard.node.sandbox.build_once import build_once
 from rollyard.sandbox_agent.settings import HOME, WORKSPACE
@@ -58,6 +58,10 @@ class HeldRoot:
             self.image.release()
 
 
+class _NoRoot(Exception):
+    """The folder of an image is no root file system. `str()` says why, and what one can do."""
+
+
 class Images:
     """Resolves image names. An image that must be unpacked is unpacked once on a node, into `cache`."""
 
@@ -89,13 +93,17 @@ class Images:
         if image is None:
             return None
         with contextlib.suppress(ValueError):
-            name = absolute_image(image, str(self._folder))
+            name = self.whole_name(image)
             reference = parse_image(name)
             if not isinstance(reference, PathImage):
                 return name
             if reference.kind != "folder" and not os.path.isdir(reference.path):
                 return name
         return None
+
+    def whole_name(self, image: str) -> str:
+        """Return the normal form of an image's name, with an absolute path."""
+        return absolute_image(image, str(self._folder))
 
     async def hold(self, image: str | None) -> HeldRoot:
         """Return the root of an image, and keep the image on this machine until it is released. An image that is no folder
@@ -110,15 +118,17 @@ class Images:
         local = await self.pulled.get(name)
         try:
             root = replace(self._root_of_folder(local.root), env=local.config.env, workdir=local.config.workdir)
-        except BaseException:
+        except BaseException as error:
             local.release()
+            if isinstance(error, _NoRoot | BadFolderConfig):
+                raise ImageNotFound(f"the image {name}: {error}") from None
             raise
         return HeldRoot(root, local)
 
     def is_current(self, image: str, held: HeldRoot) -> bool:
         """Return whether `hold` would give the same root now. No registry is asked."""
         if held.image is not None:
-            return self.pulled.is_current(absolute_image(image, str(self._folder)), held.image)
+            return self.pulled.is_current(self.whole_name(image), held.image)
         return held.identity is not None and held.identity == self._identity(image)
 
     def _identity(self, image: str | None) -> tuple[object, ...] | None:
@@ -135,27 +145,31 @@ class Images:
             await self._pulled.close()
 
     def root(self, image: str | None) -> Root:
-        """Return the root of the default image, or of a folder. Raises SandboxStartFailed and ImageNotFound."""
+        """Return the root of the default image, or of a folder. Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound
+        for what can never be an image."""
         if image is None:
             return default_root(self._cache)
         try:
             parse_image(image)
         except ValueError as error:
             raise ImageNotFound(f"{error}, or null for the default image") from None
-        path = self._folder / image
-        if not os.path.exists(path):  # Path.exists raises if a name is too long
-            raise ImageNotFound(f"there is no sandbox image {image!r} (looked for {path}); {_IMAGE_FORMS}")
-        if not path.is_dir():
-            raise ImageNotFound(f"{path} is no folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
-        return self._root_of_folder(path.resolve())
+        name = self.whole_name(image)
+        try:
+            if not os.path.exists(name):  # Path.exists raises if a name is too long
+                raise _NoRoot(f"there is no such folder: make it, or {_IMAGE_FORMS}")
+            if not os.path.isdir(name):
+                raise _NoRoot(f"it is no folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
+            return self._root_of_folder(Path(name).resolve())
+        except (_NoRoot, BadFolderConfig) as error:
+            raise ImageUnavailable(name, str(error), permanent=True) from None
 
     def _root_of_folder(self, folder: Path) -> Root:
         if not sandbox_account().can_reach(folder):
-            raise ImageNotFound(
+            raise _NoRoot(
                 f"the user of the sandboxes cannot read {folder}: allow it to read this folder and the folders above"
             )
         if not (folder / "usr").is_dir() and not (folder / "bin").is_dir():
-            raise ImageNotFound(f"{folder} has neither usr nor bin, so it is not a root file system; {_IMAGE_FORMS}")
+            raise _NoRoot(f"{folder} has neither usr nor bin, so it is not a root file system; {_IMAGE_FORMS}")
         lacking = tuple(place for place in (WORKSPACE, HOME) if not (folder / place[1:]).is_dir())
         config = read_folder_config(folder)
         return Root(folder, _mount_points(self._cache), empty=lacking, env=config.env, workdir=config.workdir)

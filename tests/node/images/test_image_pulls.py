@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from rollyard.core.errors import ImageNotReady, ImageUnavailable
+from rollyard.core.aio import running
+from rollyard.core.errors import ImageNotFound, ImageNotReady, ImageUnavailable
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node import image_pulls
 from rollyard.node.image_pulls import ImagePulls
@@ -66,7 +67,6 @@ async def test_a_lease_gets_its_image_and_the_server_learns_that_it_is_there(sit
     asked = front.requests.total()
     await use(site, name)
     await use(site, None)
-    await use(site, "/no/such/folder")
     assert front.requests.total() == asked, "what is on the node, and what is no image of a registry, needs no pull"
 
 
@@ -172,6 +172,59 @@ async def test_images_of_waiting_rollouts_are_pulled_and_kept_a_few_at_a_time(
         "a pull that ended during a look at the cache"
     )
     task.cancel()
+
+
+async def test_a_folder_that_is_missing_or_broken_waits_until_it_is_an_image(site: Site, open_folder: Path) -> None:
+    folder = open_folder / "root"
+    with pytest.raises(
+        ImageUnavailable, match=f"the image {folder} cannot be used now: there is no such folder: make"
+    ) as caught:
+        await use(site, str(folder))
+    assert caught.value.permanent
+    folder.mkdir()
+    with pytest.raises(ImageUnavailable, match="neither usr nor bin"):
+        await use(site, str(folder))
+    (folder / "bin").mkdir()
+    assert site.told == []
+    for _ in range(2):
+        await use(site, str(folder))
+        assert site.ready() == site.pulls.ready() == [str(folder)], "the server is told once"
+    (folder / "bin").rmdir()
+    for _ in range(2):
+        with pytest.raises(ImageUnavailable, match="neither usr nor bin"):
+            await use(site, str(folder))
+        assert (site.told[1:], site.pulls.ready()) == ([ImageChanges(gone=[str(folder)])], [])
+
+
+async def test_a_file_that_is_missing_waits_until_it_is_there(site: Site, open_folder: Path) -> None:
+    for name in ("a.sif", "a.squashfs"):
+        with pytest.raises(ImageUnavailable, match=f"there is no file .*/{name}: make it") as caught:
+            await use(site, str(open_folder / name))
+        assert caught.value.permanent
+    for name in ("oci:/layout", "oci-archive:/a.tar", "docker-archive:/a.tar"):
+        with pytest.raises(ImageUnavailable, match=f"the image {name} cannot be used now: there is no .*: make it"):
+            await use(site, name)
+    with pytest.raises(ImageNotFound, match="is a recipe"):
+        await use(site, str(open_folder / "a.def"))
+    assert len(site.failed()) == 5
+
+
+async def test_the_default_image_is_looked_for_before_any_rollout_needs_it(
+    site: Site, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.01)
+    folder = open_folder / "root"
+
+    async def send(message: ImageChanges) -> None:
+        site.told.append(message)
+
+    pulls = ImagePulls(site.images, send, str(folder))
+    async with running(pulls.run()):
+        await until(lambda: site.failed() != [])
+        (folder / "usr").mkdir(parents=True)
+        await until(lambda: site.ready() == [str(folder)])
+    assert len(site.failed()) <= 2, "a sentence is said once"
+    await pulls.close()
 
 
 def push(front: Front, repository: str, layers: Sequence[bytes] = (BASE,)) -> None:

@@ -191,7 +191,7 @@ async def test_broken_layouts_say_why(cache: ImageCache, open_folder: Path) -> N
         await cache.get(name)
     with pytest.raises(ImageUnavailable, match=r"no image with the tag v3; write one of :v1, :v2"):
         await cache.get(f"{name}:v3")
-    with pytest.raises(ImageNotFound, match=r"there is no OCI layout /nowhere/index\.json"):
+    with pytest.raises(ImageUnavailable, match=r"there is no OCI layout /nowhere/index\.json"):
         await cache.get("oci:/nowhere")
     (open_folder / "x.tar").write_bytes(b"x" * 2000)
     with pytest.raises(ImageUnavailable, match="is no tar archive"):
@@ -308,7 +308,7 @@ async def test_broken_sif_files_say_why(cache: ImageCache, squash: Callable[[str
         make()
         with pytest.raises(ImageUnavailable, match=said):
             await cache.get(str(file))
-    with pytest.raises(ImageNotFound, match=r"there is no file /nowhere\.sif"):
+    with pytest.raises(ImageUnavailable, match=r"there is no file /nowhere\.sif"):
         await cache.get("/nowhere.sif")
     small = ImageCache(open_folder / "small", SandboxImages(cache_size="1K"))
     with pytest.raises(ImageUnavailable, match="needs more than the 1024 bytes"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.errors import ImageNotFound
+from rollyard.core.errors import ImageNotFound, ImageUnavailable, SandboxError
 from rollyard.core.find_apptainer import apptainer_programs
 from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
@@ -79,21 +79,24 @@ async def test_a_sif_is_unpacked_once(runtime: Runtime, empty_image: Path, open_
     assert len(list((cache / "image-cache/entries").iterdir())) == 1
 
 
-@pytest.mark.parametrize("image", ["/nowhere/at/all", "library://debian", "/" + "x" * 1_000])
-async def test_a_missing_image_is_named(sandboxes: SandboxFactory, image: str) -> None:
-    with pytest.raises(ImageNotFound, match=r"the path of a \.sif .* file, of a folder .*, or null") as caught:
+@pytest.mark.parametrize(
+    ("image", "error"),
+    [("/nowhere/at/all", ImageUnavailable), ("library://debian", ImageNotFound), ("/" + "x" * 1_000, ImageUnavailable)],
+)
+async def test_a_missing_image_is_named(sandboxes: SandboxFactory, image: str, error: type[SandboxError]) -> None:
+    with pytest.raises(error, match=r"the path of a \.sif .* file, or of a folder .*, or null") as caught:
         await sandboxes.start(SandboxSpec(image, LIMITS))
     assert image in str(caught.value)
 
 
 async def test_a_missing_file_is_named(sandboxes: SandboxFactory) -> None:
-    with pytest.raises(ImageNotFound, match=r"there is no file /.*/nowhere\.sif"):
+    with pytest.raises(ImageUnavailable, match=r"there is no file /.*/nowhere\.sif"):
         await sandboxes.start(SandboxSpec("nowhere.sif", LIMITS))
 
 
 async def test_what_is_no_image_is_named(sandboxes: SandboxFactory, open_folder: Path) -> None:
     (open_folder / "file.tar").write_text("x")
-    with pytest.raises(ImageNotFound, match=r"is no folder, and its name ends like none"):
+    with pytest.raises(ImageUnavailable, match=r"is no folder, and its name ends like none"):
         await sandboxes.start(SandboxSpec(str(open_folder / "file.tar"), LIMITS))
-    with pytest.raises(ImageNotFound, match="not a root file system"):
+    with pytest.raises(ImageUnavailable, match="not a root file system"):
         await sandboxes.start(SandboxSpec(str(open_folder), LIMITS))

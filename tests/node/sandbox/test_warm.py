@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.errors import ImageNotFound
+from rollyard.core.errors import ImageUnavailable
 from rollyard.node.sandbox import warm_sandboxes
 from rollyard.node.sandbox.base import Runtime, SandboxSpec
 from rollyard.node.sandbox.sandbox import SandboxFactory
@@ -236,7 +236,7 @@ async def test_one_that_cannot_start_is_left_to_the_claim(
     async with warmed(sandboxes) as warm:
         expected = warm.expect(replace(spec, image=str(open_folder / "missing")))
         await until(lambda: "no warm sandbox of" in caplog.text)
-        with pytest.raises(ImageNotFound):
+        with pytest.raises(ImageUnavailable):
             await expected.claim()
 
 
