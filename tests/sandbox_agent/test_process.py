@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import socket
 import subprocess
@@ -120,6 +121,8 @@ def test_the_agent_starts_without_slow_imports() -> None:
     own = own_python(node_cache())
     start = [part.replace(OWN, str(own)) for part in agent_argv(own)[:-1]]
     code = "import sys, rollyard.sandbox_agent.main, rollyard.sandbox_agent.server; print(*sys.modules)"
-    done = subprocess.run([*start, code], env={}, capture_output=True, text=True, check=True)
+    done = subprocess.run([*start, "-c", code], env={}, capture_output=True, text=True, check=True)
     slow = {"re", "enum", "typing", "collections", "functools", "contextlib", "dataclasses", "socket", "ctypes", "site"}
     assert slow.isdisjoint(done.stdout.split())
+    archived = marshal.loads((own / "modules").read_bytes())
+    assert {"rollyard.sandbox_agent.main", "rollyard.sandbox_agent.server", "struct"} <= archived.keys()

@@ -8,6 +8,8 @@ bash for images without one. The bundle is mounted read-only at /opt/rollyard, w
     bin/        python3.x, bash
     lib/        the standard library and the packages, together in one folder, with compiled code
     fallback/   `python3` for images without Python; this folder is the last on PATH
+    start.pyc, modules
+                the archive from which the sandbox agent starts
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rollyard.core.errors import SandboxStartFailed
+from rollyard.node.sandbox.agent_archive import START, write_archive
 from rollyard.node.sandbox.base import OWN
 from rollyard.node.sandbox.build_once import build_once
 
-LAYOUT = 3
+LAYOUT = 4
 """Version of the layout. It is part of the hash in the folder's name. Increase it when the collected content changes."""
 UNUSED_SECONDS = 30 * 86_400
 """If no node agent has started with a bundle for this many seconds, the bundle is removed. The walltime of an allocation
@@ -56,17 +59,20 @@ def own_python(cache: Path) -> Path:
 
 def agent_argv(own: Path) -> list[str]:
     """Return the command that starts the sandbox agent inside a sandbox with the folder `own` at `OWN`."""
-    return python_argv(own, "rollyard.sandbox_agent.main")
+    return [*_start(_loader(own)), "-I", "-S", f"{OWN}/{START}"]
 
 
 def python_argv(own: Path, module: str) -> list[str]:
     """Return the command that calls the function `main` of a module of ours inside a container."""
-    loader = next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
-    return [*_start(loader), "-I", "-S", "-c", f"from {module} import main; main()"]
+    return [*_start(_loader(own)), "-I", "-S", "-c", f"from {module} import main; main()"]
 
 
-def _start(loader: str) -> list[str]:
-    return [f"{OWN}/so/{loader}", "--library-path", f"{OWN}/so", f"{OWN}/bin/{_VERSION}"]
+def _loader(own: Path) -> str:
+    return next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
+
+
+def _start(loader: str, place: str = OWN) -> list[str]:
+    return [f"{place}/so/{loader}", "--library-path", f"{place}/so", f"{place}/bin/{_VERSION}"]
 
 
 def _key() -> str:
@@ -96,6 +102,7 @@ def _build(folder: Path) -> None:
     loader = _copy_libraries(folder / "so", [*programs, *extensions])
     _write_fallback(folder / "fallback", loader)
     compileall.compile_dir(folder / sys.platlibdir, quiet=2)
+    write_archive(folder, OWN, _start(loader, str(folder)), _agent_folder() / "archived_start.py")
     subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(folder)], check=True)
 
 
