@@ -26,7 +26,14 @@ import os
 import termios
 import time
 
-from rollyard.sandbox_agent.child_processes import SIGINT, SIGKILL, SIGSTOP, ChildProcesses, kill_family
+from rollyard.sandbox_agent.child_processes import (
+    IGNORED_BY_PYTHON,
+    SIGINT,
+    SIGKILL,
+    SIGSTOP,
+    ChildProcesses,
+    kill_family,
+)
 from rollyard.sandbox_agent.output_capture import OutputCapture
 from rollyard.sandbox_agent.own_program import find_program
 from rollyard.sandbox_agent.wake_flag import readable
@@ -185,39 +192,29 @@ def _new_prompt() -> tuple[str, bytes]:
     return command, nonce.encode() + b" "
 
 
-def _first_prompt(prompt: str) -> str:
-    """Return the PROMPT_COMMAND that bash gets in its environment. It hides itself from programs, then acts as `prompt`."""
+def _first_line(prompt: str) -> bytes:
+    """Return the first line for bash. PROMPT_COMMAND is not in bash's environment: bash 5 would run it before PIPESTATUS
+    exists, and PIPESTATUS would stay empty for ever."""
     hide = "export -n PROMPT_COMMAND PS1 PS2; unset HISTFILE; BASH_ARGV0=bash"
-    return f"PROMPT_COMMAND={_quoted(prompt)}; {hide}; {prompt}"
+    return f" PROMPT_COMMAND={_quoted(prompt)}; {hide}\n".encode()
 
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _fork_bash(terminal: int, lines: int, prompts: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> int:
-    """Start bash on the terminal, with the pipe of its lines and the pipe of its sentinels; return its process id."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            _become_bash(terminal, lines, prompts, argv, cwd, env)
-        except OSError as error:
-            os.write(2, f"{argv[0]}: {error.strerror}".encode())
-        finally:
-            os._exit(127)
-    return pid
+def _spawn_bash(terminal: str, lines: int, prompts: int, argv: list[str], env: Mapping[str, str]) -> int:
+    """Start bash on the terminal, with the pipe of its lines and the pipe of its sentinels; return its process id.
 
-
-def _become_bash(terminal: int, lines: int, prompts: int, argv: list[str], cwd: str, env: Mapping[str, str]) -> None:
-    """Run bash on the terminal, in this process, which is a fork of the sandbox agent."""
-    os.login_tty(terminal)
-    os.dup2(lines, 0)
-    os.dup2(prompts, _PROMPT_FD)
-    os.set_inheritable(_PROMPT_FD, True)  # `prompts` may have this number
-    os.closerange(3, _SCRIPT_FD)
-    os.closerange(_PROMPT_FD + 1, os.sysconf("SC_OPEN_MAX"))
-    os.chdir(cwd)
-    os.execve(argv[0], argv, env)
+    A fork would copy this process's page tables. All other file descriptors of this process end with the fork.
+    """
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 1, terminal, os.O_RDWR, 0),  # the first terminal of a new session controls it
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+        (os.POSIX_SPAWN_DUP2, lines, 0),
+        (os.POSIX_SPAWN_DUP2, prompts, _PROMPT_FD),
+    ]
+    return os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True, setsigdef=IGNORED_BY_PYTHON)
 
 
 class _Terminal:
@@ -231,8 +228,12 @@ class _Terminal:
         self._is_mute = False
         """True once bash has closed the pipe of its sentinels, so that it cannot tell when a command ends."""
         self.forget_command()
-        env = {**settings.env, "PS1": "", "PS2": "", "PROMPT_COMMAND": _first_prompt(prompt)}
-        cwd = settings.workdir if os.path.isdir(settings.workdir) else "/"
+        env = {**settings.env, "PS1": "", "PS2": ""}
+        env.pop("PROMPT_COMMAND", None)
+        try:
+            os.chdir(settings.workdir)  # bash starts in the folder of this process
+        except OSError:
+            os.chdir("/")
         self.fd, terminal = os.openpty()
         # The mode is set before bash starts: after a job is killed, bash restores the mode from the time of its start.
         self._mode = termios.tcgetattr(terminal)  # kept to undo a command's changes to the terminal
@@ -243,11 +244,19 @@ class _Terminal:
         os.set_blocking(self.fd, False)
         lines, self._lines = os.pipe()
         self._prompts, prompts = os.pipe()
-        self._child = children.start(lambda: _fork_bash(terminal, lines, prompts, argv, cwd, env))
-        for fd in (terminal, lines, prompts):
-            os.close(fd)
+        try:
+            self._child = children.start(lambda: _spawn_bash(os.ttyname(terminal), lines, prompts, argv, env))
+        except OSError:
+            os.close(self.fd)
+            os.close(self._lines)
+            os.close(self._prompts)
+            raise
+        finally:
+            for fd in (terminal, lines, prompts):
+                os.close(fd)
         os.set_blocking(self._lines, False)
         os.set_blocking(self._prompts, False)
+        self._type_line(_first_line(prompt))
         self.is_ready = False
         """True once bash has its limits, and has printed its first prompt."""
 

@@ -20,6 +20,10 @@ SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM, SIGSTOP, SIGTSTP = 1, 2, 3, 9, 15, 19
 """Numbers on x86-64 and ARM. Importing `signal` would import `enum`, which takes 4 ms."""
 
 
+IGNORED_BY_PYTHON = (13, 25)
+"""SIGPIPE and SIGXFSZ. A program of the task must not start with ignored signals."""
+
+
 class ChildProcess:
     """A process that the agent started. When the process ends, the file descriptor `exited` becomes readable, and `status`
     is set."""

@@ -32,6 +32,9 @@ passing a socket."""
 
 def main() -> None:
     _restore_signals()
+    os.closerange(
+        3, os.sysconf("SC_OPEN_MAX")
+    )  # what the runtime left open; all that is opened from here on ends with an exec
     os.umask(0o022)  # the usual one: tasks test the modes of the files that they make
     stdin = _take_stdin()
     stream = Stream(stdin)

@@ -6,13 +6,21 @@ kernel limits the output that waits, and no output passes through the agent. A p
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _thread
 import os
 import sys
 import termios
 import time
 
-from rollyard.sandbox_agent.child_processes import SIGHUP, SIGKILL, SIGSTOP, ChildProcess, kill_family
+from rollyard.sandbox_agent.child_processes import (
+    IGNORED_BY_PYTHON,
+    SIGHUP,
+    SIGKILL,
+    SIGSTOP,
+    ChildProcess,
+    kill_family,
+)
 from rollyard.sandbox_agent.inside_listener import pass_descriptors
 from rollyard.sandbox_agent.own_program import find_program, own_program
 from rollyard.sandbox_agent.process_control import PR_SET_DUMPABLE, prctl
@@ -164,6 +172,8 @@ def _become(stdio: list[int], tty: bool, held: int, argv: list[str], cwd: str, e
             os.dup2(fd, number)
     os.dup2(held, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    for number in IGNORED_BY_PYTHON:
+        _signal.signal(number, _signal.SIG_DFL)
     prctl(PR_SET_DUMPABLE, 1)  # else the files of this process in /proc belong to root, and its limits cannot be set
     if not os.read(3, 1):
         os._exit(NOT_EXECUTABLE)

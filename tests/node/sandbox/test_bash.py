@@ -36,6 +36,11 @@ async def test_state_is_kept(sandbox: Sandbox) -> None:
     assert result.output == "/tmp/d\n5\nf1\nenv\n"
 
 
+async def test_a_pipeline_ends_with_its_reader(sandbox: Sandbox) -> None:
+    result = await sandbox.bash('yes | head -n 1; echo "${PIPESTATUS[*]}"', 10)
+    assert result.output == "y\n141 0\n"
+
+
 async def test_files_have_the_usual_modes(sandbox: Sandbox) -> None:
     assert (await sandbox.bash("umask; echo >/tmp/modes; stat -c %a /tmp/modes", 10)).output == "0022\n644\n"
 
