@@ -157,7 +157,11 @@ async def _find(request: web.Request, start: Start) -> tuple[RolloutRecord, Conn
     services: Services = request.app[SERVICES]
     record = await services.rollouts.get(request.query.get("namespace", "default"), request.match_info["id"])
     id = record.id
-    if record.status is not Status.RUNNING and start.kind in _EVENTS and (found := services.agents.kept(record.key)):
+    if (
+        record.status is not Status.RUNNING
+        and start.kind in _EVENTS
+        and (found := services.agents.kept(record.key, record.pool_key))
+    ):
         return record, found[0], found[1].lease
     if record.status.terminal:
         raise Conflict(

@@ -28,8 +28,10 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from rollyard.server.rollouts.image_holds import MOST_READY
 from rollyard.server.rollouts.results import run_as_json, split_upload
 from rollyard.server.routing.staleness import allow_under_way
+from rollyard.server.store.base import allocation_uid
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.columns import VERSION
 from rollyard.wire.frames import unframed
@@ -59,6 +61,10 @@ from rollyard.wire.node import (
 log = logging.getLogger(__name__)
 
 HELLO_SECONDS = 10.0
+MAX_REASON_CHARS = 200
+MAX_KEPT = 1000
+MAX_LOGGED = 10
+"""Greatest number of unreadable messages of one connection that are logged."""
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 4 << 20
 """Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits, also if every namespace and
@@ -112,7 +118,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
     agent = ConnectedAgent(hello.identity, pool.pool_key, outbox.put_nowait, expel=expelled.set)
     agent.capacity = _capacity(hello, pool, allocation)
     agent.kinds, agent.failed_kinds = frozenset(hello.kinds), hello.failed_kinds
-    agent.ready_images = set(hello.ready_images)
+    agent.ready_images = set(hello.ready_images[:MOST_READY])
     agent.attachments = frozenset(hello.attachments)
     lost = services.rollouts.leases.renew(agent.holder, hello.held)
     for (namespace, id), lease in services.rollouts.leases.missing(agent.holder, hello.held):
@@ -176,7 +182,9 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
     try:
         message = from_node(text)
     except ValueError as error:
-        log.warning("unreadable message of node agent %s: %s", agent.holder, error)
+        agent.unreadable += 1
+        if agent.unreadable <= MAX_LOGGED:
+            log.warning("unreadable message of node agent %s: %s", agent.holder, str(error)[:1000])
         return
     match message:
         case CapacityRequest():
@@ -187,7 +195,7 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             agent.sandboxes = message.sandboxes
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case KeptSandboxList(kept=kept):
-            agent.kept = {one.lease.rollout: one for one in kept}
+            agent.kept = {one.lease.rollout: one for one in kept[:MAX_KEPT]}
         case HandBack():
             try:
                 if message.reason == NODE_AGENT_ERROR:
@@ -202,7 +210,9 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
                     # Other node agents of the same release cannot read the lease either. The hand-back therefore counts
                     # as a loss, and the number of losses is limited.
                     unread = message.reason == UNREADABLE_LEASE_REASON
-                    await services.rollouts.lose(message.lease, message.reason, handed_back=not unread)
+                    await services.rollouts.hand_back(
+                        message.lease, agent.identity.uid, message.reason[:MAX_REASON_CHARS], handed_back=not unread
+                    )
             except RollyardError as error:  # when the lease expires, the rollout is queued again
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
         case ImageChanges():
@@ -300,9 +310,11 @@ async def _new_endpoint(request: web.Request) -> web.Response:
     except ValueError as error:
         raise BadRequest(f"the body is not a NewEndpoint: {error}") from None
     uid = request[CLAIMS].subject
+    record = await services.rollouts.get(wanted.lease.namespace, wanted.lease.id)
+    if allocation_uid(record.holder) != uid:
+        raise Fenced(f"lease {wanted.lease.fence} of rollout {record.id} is void; drop its work")
     if wanted.failed and not wanted.again:
         services.endpoints.complain(wanted.failed, uid, wanted.why or "a node agent could not reach it")
-    record = await services.rollouts.get(wanted.lease.namespace, wanted.lease.id)
     pool = await pool_of(services, record.namespace, record.pool)
     name = pool.spec.inference.get(wanted.role)
     if name is None:

@@ -104,7 +104,7 @@ async def _get(request: web.Request) -> web.Response:
         mark_long_lived(request)
     record = await services.rollouts.wait(_namespace(request), id, wait)
     (rollout,) = await _queued_views(services, [record])
-    if (found := services.agents.kept(record.key)) is not None:
+    if (found := services.agents.kept(record.key, record.pool_key)) is not None:
         agent, kept = found
         who = agent.identity
         view = KeptView(node=who.node, allocation=who.allocation, stage=kept.lease.stage, until=kept.until)

@@ -3,9 +3,9 @@ endpoint go over HTTP."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError, field_serializer
+from pydantic import AfterValidator, Field, ValidationError, field_serializer
 from pydantic_core import from_json
 
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
@@ -137,16 +137,20 @@ class CapacityRequest(WireMessage):
     """
 
 
+Count = Annotated[int, AfterValidator(lambda count: max(0, min(count, 1 << 40)))]
+"""Number that a process counted. What it cannot have counted is made possible, so that sums of it can be shown."""
+
+
 class SandboxCounts(WireMessage):
     """Numbers of sandboxes of a node agent since its start."""
 
-    ready: int = 0
+    ready: Count = 0
     """Warm sandboxes that wait for a rollout now."""
-    warm: int = 0
+    warm: Count = 0
     """Sandboxes that rollouts got and that were warm."""
-    cold: int = 0
+    cold: Count = 0
     """Sandboxes that were started when a rollout needed them."""
-    unused: int = 0
+    unused: Count = 0
     """Warm sandboxes that ended without a rollout."""
 
 
@@ -368,7 +372,7 @@ class SnapshotHeader(WireMessage):
     """First line of an uploaded snapshot. The compressed archive follows, or nothing if there is an `error`."""
 
     lease: LeaseRef
-    turn: int
+    turn: int = Field(ge=0, le=1 << 31)
     archive_bytes: int = 0
     files: int = 0
     left_out: list[str] = []

@@ -50,6 +50,8 @@ class ConnectedAgent:
     draining: bool = False
     walltime_ends: float | None = None
     """End of the allocation's walltime (Unix seconds), once known."""
+    unreadable: int = 0
+    """Number of messages of this connection that could not be read."""
     heard_at: float | None = None
     """Monotonic seconds of the last heartbeat."""
 
@@ -160,9 +162,10 @@ class ConnectedAgents:
         self._draining.discard(uid)
         self._walltime_ends.pop(uid, None)
 
-    def kept(self, key: RolloutKey) -> tuple[ConnectedAgent, KeptSandbox] | None:
-        """Return the kept sandbox of a rollout's last failed attempt, and the node agent that keeps it."""
-        found = [(agent, agent.kept[key]) for agent in self._by_holder.values() if key in agent.kept]
+    def kept(self, key: RolloutKey, pool: PoolKey) -> tuple[ConnectedAgent, KeptSandbox] | None:
+        """Return the kept sandbox of a rollout's last failed attempt, and the node agent that keeps it. Node agents of other
+        pools than the rollout's are not believed."""
+        found = [(agent, agent.kept[key]) for agent in self.of_pool(pool) if key in agent.kept]
         return max(found, key=lambda pair: pair[1].lease.fence, default=None)
 
     def get(self, holder: str) -> ConnectedAgent | None:

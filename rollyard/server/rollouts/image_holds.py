@@ -26,6 +26,10 @@ log = logging.getLogger(__name__)
 CHECK_SECONDS = 5.0
 FORGET_SECONDS = 3600.0
 """A hold that ended this long ago is deleted: no rollout has needed the image since."""
+MOST_READY = 10_000
+"""Greatest number of images that count as complete on one node."""
+MOST_HOLDS = 1_000
+"""Greatest number of held images of a pool. Faults of further images are not stored; their rollouts go back to the queue."""
 MAX_ENDED = 500
 """Greatest number of rollouts of one image that end in one transaction."""
 
@@ -65,8 +69,9 @@ class ImageHolds:
 
         def change(tx: Transaction, changes: RecordChanges) -> None:
             record = held_record(tx, ref, holder_uid)
-            hold = _after(tx, pool, fault, now)
-            if not elsewhere:
+            holds = {hold.image: hold for hold in tx.image_holds(pool)}
+            hold = _after(holds.get(fault.image), pool, fault, now)
+            if not elsewhere and (fault.image in holds or len(holds) < MOST_HOLDS):
                 tx.put_image_hold(hold)
             image = "" if fault.default else fault.image
             covered = not elsewhere and (image or about.default) == fault.image and record.stage is not Stage.EVAL
@@ -87,16 +92,21 @@ class ImageHolds:
 
     async def report(self, agent: ConnectedAgent, changes: ImageChanges) -> None:
         """Store what a node agent found out about images. Their rollouts can be granted as soon as an image is ready."""
-        agent.ready_images = (agent.ready_images | set(changes.ready)) - set(changes.gone)
-        if changes.ready or changes.failed:
-            await self._report(agent.pool, changes.ready, changes.failed)
+        ready = changes.ready[:MOST_READY]
+        agent.ready_images -= set(changes.gone)
+        agent.ready_images |= set(ready[: max(0, MOST_READY - len(agent.ready_images))])
+        if ready or changes.failed:
+            await self._report(agent.pool, ready, changes.failed[:MOST_HOLDS])
 
     async def _report(self, pool: PoolKey, ready: Sequence[str], faults: Sequence[ImageFault]) -> None:
         now = self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> bool:
+            holds = {hold.image: hold for hold in tx.image_holds(pool)}
             for fault in faults:
-                tx.put_image_hold(_after(tx, pool, fault, now))
+                if fault.image in holds or len(holds) < MOST_HOLDS:
+                    holds[fault.image] = _after(holds.get(fault.image), pool, fault, now)
+                    tx.put_image_hold(holds[fault.image])
             return any([tx.delete_image_hold(pool, image) for image in ready])
 
         released = await self._rollouts.transact(change)
@@ -148,6 +158,5 @@ class ImageHolds:
         return _PoolImages(sandbox.default_image or "", sandbox.images.give_up_after_seconds)
 
 
-def _after(tx: Transaction, pool: PoolKey, fault: ImageFault, now: float) -> ImageHold:
-    hold = next((hold for hold in tx.image_holds(pool) if hold.image == fault.image), None)
+def _after(hold: ImageHold | None, pool: PoolKey, fault: ImageFault, now: float) -> ImageHold:
     return pulling(hold, pool, fault.image, now) if fault.pulling else failed(hold, pool, fault, now)

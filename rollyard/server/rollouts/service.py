@@ -301,6 +301,13 @@ class RolloutService:
         fault = Finished(self._clock.time(), ref.fence, Status.INFRA_FAILED, None, error, None, max_attempts, 0)
         await self._step_records(lambda tx: [(held_record(tx, ref, holder_uid), fault)])
 
+    async def hand_back(self, ref: LeaseRef, holder_uid: str, reason: str, *, handed_back: bool) -> None:
+        """Take back a lease from its holder, as `lose`. Raises Fenced if another allocation holds it."""
+        lease = self.leases.get(ref.rollout)
+        if lease is not None and allocation_uid(lease.holder) != holder_uid:
+            raise Fenced(f"rollout {ref.id} belongs to another allocation")
+        await self.lose(ref, reason, handed_back=handed_back)
+
     async def lose(self, ref: LeaseRef, reason: str, *, handed_back: bool = False) -> None:
         """Take back a lease that has no result. If the lease is void, the record does not change. `handed_back`: as in
         `Lost`. Raises NotFound."""
