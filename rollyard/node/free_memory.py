@@ -4,12 +4,25 @@ their cgroups."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 1 << 50
 _GREATEST_RESERVE = 512 << 20
 
 
+@dataclass(frozen=True)
+class _Files:
+    """Names of files, and of a line of `memory.stat`, in one version of cgroups."""
+
+    limit: str
+    used: str
+    events: str
+    cache: str
+
+
+_FIRST = _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control", "total_inactive_file")
+_SECOND = _Files("memory.max", "memory.current", "memory.events", "inactive_file")
 _OWN, _ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 
@@ -28,6 +41,11 @@ def reserve(whole: int) -> int:
     return min(_GREATEST_RESERVE, whole // 16)
 
 
+def kernel_kills(own_cgroups: Path = _OWN, root: Path = _ROOT) -> int:
+    """Return how many processes of this process's cgroup the kernel has ended because memory ran out."""
+    return sum(_number(top / own / files.events, "oom_kill") for top, own, files in _own_cgroups(own_cgroups, root))
+
+
 def _machine(name: str) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith(f"{name}:"):
@@ -38,24 +56,24 @@ def _machine(name: str) -> int:
 def _rooms(own_cgroups: Path, root: Path) -> Iterator[tuple[int, int]]:
     """Yield the limit and the free bytes of this process's cgroup and of those above it. Slurm may limit only the job's or
     the step's."""
-    for line in _read(own_cgroups).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top, limit, used, cache = (
-            (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            if controllers
-            else (root, "memory.max", "memory.current", "inactive_file")
-        )
-        own = Path(path.lstrip("/"))
+    for top, own, files in _own_cgroups(own_cgroups, root):
         for cgroup in (own, *own.parents):
             folder = top / cgroup
-            most, now = _read(folder / limit).strip(), _read(folder / used).strip()
+            most, now = _read(folder / files.limit).strip(), _read(folder / files.used).strip()
             if most.isdecimal() and now.isdecimal() and int(most) < _UNLIMITED:
-                yield int(most), max(0, int(most) - int(now) + _cached(folder / "memory.stat", cache))
+                yield int(most), max(0, int(most) - int(now) + _number(folder / "memory.stat", files.cache))
 
 
-def _cached(path: Path, name: str) -> int:
+def _own_cgroups(own_cgroups: Path, root: Path) -> Iterator[tuple[Path, Path, _Files]]:
+    """Yield for each version of cgroups: where it is mounted, this process's cgroup in it, and its files."""
+    for line in _read(own_cgroups).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers in ("", "memory"):
+            own = Path(path.lstrip("/"))
+            yield (root / "memory", own, _FIRST) if controllers else (root, own, _SECOND)
+
+
+def _number(path: Path, name: str) -> int:
     for line in _read(path).splitlines():
         if line.startswith(f"{name} "):
             return int(line.split()[1])

@@ -76,8 +76,8 @@ class Harness:
             await self._write_prompt(prompt)
             done = await self._command(agent, base)
         session = self._session
-        words = done.output.strip()[-LAST_OUTPUT_CHARS:]
-        log.info("session %s: its command ended with %s", session.id, done.exit_code)
+        words = "; ".join([done.output.strip()[-LAST_OUTPUT_CHARS:], *done.notes])
+        log.info("session %s: its command ended with %s", session.id, "; ".join([str(done.exit_code), *done.notes]))
         if not session.calls:
             raise (
                 session.exceeded

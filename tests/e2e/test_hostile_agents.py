@@ -3,7 +3,8 @@ neighbours get their usual rewards, and every process of ours lives on."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
+from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Status, Trajectory
 from rollyard.node.sandbox.find_runtime import find_runtime
 from tests.support.memory_cgroup import kernel_kills, memory_cgroup, remove
 from tests.support.yard import Yard, requests
@@ -28,9 +29,28 @@ headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-T
 urllib.request.urlopen(urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)).read()
 EOF
 """
-BOMB = "f() { f | f & }; f 2>/dev/null"
-HOG = "python3 -c 'import time; hog = bytearray(200 << 20); time.sleep(600)'"
-SOCKETS = """cat > /tmp/sockets.py <<'EOF'
+BOMB = "f() { f | f & }; f"
+# Each hog fills its memory at once, in the kernel, and keeps it.
+HOGS = """
+import mmap, os, signal, sys, time
+os.sched_setaffinity(0, range(os.cpu_count()))
+def hogs(count, megabytes, kind=mmap.MAP_PRIVATE, leave=False):
+    ends = []
+    for n in range(count):
+        end, kept = os.pipe()
+        if os.fork() == 0:
+            if leave:
+                os.setsid()
+                if os.fork(): os._exit(0)
+                for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)
+            hog = mmap.mmap(-1, megabytes << 20, flags=kind | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+            time.sleep(600)
+        os.close(kept)
+        ends.append(end)
+    import select
+    select.select(ends, [], [])  # one of them was ended
+"""
+SOCKETS = """
 import os, socket, time
 for n in range(40):
     if os.fork() == 0:
@@ -41,36 +61,97 @@ for n in range(40):
                 while True: one.send(bytes(60000))
             except BlockingIOError: pass
         time.sleep(600)
-os.wait()
-EOF
-python3 /tmp/sockets.py"""
-FILES = "rm -f solution.py; "
+os.wait()"""
+SCAN = """
+import errno, re, socket
+found = set()
+for port in range(1, 65536):
+    with socket.socket() as s:
+        s.settimeout(0.01)
+        try:
+            s.connect(("127.0.0.1", port))
+            if s.getsockname()[1] != port:  # else it has connected to itself
+                found.add(f"http://127.0.0.1:{port}/v1")
+            s.send(b"x" * 100000)
+        except OSError: pass
+with socket.socket() as s:
+    print(found == {__import__("os").environ["OPENAI_BASE_URL"]}, errno.errorcode[s.connect_ex(("10.0.0.1", 80))])
+print("abstract sockets:", re.findall("@.*", open("/proc/net/unix").read()))"""
+REFUSED = """
+import ctypes, errno, os
+libc, answers = ctypes.CDLL(None, use_errno=True), {}
+def call(name, *words):
+    answers[name] = "did" if libc.syscall(*words) != -1 else errno.errorcode[ctypes.get_errno()]
+for name, *words in (
+    ("add_key", 248, b"user", b"x", b"y", 1, -3), ("keyctl", 250, 0, -3, 1), ("io_uring_setup", 425, 4, bytes(200)),
+    ("bpf", 321, 0, bytes(100), 100), ("perf_event_open", 298, bytes(112), 0, -1, -1, 0), ("userfaultfd", 323, 0),
+    ("memfd_create", 319, b"x", 0), ("memfd_secret", 447, 0), ("unshare", 272, 0x10000000), ("setns", 308, 0, 0),
+    ("mount", 165, b"x", b"/mnt", b"tmpfs", 0, 0), ("ptrace", 101, 16, 1, 0, 0), ("swapoff", 168, b"/x"),
+    ("sethostname", 170, b"gone", 4), ("reboot", 169, 0xfee1dead, 672274793, 0x4321fedc, 0),
+    ("settimeofday", 164, bytes(16), 0), ("delete_module", 176, b"x", 0),
+):
+    call(name, *words)
+for path in ("/proc/1/mem", "/proc/1/environ", "/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/etc/shadow",
+             "/dev/kmsg", "/dev/mem"):
+    try: open(path, "r+b").close(); answers[path] = "did"
+    except OSError as error: answers[path] = errno.errorcode[error.errno]
+refusals = {"EPERM", "EACCES", "ENOSYS", "ENOENT", "EROFS"}
+print("done:", [name for name, answer in answers.items() if answer not in refusals], len(answers))"""
+TERMINALS = """
+import os, time
+for n in range(40):
+    if os.fork() == 0:
+        try:
+            while True: os.openpty()
+        except OSError: time.sleep(600)
+while True: os.openpty()"""
+MANY_FILES = "import itertools\nfor n in itertools.count(): open(f'/tmp/{n}', 'w').close()"
 
-ATTACKS = {
-    "fork-bomb": f"{BOMB}; sleep 5",
-    "orphans": f"for i in 1 2 3 4; do (setsid nohup sh -c 'trap \"\" TERM HUP INT; {HOG}' &) ; done; sleep 5",
-    "time-bomb": f"(sleep 3; {BOMB}) & (sleep 4; {HOG} & {HOG} & {HOG}) & exit 0",
-    "hours": "sleep 36000",
-    "memory": f"for i in 1 2 3 4 5 6; do {HOG} & done; wait -n; wait",
-    "tmpfs": "for d in /tmp /workspace /dev/shm /var/tmp; do for i in 1 2 3 4; do head -c 200M /dev/zero > $d/$i; done; done",
-    "inodes": "python3 -c \"import itertools\nfor n in itertools.count(): open(f'/tmp/{n}', 'w').close()\"",
-    "sockets": SOCKETS,
-    "output": "timeout 5 yes; timeout 5 cat /dev/zero; timeout 5 cat /dev/urandom",
-    "fifo": f"{FILES} mkfifo solution.py",
-    "link": f"{FILES} ln -s /etc/shadow solution.py; ln -s /proc/1/mem x; ln -s /dev/zero y",
-    "sparse": f"{FILES} truncate -s 200M solution.py; truncate -s 4000G huge",
-    "device": f"{FILES} mknod solution.py c 1 5; ln -sf /dev/zero solution.py",
-    "folder": f"{FILES} mkdir -p solution.py/$(printf 'a%.0s' $(seq 200))",
-    "kill": "kill -STOP 1; kill -9 1; kill -STOP -1; kill -9 -1",
-    "trace": 'python3 -c "import ctypes; print([ctypes.CDLL(None).ptrace(16, n, None, None) for n in range(1, 300)])"',
-    "oom-score": f"echo -1000 > /proc/self/oom_score_adj; echo 0 > /proc/self/oom_score_adj; {HOG} & {HOG} & {HOG}; wait",
-    "kernel": "for f in /proc/sysrq-trigger /proc/sys/kernel/* /sys/fs/cgroup/*/cgroup.procs; do echo 1 > $f; done; "
-    "mount -t cgroup x /mnt; unshare -Ur true; date -s 2000-01-01; hostname gone; swapoff -a; rmmod x; reboot -f",
-    "network": 'python3 -c "import socket\nfor port in range(1, 65536):\n    s = socket.socket()\n    s.settimeout(0.01)\n'
-    "    try: s.connect(('127.0.0.1', port)); s.send(b'x' * 100000)\n    except OSError: pass\"",
-    "terminals": 'python3 -c "import os, time\nfor n in range(40):\n    if os.fork() == 0:\n        try:\n'
-    '            while True: os.openpty()\n        except OSError: time.sleep(600)" & sleep 5',
+
+def python(code: str) -> str:
+    return f"cat > /tmp/attack.py <<'EOF'\n{code}\nEOF\npython3 /tmp/attack.py"
+
+
+LIMIT = "of memory.*and its limit is 512 MiB; ended: "
+RESULTS = {
+    "fork-bomb": (f"{BOMB}; exec sleep 2", "Resource temporarily unavailable"),
+    "orphans": (python(HOGS + "hogs(4, 200, leave=True)"), LIMIT + "python3"),
+    "memory": (python(HOGS + "hogs(16, 300)"), LIMIT + "python3"),
+    "shared-memory": (python(HOGS + "hogs(16, 300, mmap.MAP_SHARED)"), LIMIT + "python3"),
+    "tails": ("for i in 1 2 3 4 5 6; do head -c 2G /dev/zero | tail & done; wait", LIMIT + "tail|memory exhausted"),
+    "oom-score": (
+        "echo -1000 > /proc/self/oom_score_adj; " + python(HOGS + "hogs(16, 300)"),
+        "oom_score_adj: Permission denied|Permission denied.*" + LIMIT + "python3",
+    ),
+    "sockets": (python(SOCKETS), "of it in sockets.*; ended: "),
+    "tmpfs": (
+        "for d in /tmp /workspace /dev/shm /var/tmp; do for i in 1 2 3 4; do "
+        "dd if=/dev/zero of=$d/$i bs=8M count=30; done; done",
+        "No space left on device|of it in files.*; ended: ",
+    ),
+    "inodes": (python(MANY_FILES), "No space left on device"),
+    "terminals": (python(TERMINALS), "No space left on device|out of pty devices"),
+    "output": ("timeout 1 yes; timeout 1 cat /dev/zero; timeout 1 yes attack; echo ended: $?", "attack.*ended: 124$"),
+    "kill": ("kill -STOP 1; kill -9 1; kill -STOP -1; kill -9 -1", "exit code -9"),
+    "refused": (python(REFUSED), r"done: \[\] 24"),
+    "network": (python(SCAN), r"True ENETUNREACH\nabstract sockets: \[\]"),
+    "hours": ("sleep 36000", "within RUN's budget of 5 s"),
 }
+"""Attack -> its command, and the text that its result must have: the limit that it met."""
+ARTIFACTS = {
+    "fifo": ("mkfifo FILE", True),
+    "link": ("ln -s /etc/shadow FILE && ln -s /proc/1/mem x && ln -s /dev/zero y", True),
+    "sparse": ("truncate -s 200M FILE && ! truncate -s 4000G huge", True),
+    "device": ("! mknod FILE c 1 5 && ln -sf /dev/zero FILE", True),
+    "folder": ("mkdir -p FILE/$(printf 'a%.0s' $(seq 200))", True),
+    "bomb": (
+        "cat > FILE <<'EOF'\nimport os\nwhile True:\n    try: os.fork()\n    except OSError: pass\nEOF\ntrue",
+        False,
+    ),
+    "hogs": (f"cat > FILE <<'EOF'\n{HOGS}while True: hogs(16, 300)\nEOF\ntrue", False),
+}
+"""Attack on the evaluation -> its command, and whether the evaluation finds no solution. The model is called, and so there
+is an evaluation, only if the command succeeds."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module", params=["bubblewrap", "apptainer"])
@@ -103,14 +184,26 @@ def neighbours(prefix: str) -> list[RolloutRequest]:
 
 
 def attackers(prefix: str) -> list[RolloutRequest]:
-    found = []
-    for name, attack in ATTACKS.items():
-        more: dict[str, Any] = {
-            "agent": {"type": "command", "command": CALL + attack},
-            "budgets": {"run_seconds": 25},
-        }
-        found += requests(0, 1, prefix=f"{prefix}-{name}", **more)
-    return found
+    commands = {name: command for name, (command, _) in RESULTS.items()}
+    commands |= {name: f"rm -f FILE; {command} && {CALL}" for name, (command, _) in ARTIFACTS.items()}
+    return [_attacker(f"{prefix}-{name}", command, 5 if name == "hours" else 60) for name, command in commands.items()]
+
+
+def _attacker(name: str, command: str, seconds: int) -> RolloutRequest:
+    (request,) = requests(0, 1, prefix=name, budgets={"run_seconds": seconds, "eval_seconds": 10})
+    agent = AgentSpec(type="command", command=command.replace("FILE", request.task.fields["solution"]))
+    return request.model_copy(update={"agent": agent})
+
+
+def assert_limits_held(ended: Sequence[Trajectory]) -> None:
+    """Assert that each attack met its limit, so that no attack did nothing."""
+    for (name, (_, said)), one in zip(RESULTS.items(), ended, strict=False):
+        assert one.error is not None, (name, one)
+        assert re.search(said, one.error.message, re.DOTALL), (name, one.error)
+        assert len(one.error.message) < 4000
+    for (name, (_, missing)), one in zip(ARTIFACTS.items(), ended[len(RESULTS) :], strict=True):
+        assert (one.status, one.reward) == (Status.COMPLETED, 0.0), (name, one.status, one.error)
+        assert ("missing_file" in one.metrics, one.metrics["passed"]) == (missing, 0.0), (name, one.metrics)
 
 
 def rewards(ended: list[Trajectory]) -> list[float | None]:
@@ -129,8 +222,8 @@ async def test_neighbours_of_hostile_agents_get_their_usual_rewards(
         hostile = await client.submit(attackers(f"attack-{rounds}-{number}"))
         beside = await client.submit(neighbours(f"beside-{rounds}-{number}"))
         assert rewards(await yard.gather(client, beside)) == usual
-        for ended in await yard.gather(client, hostile):
-            assert ended.status is not Status.INFRA_FAILED, (ended.id, ended.error)
+        attacks = await yard.gather(client, hostile)
+        assert_limits_held(attacks)
     assert {name: yard.processes(name) for name in ours} == ours, "no process of ours was replaced"
     assert kernel_kills(cgroup) == 0, "the memory guard acted before the kernel"
 

@@ -6,9 +6,11 @@ import logging
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rollyard.node.free_memory import kernel_kills
 from rollyard.node.memory_guard import messages
 from rollyard.node.memory_guard.sandbox_entry import MountLimits
 
@@ -52,6 +54,19 @@ class OverLimit:
         )
 
 
+@dataclass(frozen=True)
+class KernelKills:
+    """The kernel ended processes of the allocation, because memory ran out faster than the memory guard could act."""
+
+    count: int
+
+    def __str__(self) -> str:
+        return (
+            f"the memory of the allocation ran out, and the kernel ended {self.count} of the processes in its sandboxes, "
+            "maybe some of this one"
+        )
+
+
 class MemoryGuard:
     """The guard's process, and what it has reported. The process starts with the first sandbox. If it is gone, the next
     call starts another."""
@@ -62,20 +77,24 @@ class MemoryGuard:
         self._watched: dict[str, dict[str, Any]] = {}
         """Sandbox -> the message that tells the guard of it."""
         self._reports: dict[str, list[OverLimit]] = {}
+        self._kernel_kills: dict[str, int] = {}
+        """Sandbox -> number of processes that the kernel had ended when the sandbox was last asked about."""
 
     def watch(self, sandbox: str, launcher: int, limit: int, mounts: MountLimits | None = None) -> None:
         """Keep a sandbox within `limit` bytes. `launcher`: process id of its launcher. `mounts`: limits that the runtime
         does not set."""
         message = {"watch": sandbox, "launcher": launcher, "limit": limit, "mounts": mounts and asdict(mounts)}
         self._watched[sandbox] = message
+        self._kernel_kills[sandbox] = kernel_kills()
         self._send(message)
 
     def forget(self, sandbox: str) -> None:
         if self._watched.pop(sandbox, None) is not None:
             self._reports.pop(sandbox, None)
+            del self._kernel_kills[sandbox]
             self._send({"forget": sandbox})
 
-    def take_reports(self, sandbox: str) -> list[OverLimit]:
+    def take_reports(self, sandbox: str) -> Sequence[OverLimit | KernelKills]:
         """Return what was reported of a sandbox since the last call."""
         if self._socket is not None:
             try:
@@ -83,7 +102,11 @@ class MemoryGuard:
                     self._add(**message)
             except EOFError:
                 self._start()
-        return self._reports.pop(sandbox, [])
+        reports = self._reports.pop(sandbox, [])
+        if sandbox not in self._watched or (ended := kernel_kills()) == (before := self._kernel_kills[sandbox]):
+            return reports
+        self._kernel_kills[sandbox] = ended
+        return [*reports, KernelKills(ended - before)]
 
     def close(self) -> None:
         if self._process is not None and self._socket is not None:

@@ -12,6 +12,8 @@ SHORTEST, LONGEST = 0.05, 1.0
 """Seconds between two measurements of one sandbox."""
 TARGET = 7 / 8
 """Share of the limit below which a sandbox is brought."""
+HARDLY = 1 / 64
+"""Share of the limit by which files may grow although they are beyond the target. Our own tools write small files."""
 
 
 def pause(used: int, limit: int) -> float:
@@ -22,11 +24,11 @@ def pause(used: int, limit: int) -> float:
 def to_end(memory: SandboxMemory, limit: float, before: int) -> Sequence[ProcessMemory]:
     """Return the processes to end: the largest ones, until the rest is below the target.
 
-    `before`: bytes in files at the measurement before. If files alone are beyond the target, and did not grow, then
+    `before`: bytes in files at the measurement before. If files alone are beyond the target, and did hardly grow, then
     processes may have some memory beyond the limit, so that the task can delete files.
     """
     target = limit * TARGET
-    if target < memory.files <= before:
+    if target < memory.files <= before + limit * HARDLY:
         limit = target = memory.files + limit * (1 - TARGET)
     if memory.used <= limit:
         return []
@@ -38,3 +40,8 @@ def to_end(memory: SandboxMemory, limit: float, before: int) -> Sequence[Process
             chosen.append(process)
             left -= process.bytes
     return chosen
+
+
+def files_to_compare(files: int, limit: float, before: int) -> int:
+    """Return the bytes in files with which the next measurement compares, so that small growths add up."""
+    return min(files, before) if limit * TARGET < files <= before + limit * HARDLY else files

@@ -85,22 +85,26 @@ def upper_bound(pids: Sequence[int]) -> int:
 def tmpfs_bytes(pid: int) -> int:
     """Return the bytes in the tmpfs mounts that a process sees and this process does not: a file of the node's /run that
     is bound into a sandbox is not the sandbox's. An overlay counts if its upper layer is a tmpfs."""
-    used: dict[tuple[int, ...], int] = {}
+    found: dict[str, tuple[bool, tuple[int, int], int]] = {}
     own = own_devices()
     with suppress(OSError):
         for line in _read(f"/proc/{pid}/mountinfo").decode(errors="replace").splitlines():
             before, _, after = line.partition(" - ")
-            kind, place = after.split(" ", 1)[0], before.split(" ")[4]
-            if before.split(" ")[2] in own:
+            kind, device, place = after.split(" ", 1)[0], before.split(" ")[2], before.split(" ")[4]
+            if device in own or device in found:
                 continue
             if kind == "tmpfs" or (kind == "overlay" and "upperdir=" in after):
                 with suppress(OSError):
                     space = os.statvfs(f"/proc/{pid}/root{place}")
-                    # Two mounts of one tmpfs, or an overlay and its upper layer, have the same numbers.
-                    key = (space.f_blocks, space.f_bfree, space.f_files, space.f_ffree)
                     blocks, inodes = space.f_blocks - space.f_bfree, space.f_files - space.f_ffree
-                    used[key] = blocks * space.f_frsize + inodes * INODE_BYTES
-    return sum(used.values())
+                    used = blocks * space.f_frsize + inodes * INODE_BYTES
+                    found[device] = kind == "overlay", (space.f_blocks, space.f_files), used
+    files = sum(used for overlay, _, used in found.values() if not overlay)
+    for overlay, size, used in found.values():
+        if overlay:
+            # An overlay shows the numbers of its upper layer, which may be in `found` too. They change meanwhile.
+            files += max(0, used - max((u for o, s, u in found.values() if s == size and not o), default=0))
+    return files
 
 
 def own_devices() -> Set[str]:
@@ -128,6 +132,18 @@ def measure(agent: int, sockets: Mapping[int, int] = NO_SOCKETS, without: Set[in
     return SandboxMemory(used, files, of_sockets, found)
 
 
+def glance(agent: int) -> SandboxMemory:
+    """Measure the processes of a sandbox roughly, in the shortest time: no lock is taken that a growing process holds. A
+    page counts for each process that has it."""
+    statuses = [(pid, _status(pid)) for pid in descendants(agent)]
+    found = [
+        ProcessMemory(pid, status.inside_pid, status.name, status.resident - status.of_files)
+        for pid, status in statuses
+        if status is not None
+    ]
+    return SandboxMemory(sum(process.bytes for process in found), 0, 0, found)
+
+
 def has_sockets(pid: int) -> bool:
     """Return whether there is any socket in the network namespace of a process."""
     try:
@@ -148,6 +164,8 @@ class _Status:
     """Id inside the innermost PID namespace."""
     name: str
     resident: int
+    of_files: int
+    """Bytes of `resident` that are pages of files outside of memory."""
     page_tables: int
     descriptors: int
     """Size of the table of descriptors."""
@@ -158,9 +176,11 @@ def _status(pid: int) -> _Status | None:
         lines = dict(line.split(b":\t", 1) for line in _read(f"/proc/{pid}/status").splitlines() if b":\t" in line)
     except OSError:
         return None
-    resident, page_tables = (int(lines.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"VmPTE"))
+    resident, of_files, page_tables = (
+        int(lines.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"RssFile", b"VmPTE")
+    )
     inside, name = int(lines[b"NSpid"].split()[-1]), lines[b"Name"].decode(errors="replace")
-    return _Status(inside, name, resident, page_tables, int(lines[b"FDSize"]))
+    return _Status(inside, name, resident, of_files, page_tables, int(lines[b"FDSize"]))
 
 
 def _held(status: _Status) -> int:

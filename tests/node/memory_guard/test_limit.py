@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollyard.node.memory_guard.limit import LONGEST, SHORTEST, TARGET, pause, to_end
+from rollyard.node.memory_guard.limit import LONGEST, SHORTEST, TARGET, files_to_compare, pause, to_end
 from rollyard.node.memory_guard.process_memory import ProcessMemory, SandboxMemory
 
 LIMIT = 1000
@@ -39,6 +39,15 @@ def test_a_task_can_delete_files_that_are_too_much() -> None:
     assert ended(full, before=900) == [50], "it wrote"
     assert ended(full, before=full.files) == [], "it only deletes"
     assert ended(memory(1100, 10, 50, 200), before=1100) == [200], "its processes grow"
+
+
+def test_a_small_file_of_our_tools_ends_nothing_but_small_growths_add_up() -> None:
+    before, rounds = 1100, 0
+    while not ended(memory(1100 + 5 * rounds, 10, 50), before):
+        before = files_to_compare(1100 + 5 * rounds, LIMIT, before)
+        rounds += 1
+    assert rounds == 4
+    assert files_to_compare(1000, LIMIT, before) == 1000, "the task has deleted files"
 
 
 @given(st.integers(0, 800), st.lists(st.integers(0, 3000), min_size=1, max_size=20))

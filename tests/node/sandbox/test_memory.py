@@ -122,7 +122,7 @@ async def test_empty_files_count(sandboxes: SandboxFactory) -> None:
     async with await sandboxes.start(SandboxSpec(None, SMALL)) as sandbox:
         result = await sandbox.bash(f'python3 -c "{code}"', 60)
         assert "of it in files" in str(result.notes), result
-        assert (await sandbox.bash("ls -U /tmp | wc -l; find /tmp -type f -delete", 600)).exit_code == 0
+        assert (await sandbox.bash("cd /tmp; ls -U1 | wc -l; ls -U1 | xargs rm -f", 600)).exit_code == 0
         assert (await sandbox.bash("ls /tmp | wc -l", 60)).output == "0\n"
 
 
