@@ -66,7 +66,6 @@ class WorkRoot:
         account = sandbox_account()
         job = {
             "layers": [str(archive)], "root": str(self._root), "limit": _NO_LIMIT, "uid": account.uid, "gid": account.gid,
-            "flat": False,
         }  # fmt: skip
         result = await run_child("rollyard.node.images.unpack_main", job, self._room)
         if "bytes" not in result:

@@ -293,12 +293,13 @@ class ImageCache:
         growing.mkdir()
         growing.chmod(0o755)
         try:
-            room, tier = FillRoom(self._limit, lock.fd), self._tier() if source.shared else None
+            room, tier, size = FillRoom(self._limit, lock.fd), self._tier() if source.shared else None, None
             if tier is not None:
-                config = await tier.fill(source, f"sha256:{entry.name.removeprefix('sha256-')}", growing, room)
+                config, size = await tier.fill(source, f"sha256:{entry.name.removeprefix('sha256-')}", growing, room)
             else:
                 config = await source.fill(growing, room)
-            size = await asyncio.to_thread(bytes_on_disk, growing)
+            if size is None:
+                size = await asyncio.to_thread(bytes_on_disk, growing)
             about = {"name": source.name, "digest": entry.name, "bytes": size, "config": config.to_json()}
             (growing / "image.json").write_text(json.dumps(about))
             await self._wait_for_room(source.name, size, lambda: growing.rename(entry))

@@ -1,142 +1,117 @@
 """An image as one file of the shared tier: a tar archive in zstd, which other programs can unpack too.
 
-The archive is cut into frames of 4 MiB, so several threads compress and unpack it. A last frame, which zstd skips, lists
-the length and the sha256 of each frame and carries the image's configuration. So a file that is incomplete or damaged is
-always seen.
+The archive is cut into frames, so several threads compress it and several processes unpack it. A file that fits into a
+frame lies in one. Two more frames, which zstd skips, come last. The first has the list of all files, so that nobody has to
+look for them in the archive. The second lists the length and the sha256 of each frame and carries the image's
+configuration. So a file that is incomplete or damaged is always seen.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import struct
-import tarfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 
 import zstandard
 
-from rollyard.node.images.tar_stream import BrokenArchive
-
-FRAME_BYTES = 4 << 20
-THREADS = 4
-LEVEL = 1
-"""Level of zstd. Higher levels make the file a few percent shorter and take several times as long."""
+FRAME_BYTES = 1 << 20
+"""Greatest number of unpacked bytes of a frame that is written now."""
+MOST_FRAME_BYTES = 8 << 20
 _SKIPPABLE = 0x184D2A5E
+_HEAD = struct.Struct("<II")
 _END = struct.Struct("<I32s8s")
-"""Length of the list, its sha256, and a mark."""
+"""Length of the index, its sha256, and a mark."""
 _MARK = b"RLYDFLT1"
 _MOST_INDEX = 64 << 20
-
-T = TypeVar("T")
-
-
-def pack(root: str, config: dict[str, Any], file: BinaryIO) -> None:
-    """Write the folder `root` and the image's configuration to a file."""
-    index: list[tuple[int, int, str]] = []
-    with ThreadPoolExecutor(THREADS) as threads:
-        for frame, size in _ahead(threads, _compress, _tar_pieces(root)):
-            file.write(frame)
-            index.append((len(frame), size, hashlib.sha256(frame).hexdigest()))
-    listed = json.dumps({"config": config, "frames": index}).encode()
-    end = _END.pack(len(listed), hashlib.sha256(listed).digest(), _MARK)
-    file.write(struct.pack("<II", _SKIPPABLE, len(listed) + len(end)) + listed + end)
+_MOST_LIST = 1 << 30
 
 
-def read_config(file: BinaryIO) -> dict[str, Any]:
-    """Raises BrokenArchive."""
-    config: dict[str, Any] = _read_index(file)["config"]
-    return config
+class BrokenFlatImage(Exception):
+    """A file that is incomplete or damaged. `str()` is the end of a sentence about it."""
 
 
-def flat_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the tar archive. Each piece is verified. Raises BrokenArchive."""
-    frames = _read_index(file)["frames"]
-    file.seek(0)
-    with ThreadPoolExecutor(THREADS) as threads:
-        yield from _ahead(threads, _unpack_frame, ((file.read(length), size, sha) for length, size, sha in frames))
+class Frame(NamedTuple):
+    length: int
+    """Bytes in the file."""
+    size: int
+    """Bytes of the archive."""
+    sha256: str
+    """Of the bytes in the file."""
 
 
-def _read_index(file: BinaryIO) -> dict[str, Any]:
+class FlatIndex(NamedTuple):
+    config: dict[str, Any]
+    frames: list[Frame]
+    listed: Frame
+    """Frame of the list of files, which comes after `frames`."""
+
+
+class FlatList(NamedTuple):
+    """All files of an image. Names are below the root. Times are in nanoseconds."""
+
+    folders: list[tuple[str, int, int]]
+    """Name, mode and time. A folder comes before what is in it."""
+    files: list[tuple[str, int, int, int, int]]
+    """Name, mode, time, size, and the place of the content in the archive, in ascending order."""
+    links: list[tuple[str, str, int]]
+    """Name, target and time of each symbolic link."""
+    names: list[tuple[str, str]]
+    """Further name of a file, and the name with which the file is in `files`."""
+
+
+def skippable(data: bytes) -> bytes:
+    return _HEAD.pack(_SKIPPABLE, len(data)) + data
+
+
+def packed_list(files: FlatList) -> tuple[bytes, Frame]:
+    """Return the bytes of a list, without the head of their frame, and their description."""
+    plain = json.dumps(files).encode()
+    data = zstandard.ZstdCompressor(level=1).compress(plain)
+    return data, Frame(len(data), len(plain), hashlib.sha256(data).hexdigest())
+
+
+def packed_index(index: FlatIndex) -> bytes:
+    """Return the last frame of a file."""
+    data = json.dumps(index._asdict()).encode()
+    return skippable(data + _END.pack(len(data), hashlib.sha256(data).digest(), _MARK))
+
+
+def read_index(file: BinaryIO) -> FlatIndex:
+    """Raises BrokenFlatImage."""
     total = file.seek(0, os.SEEK_END)
     file.seek(max(0, total - _END.size))
     end = file.read()
     if len(end) != _END.size:
-        raise BrokenArchive("it is incomplete")
+        raise BrokenFlatImage("it is incomplete")
     length, digest, mark = _END.unpack(end)
     if mark != _MARK or length > min(total, _MOST_INDEX):
-        raise BrokenArchive("it is incomplete")
+        raise BrokenFlatImage("it is incomplete")
     file.seek(total - _END.size - length)
-    listed = file.read(length)
-    if hashlib.sha256(listed).digest() != digest:
-        raise BrokenArchive("it is damaged")
-    index: dict[str, Any] = json.loads(listed)
-    return index
+    data = file.read(length)
+    if hashlib.sha256(data).digest() != digest:
+        raise BrokenFlatImage("it is damaged")
+    index = json.loads(data)
+    if "listed" not in index:
+        raise BrokenFlatImage("an older release made it")
+    return FlatIndex(index["config"], [Frame(*one) for one in index["frames"]], Frame(*index["listed"]))
 
 
-def _ahead(threads: ThreadPoolExecutor, work: Callable[[Any], T], jobs: Iterator[Any]) -> Iterator[T]:
-    """Yield the results in order. A few of them are made in advance."""
-    under_way: list[Future[T]] = []
-    for job in jobs:
-        under_way.append(threads.submit(work, job))
-        if len(under_way) > 2 * THREADS:
-            yield under_way.pop(0).result()
-    for done in under_way:
-        yield done.result()
+def read_list(file: int, index: FlatIndex) -> FlatList:
+    """Raises BrokenFlatImage."""
+    at = sum(frame.length for frame in index.frames) + _HEAD.size
+    return FlatList(*json.loads(read_frame(file, at, index.listed, _MOST_LIST)))
 
 
-def _compress(piece: bytes) -> tuple[bytes, int]:
-    return zstandard.ZstdCompressor(level=LEVEL).compress(piece), len(piece)
-
-
-def _unpack_frame(frame: tuple[bytes, int, str]) -> bytes:
-    data, size, sha = frame
-    if hashlib.sha256(data).hexdigest() != sha:
-        raise BrokenArchive("it is damaged")
-    return zstandard.ZstdDecompressor().decompress(data, max_output_size=size)
-
-
-def _tar_pieces(root: str) -> Iterator[bytes]:
-    pieces = _Pieces()
-    with tarfile.open(fileobj=pieces, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for name in sorted(os.listdir(root)):
-            for path in _walk(os.path.join(root, name)):
-                archive.add(path, os.path.relpath(path, root), recursive=False)
-                yield from pieces.take(FRAME_BYTES)
-    yield from pieces.take(1)
-
-
-def _walk(path: str) -> Iterator[str]:
-    yield path
-    if os.path.isdir(path) and not os.path.islink(path):
-        for name in sorted(os.listdir(path)):
-            yield from _walk(os.path.join(path, name))
-
-
-class _Pieces(io.RawIOBase):
-    """A file whose content is taken in pieces."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._length = 0
-
-    def tell(self) -> int:
-        return self._length
-
-    def write(self, data: Any) -> int:
-        self._data += data
-        self._length += len(data)
-        return len(data)
-
-    def take(self, at_least: int) -> Iterator[bytes]:
-        """Yield pieces of FRAME_BYTES, and a shorter last one if it has `at_least` bytes."""
-        if len(self._data) < at_least:
-            return
-        data, self._data = memoryview(self._data), bytearray()
-        while len(data) >= at_least:
-            yield bytes(data[:FRAME_BYTES])
-            data = data[FRAME_BYTES:]
-        self._data += data
+def read_frame(file: int, at: int, frame: Frame, most: int = MOST_FRAME_BYTES) -> bytes:
+    """Return the unpacked bytes of a frame at a place of the file, verified. Raises BrokenFlatImage."""
+    data = os.pread(file, frame.length, at)
+    if len(data) != frame.length or hashlib.sha256(data).hexdigest() != frame.sha256:
+        raise BrokenFlatImage("it is damaged")
+    if frame.size > most or zstandard.frame_content_size(data) != frame.size:
+        raise BrokenFlatImage("it is damaged")
+    try:
+        return zstandard.ZstdDecompressor().decompress(data)
+    except zstandard.ZstdError:
+        raise BrokenFlatImage("it is damaged") from None

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from rollyard.node.images.flat_image import pack
+from rollyard.node.images.flat_packer import pack
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return {"failed": str(error.strerror)}
+        return {"failed": str(error.strerror or error)}
     return {"packed": True}
 
 

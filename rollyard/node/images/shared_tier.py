@@ -22,7 +22,6 @@ from rollyard.node.images.base import FillRoom, ImageConfig, ImageSource
 from rollyard.node.images.blob_store import file_name
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.shared_lease import shared_lease
-from rollyard.node.images.tar_stream import BrokenArchive
 from rollyard.node.images.unpack import BrokenLayer, run_child, unpack_flat
 
 log = logging.getLogger(__name__)
@@ -53,38 +52,40 @@ class SharedTier:
         for made in (self._folder, self.names):
             made.mkdir(parents=True, exist_ok=True)
 
-    async def fill(self, source: ImageSource, key: str, folder: Path, room: FillRoom) -> ImageConfig:
-        """Make `root` in `folder`, from this tier or else from the source. Raises as `ImageSource.fill`."""
+    async def fill(self, source: ImageSource, key: str, folder: Path, room: FillRoom) -> tuple[ImageConfig, int | None]:
+        """Make `root` in `folder`, from this tier or else from the source. Return also the bytes on disk, if the tier knows
+        them. Raises as `ImageSource.fill`."""
         path = self._path(key)
         while True:
-            if (config := await self._unpacked(source.name, path, folder, room)) is not None:
-                return config
+            if (found := await self._unpacked(source.name, path, folder, room)) is not None:
+                return found
             try:
                 async with shared_lease(path.with_suffix(".lease"), path.exists) as held:
                     if held and not path.exists():
                         config = await source.fill(folder, room)
                         await self._publish(source.name, path, folder / "root", config, room)
-                        return config
+                        return config, None
             except OSError as error:
                 log.warning("the shared folder %s cannot be used: %s", self._folder, error.strerror)
                 await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
-                return await source.fill(folder, room)
+                return await source.fill(folder, room), None
 
-    async def _unpacked(self, name: str, path: Path, folder: Path, room: FillRoom) -> ImageConfig | None:
-        """Return the configuration of the unpacked image; None if the file was damaged, and is deleted."""
+    async def _unpacked(self, name: str, path: Path, folder: Path, room: FillRoom) -> tuple[ImageConfig, int] | None:
+        """Return the configuration of the unpacked image and its bytes on disk; None if the file was damaged, and is
+        deleted."""
         with contextlib.suppress(OSError):
             os.utime(path)  # for `prune`, which spares what is being read
         try:
             config = await asyncio.to_thread(_read_config, path)
-            await unpack_flat(name, path, folder / "root", room)
+            size = await unpack_flat(name, path, folder / "root", room)
         except FileNotFoundError:
             return None
-        except (BrokenArchive, BrokenLayer, ValueError, KeyError, TypeError) as error:
+        except (flat_image.BrokenFlatImage, BrokenLayer, ValueError, KeyError, TypeError) as error:
             log.warning("%s is damaged (%s), and is made again", path, error)
             await asyncio.to_thread(path.unlink, missing_ok=True)
             await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
             return None
-        return config
+        return config, size
 
     async def _publish(self, name: str, path: Path, root: Path, config: ImageConfig, room: FillRoom) -> None:
         growing = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -146,7 +147,7 @@ class SharedTier:
 
 def _read_config(path: Path) -> ImageConfig:
     with open(path, "rb") as file:
-        return ImageConfig.from_json(flat_image.read_config(file))
+        return ImageConfig.from_json(flat_image.read_index(file).config)
 
 
 def _remove_leftovers(path: Path) -> None:

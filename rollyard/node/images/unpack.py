@@ -30,12 +30,15 @@ async def unpack_layers(image: str, layers: Sequence[Path], root: Path, room: Fi
 
     Raises ImageUnavailable, DiskFull, and BrokenLayer for a layer that is damaged.
     """
-    await _unpack(image, layers, root, room, flat=False)
+    job = {"layers": [str(layer) for layer in layers], "root": str(root)}
+    await _unpack("rollyard.node.images.unpack_main", job, image, root, room)
 
 
-async def unpack_flat(image: str, file: Path, root: Path, room: FillRoom) -> None:
-    """Unpack a file that `flat_image.pack` made. Raises as `unpack_layers`."""
-    await _unpack(image, [file], root, room, flat=True)
+async def unpack_flat(image: str, file: Path, root: Path, room: FillRoom) -> int:
+    """Unpack a file that `flat_packer.pack` made. Return the bytes on disk. Raises as `unpack_layers`."""
+    result = await _unpack("rollyard.node.images.flat_main", {"file": str(file), "root": str(root)}, image, root, room)
+    size: int = result["bytes"]
+    return size
 
 
 async def unpack_squashfs(
@@ -62,14 +65,14 @@ async def unpack_squashfs(
     return env
 
 
-async def _unpack(image: str, layers: Sequence[Path], root: Path, room: FillRoom, *, flat: bool) -> None:
+async def _unpack(module: str, job: dict[str, Any], image: str, root: Path, room: FillRoom) -> dict[str, Any]:
     _make_root(root, sandbox_account())
-    job = {"layers": [str(layer) for layer in layers], "root": str(root), "flat": flat}
-    result = await _run_as_account("rollyard.node.images.unpack_main", job, image, root, room)
+    result = await _run_as_account(module, job, image, root, room)
     if "broken" in result:
         raise BrokenLayer(result["broken"], result["why"])
     if "failed" in result:
         raise ImageUnavailable(image, f"it could not be unpacked into {root}: {result['failed']}")
+    return result
 
 
 async def _run_as_account(module: str, job: dict[str, Any], image: str, root: Path, room: FillRoom) -> dict[str, Any]:

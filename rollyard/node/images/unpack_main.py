@@ -1,12 +1,11 @@
-"""The process that unpacks an image, as the account of the sandboxes. Its argument is a job in JSON; it prints the result in
-JSON (`unpack.py`).
+"""The process that unpacks the layers of an image, as the account of the sandboxes. Its argument is a job in JSON; it prints
+the result in JSON (`unpack.py`).
 
 It ends when the node agent ends.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -14,14 +13,14 @@ from contextlib import ExitStack
 from typing import Any
 
 from rollyard.node.images.child_account import become_sandbox_account
-from rollyard.node.images.flat_image import flat_chunks
 from rollyard.node.images.layer_chunks import layer_chunks
 from rollyard.node.images.layer_unpacker import LayerUnpacker, TooBig
 from rollyard.node.images.tar_stream import BrokenArchive
+from rollyard.node.images.unpack_outcome import outcome
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
-    """Unpack the layers, or the flat image, into the folder `root`."""
+    """Unpack the layers into the folder `root`."""
     parent = os.getppid()
     with ExitStack() as stack:
         files = [stack.enter_context(open(path, "rb")) for path in job["layers"]]  # they may be readable for root only
@@ -30,20 +29,14 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
         try:
             for number, file in enumerate(files):
                 try:
-                    unpacker.apply(flat_chunks(file) if job["flat"] else layer_chunks(file))
+                    unpacker.apply(layer_chunks(file))
                 except BrokenArchive as error:
                     return {"broken": number, "why": str(error)}
             unpacker.finish()
         except TooBig:
             return {"too_big": True}
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return {"disk_full": True}
-            if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR):
-                return {"broken": number, "why": f"it has an impossible file name ({error.strerror})"}
-            if error.errno == errno.ESTALE:  # NFS: another machine has deleted the file
-                return {"broken": number, "why": "it was deleted meanwhile"}
-            return {"failed": f"{error.strerror}"}
+            return outcome(error, number)
     return {"bytes": unpacker.bytes}
 
 
