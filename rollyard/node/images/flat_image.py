@@ -38,7 +38,7 @@ class Frame(NamedTuple):
     size: int
     """Bytes of the archive."""
     sha256: str
-    """Of the bytes in the file."""
+    """Digest of the bytes in the file."""
 
 
 class FlatIndex(NamedTuple):
