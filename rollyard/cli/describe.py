@@ -43,11 +43,20 @@ async def describe(client: AsyncClient, namespace: str, words: tuple[str, ...]) 
             *(a.metadata.uid for a in owned),
         }  # not by name: a deleted object may have had the same name
         happened = [e for e in events if isinstance(e, Event) and e.involved_object.uid in uids]
-        lines = _lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp))
+        lines = _lines(obj, owned, sorted(happened, key=lambda e: e.last_timestamp), await _sandboxes(client, obj))
         click.echo(printable("\n".join(lines)))
 
 
-def _lines(obj: KindObject, owned: list[Allocation], events: list[Event]) -> list[str]:
+async def _sandboxes(client: AsyncClient, obj: KindObject) -> list[str]:
+    """Return a line with the numbers of a RolloutPool's sandboxes."""
+    pools = (await client.top(obj.metadata.namespace)).rollout_pools if isinstance(obj, RolloutPool) else []
+    return [
+        f"Sandboxes:  {s.ready} warm now; rollouts got {s.warm} warm and {s.cold} cold; {s.unused} warm ended unused"
+        for s in (pool.sandboxes for pool in pools if pool.name == obj.metadata.name)
+    ]
+
+
+def _lines(obj: KindObject, owned: list[Allocation], events: list[Event], sandboxes: list[str]) -> list[str]:
     meta = obj.metadata
     lines = [f"Name:       {meta.name}", f"Namespace:  {meta.namespace}", f"Kind:       {obj.key.kind}"]
     lines += [f"Created:    {meta.creation_timestamp}", f"Generation: {meta.generation}"]
@@ -56,7 +65,7 @@ def _lines(obj: KindObject, owned: list[Allocation], events: list[Event]) -> lis
     dumped: dict[str, Any] = obj.dump()
     lines += ["Spec:", *_indent(yaml.safe_dump(dumped["spec"], sort_keys=False))]
     if isinstance(obj, Pool):
-        lines += _pool(obj)
+        lines += [*_pool(obj), *sandboxes]
     if isinstance(obj, Allocation):
         lines += ["Job:", *_indented(_job(obj.status))]
     lines += ["Conditions:", *_indented(_conditions(getattr(getattr(obj, "status", None), "conditions", [])))]

@@ -156,9 +156,9 @@ class AgentSpec(WireModel):
     type: Literal["loop", "command"] = "loop"
     """command: a harness runs in the sandbox. A gateway answers the harness's model calls and records the trajectory."""
     command: str | None = Field(default=None, min_length=1, max_length=65536)
-    """Bash command, run in /workspace of the sandbox. OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and
-    ANTHROPIC_API_KEY are set for the gateway. ROLLYARD_PROMPT_FILE names a file with the task. ROLLYARD_SYSTEM_PROMPT_FILE
-    names a file with the system prompt of the built-in loop."""
+    """Bash command, run in the image's working folder, or in /workspace if the image names none. OPENAI_BASE_URL,
+    OPENAI_API_KEY, ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY are set for the gateway. ROLLYARD_PROMPT_FILE names a file with
+    the task. ROLLYARD_SYSTEM_PROMPT_FILE names a file with the system prompt of the built-in loop."""
     env: dict[EnvName, str] = {}
     """Further environment variables of the command."""
     sampling: Literal["rollout", "harness"] = "rollout"

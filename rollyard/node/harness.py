@@ -25,7 +25,7 @@ from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.rollout import AgentSpec, Status
 from rollyard.node.sandbox.base import CommandResult
 from rollyard.node.sandbox.sandbox import Sandbox
-from rollyard.sandbox_agent.settings import HOME, WORKSPACE
+from rollyard.sandbox_agent.settings import HOME
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ class Harness:
                 raise TaskError(f"the prompt cannot be written to {path} in the sandbox: {error.strerror}") from None
 
     async def _command(self, agent: AgentSpec, base: str) -> CommandResult:
-        async with running(self._sandbox.bash(_script(agent, base, self._session.id), MAX_COMMAND_SECONDS)) as command:
+        script = _script(agent, base, self._session.id, self._sandbox.workdir)
+        async with running(self._sandbox.bash(script, MAX_COMMAND_SECONDS)) as command:
             either: set[asyncio.Future[Any]] = {command, self._session.failure}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if self._session.failure.done():
@@ -143,7 +144,7 @@ class Harness:
             return command.result()
 
 
-def _script(agent: AgentSpec, base: str, session: str) -> str:
+def _script(agent: AgentSpec, base: str, session: str, workdir: str) -> str:
     """Wrap the command in a shell of its own, so that `exit` and `set -e` affect only the command."""
     assert agent.command is not None
     key = f"{KEY_PREFIX}{session}"
@@ -158,4 +159,4 @@ def _script(agent: AgentSpec, base: str, session: str) -> str:
         **agent.env,
     }
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
-    return f"(\n{exports}cd {WORKSPACE}\n{agent.command}\n)"
+    return f"(\n{exports}cd {shlex.quote(workdir)} || cd /\n{agent.command}\n)"

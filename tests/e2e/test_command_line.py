@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -203,6 +204,7 @@ def test_an_object_with_the_name_of_a_deleted_one_has_its_own_events_alone(yard:
     rollyard(yard, "apply", "-f", pools(tmp_path, replicas=0))
     rollyard(yard, "wait", "rp/demo", "--for", "condition=Suspended=False")
     shown, _ = rollyard(yard, "describe", "rp/demo")
+    assert re.search(r"Sandboxes:  \d+ warm now; rollouts got \d+ warm and \d+ cold; \d+ warm ended unused", shown)
     assert "spec.suspend is true" not in shown.split("Events:")[1]
     assert "spec.suspend is true" in rollyard(yard, "events")[0]
 

@@ -18,7 +18,7 @@ from rollyard.core.errors import AnswerRefused, ContextExceeded, EndpointLost, E
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
-from rollyard.node.harness import Harness
+from rollyard.node.harness import Harness, _script
 from rollyard.node.sandbox.base import Limits, SandboxSpec
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
@@ -114,6 +114,14 @@ async def test_an_exit_code_truncates_and_the_limit_of_calls_does_too(sandbox: S
     async with session(template, max_calls=2) as (mine, _):
         status, code = await Harness(sandbox, mine).run(command(f"{PYTHON} || true"), PROMPT)
         assert (status, code, mine.calls) == (Status.TRUNCATED, 0, 2)
+
+
+async def test_a_command_starts_where_the_images_tools_start(sandbox: Sandbox) -> None:
+    assert sandbox.workdir == "/workspace"
+    await sandbox.bash("mkdir '/tmp/of the image'", 10)
+    for workdir, found in (("/tmp/of the image", "/tmp/of the image"), ("/nowhere", "/")):
+        shown = await sandbox.bash(_script(command("pwd"), "http://base", "mine", workdir), 10)
+        assert shown.output.splitlines()[-1] == found
 
 
 async def test_a_prompt_that_cannot_be_written_is_the_tasks_fault(sandbox: Sandbox, template: ChatTemplate) -> None:

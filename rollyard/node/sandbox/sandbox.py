@@ -46,6 +46,7 @@ from rollyard.node.sandbox.snapshot import (
 )  # fmt: skip
 from rollyard.node.sandbox_starter.client import Launch, SandboxStarter, StartedProcess
 from rollyard.sandbox_agent.frames import PROTOCOL, Header
+from rollyard.sandbox_agent.settings import WORKSPACE
 
 START_SECONDS = 120.0
 MARGIN_SECONDS = 15.0
@@ -89,6 +90,11 @@ class Sandbox:
     @property
     def alive(self) -> bool:
         return self._connection.alive
+
+    @property
+    def workdir(self) -> str:
+        """Folder in which the tools start: the image's working folder, or /workspace if it names none."""
+        return self.held.root.workdir or WORKSPACE
 
     async def prepare(self, tools: Sequence[str]) -> None:
         """Start `tools` before their first calls. "bash" starts in 10 ms, "ipython" in half a second."""
