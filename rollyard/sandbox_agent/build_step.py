@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 _APT = "/dev/rollyard-apt.conf"
 _SCRIPT = "/dev/rollyard-step"
+_CERTIFICATES = "/dev/rollyard-ca.pem"
+_TRUSTING = (
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO", "CARGO_HTTP_CAINFO",
+    "NODE_EXTRA_CA_CERTS",
+)  # fmt: skip
+"""Variables that tell programs which file has the CA certificates."""
 
 
 def main() -> None:
@@ -51,8 +57,15 @@ def _become(job: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.setpgid(0, 0)
         environment = job["env"]
+        apt = 'APT::Sandbox::User "root";\n'
+        if job.get("certificates"):
+            with open(_CERTIFICATES, "w") as file:
+                file.write(job["certificates"])
+            apt += f'Acquire::https::CAInfo "{_CERTIFICATES}";\n'
+            for name in _TRUSTING:
+                environment.setdefault(name, _CERTIFICATES)
         with open(_APT, "w") as file:
-            file.write('APT::Sandbox::User "root";\n')
+            file.write(apt)
         environment.setdefault("APT_CONFIG", _APT)
         if job["script"] is not None:
             with open(_SCRIPT, "w") as file:

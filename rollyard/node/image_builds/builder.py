@@ -14,6 +14,7 @@ from rollyard.node.image_builds.build_request import BuildParts, BuildRequest
 from rollyard.node.image_builds.dockerfile import BuildStage, Instruction
 from rollyard.node.image_builds.image_state import ImageState
 from rollyard.node.image_builds.image_state import digest as digest_of
+from rollyard.node.image_builds.site_network import PROXIES
 from rollyard.node.image_builds.stage_steps import StageSteps
 from rollyard.node.image_builds.tree_changes import Layer, Snapshot, take_snapshot, write_layer
 from rollyard.node.image_builds.variables import BadText, expand
@@ -43,7 +44,7 @@ class ImageBuild:
 
     async def run(self) -> ImageState:
         """Raises ImageBuildFailed and SandboxStartFailed."""
-        for name in sorted(self._request.arguments.keys() - self._declared_arguments()):
+        for name in sorted(self._request.arguments.keys() - self._declared_arguments() - set(PROXIES)):
             self._parts.say(f"--build-arg {name} has no effect: the file has no ARG {name}")
         state, _ = await self._stage(self._target())
         return state

@@ -65,6 +65,8 @@ class StepCommand:
     folder: str
     script: str | None = None
     """Text of a file that `argv` runs: /dev/rollyard-step."""
+    certificates: str | None = None
+    """CA certificates that programs trust while the command runs."""
 
 
 async def run_step(

@@ -30,10 +30,10 @@ from rollyard.node.image_builds.dockerfile import PASSED_OVER, BuildStage, Instr
 from rollyard.node.image_builds.image_state import ImageState
 from rollyard.node.image_builds.run_step import PASSED_OVER as CONTAINER_PATHS
 from rollyard.node.image_builds.run_step import PATH, Network, StepCommand, run_step
+from rollyard.node.image_builds.site_network import certificates, proxies
 from rollyard.node.image_builds.variables import BadText, expand, expand_plain, pairs
 from rollyard.node.image_builds.work_root import Change, WorkRoot
 
-_PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 _DOWNLOAD_SECONDS = 60.0
 _SCRIPT = "/dev/rollyard-step"
 _ONLY_HEREDOC = re.compile(r"<<-?(['\"]?)[A-Za-z_][A-Za-z0-9_.]*\1")
@@ -154,11 +154,12 @@ class StageSteps:
     ) -> None:
         """Run a command in the container. `output`: descriptor in place of the build's. Raises ImageBuildFailed."""
         if network == "host":
-            env = {**_proxies(), **env}
+            env = {**proxies(self._request.arguments), **env}
         runtime = await asyncio.to_thread(self._parts.runtime)
         own = await asyncio.to_thread(self._parts.own_python)
         folder = "/" if one.keyword.startswith("%") else self._state.workdir
-        command = StepCommand(argv, env, folder, script)
+        trusted = certificates() if network == "host" else None
+        command = StepCommand(argv, env, folder, script, trusted)
         output = self._parts.output if output is None else output
         status = await run_step(runtime, own, root, self._work, command, network, output)
         if status:
@@ -354,9 +355,3 @@ class StageSteps:
             raise self._file.at(one.line, str(error)) from None
         except OSError as error:
             raise self._file.at(one.line, f"{one.shown}: {error.strerror or error} {error.filename or ''}") from error
-
-
-def _proxies() -> dict[str, str]:
-    """Return the variables of this process that name proxies. They are not part of the image."""
-    names = [*_PROXIES, *(name.upper() for name in _PROXIES)]
-    return {name: os.environ[name] for name in names if name in os.environ}
