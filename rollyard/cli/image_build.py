@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from rollyard.kinds.values.image_reference import BuiltImage
     from rollyard.node.image_builds.build_burst import BuildBurst, BurstProgress
     from rollyard.node.image_builds.run_build import BuildOptions
 
@@ -32,6 +33,14 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="PLACE",
     help="where the image goes: a new folder, oci-archive:/FILE.tar or oci:/LAYOUT:TAG",
+)
+@click.option(
+    "-t", "--tag", metavar="NAME[:TAG]", help="name under which pools and tasks find the image: built:NAME:TAG"
+)
+@click.option(
+    "--shared",
+    type=click.Path(path_type=Path),
+    help="with --tag: a pool's `sandbox.images.sharedFolder`, for all its nodes  [default: this machine's cache]",
 )
 @click.option("--into", type=click.Path(path_type=Path), help="folder that gets an archive NAME.tar for each CONTEXT")
 @click.option("--cluster", default="local", show_default=True, help="with --into: `slurm` builds in a job array")
@@ -82,6 +91,8 @@ def build(
     contexts: tuple[Path, ...],
     file: Path | None,
     output: tuple[str, ...],
+    tag: str | None,
+    shared: Path | None,
     into: Path | None,
     cluster: str,
     at_once: int,
@@ -107,6 +118,13 @@ def build(
 
     if into is None and len(contexts) > 1:
         raise click.UsageError("several CONTEXTs need --into FOLDER, which gets an archive for each")
+    built = None if tag is None else _built_image(tag)
+    if shared is not None and built is None:
+        raise click.UsageError("--shared needs --tag NAME, the name of the image in the shared folder")
+    if into is not None and built is not None:
+        raise click.UsageError("--into names the archives by their CONTEXTs; leave out --tag or --into")
+    if built is not None:
+        output = (*output, f"oci-archive:{built.archive(os.fspath(_tag_folder(shared)))}")
     if into is not None and output:
         raise click.UsageError("--into names the archives by their CONTEXTs; leave out --output or --into")
     chosen: Network = "none" if network == "none" else "host"
@@ -124,6 +142,8 @@ def build(
         sys.exit(asyncio.run(_build_many(contexts, into, options, cluster, at_once, job)))
     digest = asyncio.run(run_build(options, sys.stderr.fileno(), _print_line))
     click.echo(digest)
+    if built is not None:
+        _print_line(f"pools and tasks name it {built.text}")
     if not output:
         _print_line("no image was written: add --output oci-archive:/FILE.tar, or --output /FOLDER; the steps are kept")
 
@@ -189,6 +209,23 @@ def _progress(burst: BuildBurst) -> Iterator[Callable[[BurstProgress], None]]:
             bar.update(shown, description=words, total=now.total, completed=len(now.results))
 
         yield report
+
+
+def _built_image(text: str) -> BuiltImage:
+    from rollyard.kinds.values.image_reference import built_image
+
+    try:
+        return built_image(text)
+    except ValueError as error:
+        raise click.UsageError(f"--tag: {error}") from None
+
+
+def _tag_folder(shared: Path | None) -> Path:
+    from rollyard.core.node_cache import node_cache
+
+    if shared is not None and not shared.is_dir():
+        raise click.UsageError(f"--shared: there is no folder {shared}")
+    return node_cache() / "image-cache" if shared is None else shared.resolve()
 
 
 def _print_line(line: str) -> None:

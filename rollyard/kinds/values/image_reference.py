@@ -10,8 +10,8 @@ from typing import Annotated, Literal, get_args
 from pydantic import AfterValidator
 
 FORMS = (
-    "write docker://HOST/REPOSITORY:TAG, oci:/LAYOUT:TAG, oci-archive:/FILE.tar, docker-archive:/FILE.tar, or the path of "
-    "a .sif or .squashfs file, or of a folder with a root file system"
+    "write docker://HOST/REPOSITORY:TAG, built:NAME, oci:/LAYOUT:TAG, oci-archive:/FILE.tar, docker-archive:/FILE.tar, or "
+    "the path of a .sif or .squashfs file, or of a folder with a root file system"
 )
 DOCKER_HUB = "docker.io"
 _MOST = 1024
@@ -68,7 +68,23 @@ class PathImage:
         return self.path
 
 
-ImageReference = RegistryImage | LayoutImage | PathImage
+@dataclass(frozen=True)
+class BuiltImage:
+    """An image that `rollyard images build --tag` has written for this machine, or into the shared folder."""
+
+    name: str
+    tag: str
+
+    @property
+    def text(self) -> str:
+        return f"built:{self.name}:{self.tag}"
+
+    def archive(self, folder: str) -> str:
+        """Return the path of its archive in the node's cache of images, or in the shared folder."""
+        return os.path.join(folder, "built", self.name, f"{self.tag}.tar")
+
+
+ImageReference = RegistryImage | BuiltImage | LayoutImage | PathImage
 
 
 def parse_image(text: str) -> ImageReference:
@@ -77,12 +93,24 @@ def parse_image(text: str) -> ImageReference:
         raise ValueError(f"{text[:80]!r} is not the name of an image: {FORMS}")
     if text.startswith("docker://"):
         return _registry_image(text)
+    if text.startswith("built:"):
+        return built_image(text.removeprefix("built:"))
     for kind in get_args(LayoutKind):
         if text.startswith(f"{kind}:"):
             return _layout_image(kind, text)
     if _SCHEME.match(text):  # library://, docker-daemon:, or docker's own short form such as ubuntu:24.04
         raise ValueError(f"{text!r} has a form that is not supported: {FORMS}")
     return PathImage(os.path.normpath(text), _path_kind(text))
+
+
+def built_image(text: str) -> BuiltImage:
+    """Return the parts of NAME or NAME:TAG. Raises ValueError."""
+    name, colon, tag = text.partition(":")
+    if not _REPOSITORY.fullmatch(name) or (colon and not _TAG.fullmatch(tag)):
+        raise ValueError(
+            f"{text[:80]!r} is no name of a built image: write NAME or NAME:TAG in lower-case letters and digits"
+        )
+    return BuiltImage(name, tag or "latest")
 
 
 def _registry_image(text: str) -> RegistryImage:
@@ -145,7 +173,7 @@ def absolute_image(text: str, base: str) -> str:
     except ValueError:
         return text
     match reference:
-        case RegistryImage():
+        case RegistryImage() | BuiltImage():
             return reference.text
         case LayoutImage(kind, path, tag):
             return LayoutImage(kind, os.path.normpath(os.path.join(base, path)), tag).text
@@ -166,7 +194,7 @@ def normal_form(text: object) -> str:
 
 def _check(text: str) -> str:
     reference = parse_image(text)
-    if not isinstance(reference, RegistryImage) and not os.path.isabs(reference.path):
+    if not isinstance(reference, RegistryImage | BuiltImage) and not os.path.isabs(reference.path):
         raise ValueError(
             "write an absolute path on the allocation's node (a YAML file may use a path relative to the file)"
         )

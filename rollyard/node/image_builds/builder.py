@@ -23,7 +23,7 @@ from rollyard.node.images.cache import LocalImage
 from rollyard.node.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
 from rollyard.node.images.oci_manifest import machine
 
-_NAMED_FORMS = ("docker://", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
+_NAMED_FORMS = ("docker://", "built:", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
 _WHOLE_NAMES = (".", "..")
 
 

@@ -23,10 +23,11 @@ from pathlib import Path
 from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageNotFound, ImageUnavailable
 from rollyard.kinds.sandbox_template import SandboxImages
-from rollyard.kinds.values.image_reference import ImageReference, RegistryImage, parse_image
+from rollyard.kinds.values.image_reference import BuiltImage, ImageReference, LayoutImage, RegistryImage, parse_image
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig, ImageSource
 from rollyard.node.images.blob_store import BlobStore, file_name
+from rollyard.node.images.layout_source import LayoutSource
 from rollyard.node.images.local_sources import FolderInPlace, local_source
 from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock, wait_for_lock_unless
 from rollyard.node.images.registry_source import RegistrySource
@@ -208,7 +209,16 @@ class ImageCache:
             tier = self._tier()
             names = ResolvedTags(tier.names) if tier is not None else None
             return RegistrySource(reference, self._settings, self._blobs, self._resolved, names)
+        if isinstance(reference, BuiltImage):
+            archive = LayoutImage("oci-archive", self._built(reference), None)
+            return LayoutSource(archive, self._blobs, self._resolved, reference)
         return local_source(reference, self._blobs, self._resolved)
+
+    def _built(self, image: BuiltImage) -> str:
+        """Return the path of a built image: in the shared folder, or else of this machine."""
+        shared = self._settings.shared_folder
+        path = "" if shared is None else image.archive(shared)
+        return path if os.path.exists(path) else image.archive(os.fspath(self._folder))
 
     def _tier(self) -> SharedTier | None:
         """Return the shared tier, if the pool has one that can be used now."""

@@ -17,11 +17,11 @@ from rollyard.node.images.resolved_tags import ResolvedTags
 
 
 class ImageFile:
-    def __init__(self, name: str, path: Path, what: str, resolved: ResolvedTags) -> None:
-        """`path`: the file; `what`: the file's kind, for errors."""
+    def __init__(self, name: str, path: Path, what: str, resolved: ResolvedTags, missing: str = "") -> None:
+        """`path`: the file; `what`: the file's kind, for errors; `missing`: sentence about a missing file."""
+        self._missing = missing or f"there is no {what} {path}: make it, or correct the name"
         self._name = name
         self._path = path
-        self._what = what
         self._resolved = resolved
 
     async def digest(self, compute: Callable[[], str]) -> str:
@@ -53,9 +53,7 @@ class ImageFile:
         try:
             info = os.stat(self._path)
         except (FileNotFoundError, NotADirectoryError):
-            raise ImageUnavailable(
-                self._name, f"there is no {self._what} {self._path}: make it, or correct the name", permanent=True
-            ) from None
+            raise ImageUnavailable(self._name, self._missing, permanent=True) from None
         except OSError as error:
             raise ImageUnavailable(self._name, f"{self._path} cannot be read: {error.strerror}") from None
         return f"{info.st_size}:{info.st_mtime_ns}:{info.st_ino}"

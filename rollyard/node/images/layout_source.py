@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from rollyard.core.errors import ImageUnavailable
-from rollyard.kinds.values.image_reference import LayoutImage
+from rollyard.kinds.values.image_reference import BuiltImage, LayoutImage
 from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig
 from rollyard.node.images.blob_store import BlobStore
 from rollyard.node.images.fill_from_blobs import fill_from_blobs
@@ -31,16 +31,28 @@ T = TypeVar("T")
 class LayoutSource:
     shared = False
 
-    def __init__(self, image: LayoutImage, blobs: BlobStore, resolved: ResolvedTags) -> None:
+    def __init__(
+        self, image: LayoutImage, blobs: BlobStore, resolved: ResolvedTags, built: BuiltImage | None = None
+    ) -> None:
+        """`built`: the image's name, if it is not the path."""
         self._image = image
+        self._name = image.text if built is None else built.text
+        missing = (
+            ""
+            if built is None
+            else (
+                f"no image with this name is here: `rollyard images build --tag {built.name}:{built.tag}` makes it for this "
+                "machine, with --shared FOLDER for all nodes of a pool with this sharedFolder"
+            )
+        )
         self._blobs = blobs
         self._path = Path(image.path)
         self._content = self._path / "index.json" if image.kind == "oci" else self._path
-        self._file = ImageFile(image.text, self._content, _KINDS[image.kind], resolved)
+        self._file = ImageFile(self._name, self._content, _KINDS[image.kind], resolved, missing)
 
     @property
     def name(self) -> str:
-        return self._image.text
+        return self._name
 
     async def key(self) -> str:
         """Return the digest of the manifest; for an archive of `docker save`, which has no manifest, of one that is made.
