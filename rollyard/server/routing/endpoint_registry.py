@@ -163,9 +163,10 @@ class EndpointRegistry:
             self._set_trust(state, with_probe(state.trust, why, self._clock.monotonic()))
 
     def suspected_endpoints(self) -> list[EndpointState]:
-        """Endpoints to probe now."""
+        """Endpoints to probe now. An engine that reports that it is not ready is probed when it is ready again: otherwise,
+        each failed probe while it starts would make its ejection longer."""
         now = self._clock.monotonic()
-        return [s for s in self._states.values() if s.trust.probe_due(now)]
+        return [s for s in self._states.values() if s.trust.probe_due(now) and (s.healthy or not s.uid)]
 
     def expire(self) -> None:
         """Stop giving new work to silent endpoints, until they report that they are healthy."""

@@ -143,6 +143,20 @@ def test_a_heartbeat_does_not_bring_back_what_was_ejected_and_a_probe_does() -> 
     assert yard.state("a").capacity_share(yard.clock.monotonic()) < 1, "and it starts slowly"
 
 
+def test_the_start_of_an_engine_that_died_does_not_make_its_ejection_longer() -> None:
+    yard = Yard("a", "b")
+    for voter in ("n1", "n2"):
+        yard.endpoints.complain("a", voter, "the connection broke")
+    yard.beat("a", ready=False, reason="Loading")
+    yard.clock.turn(100.0)
+    assert yard.endpoints.suspected_endpoints() == [], "its probes would fail"
+    yard.beat("a")
+    assert not yard.state("a").ready
+    assert [s.endpoint.id for s in yard.endpoints.suspected_endpoints()] == ["a"]
+    yard.endpoints.probed("a", None)
+    assert yard.state("a").ready
+
+
 def test_a_process_that_was_started_anew_begins_with_our_trust() -> None:
     yard = Yard("a")
     yard.endpoints.probed("a", Reason("Unreachable"))
