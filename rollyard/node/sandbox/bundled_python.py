@@ -15,6 +15,7 @@ bash for images without one. The bundle is mounted read-only at /opt/rollyard, w
 from __future__ import annotations
 
 import compileall
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -67,6 +68,7 @@ def python_argv(own: Path, module: str) -> list[str]:
     return [*_start(_loader(own)), "-I", "-S", "-c", f"from {module} import main; main()"]
 
 
+@functools.cache
 def _loader(own: Path) -> str:
     return next(path.name for path in (own / "so").iterdir() if path.name.startswith("ld-"))
 

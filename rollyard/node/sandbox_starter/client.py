@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def run_alone(launch: Launch, env: Mapping[str, str], seconds: float) -> subproc
 def _request(launch: Launch, env: Mapping[str, str]) -> str:
     account = sandbox_account()
     changed = (account.uid, account.gid) if account.credentials else None
-    scratch = launch.scratch and asdict(launch.scratch)
+    scratch = launch.scratch and vars(launch.scratch)
     return json.dumps({"argv": launch.argv, "scratch": scratch, "account": changed, "env": dict(env)})
 
 
