@@ -11,6 +11,7 @@ because reading a process that faults pages in may block.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -43,13 +44,16 @@ shows nowhere else without a look at each open file."""
 
 @dataclass(slots=True)
 class Watched:
+    name: str
     agent: int
     """Process id of the sandbox agent. All other processes of the sandbox are below it."""
     handle: int
     """pidfd of the sandbox agent. It tells whether the process id still belongs to the sandbox agent."""
     limit: int
-    sockets: socket.socket | None
+    sockets: socket.socket | None = None
     """Socket through which the sandbox's sockets are seen."""
+    is_entered: bool = False
+    """True once the sandbox was entered, which costs a fork of this process."""
     due: float = 0.0
     bound: int = 0
     """Upper bound of the bytes at the last check."""
@@ -67,12 +71,33 @@ class Watched:
 
     def socket_bytes(self) -> Mapping[int, int]:
         """Return the bytes of each socket of the sandbox, by inode."""
-        if self.sockets is None or not process_memory.has_sockets(self.agent):
+        if not process_memory.has_sockets(self.agent):
+            return process_memory.NO_SOCKETS
+        self.enter(None)
+        if self.sockets is None:
             return process_memory.NO_SOCKETS
         try:
             return socket_memory.socket_bytes(self.sockets)
         except OSError:
             return process_memory.NO_SOCKETS
+
+    def enter(self, mounts: Mapping[str, int] | None) -> None:
+        """Limit the sandbox's mounts, and open the socket through which its sockets are seen. A second call has no effect."""
+        if self.is_entered:
+            return
+        self.is_entered = True
+        try:
+            entered = sandbox_entry.enter(self.agent, sandbox_entry.MountLimits(**mounts) if mounts else None)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ENOMEM):  # no fork now: the next look tries again
+                self.is_entered = False
+            elif not isinstance(error, FileNotFoundError | ProcessLookupError):  # else the sandbox has ended
+                sys.stderr.write(f"sandbox {self.name}: its sockets are not counted as memory: {error}\n")
+            return
+        for failure in entered.failures:
+            if os.path.exists(f"/proc/{self.agent}"):
+                sys.stderr.write(f"sandbox {self.name}: a limit is not set: {failure}\n")
+        self.sockets = entered.sockets
 
     def upper_bound(self, sockets: Mapping[int, int]) -> int:
         """Return the bytes of the sandbox without memory files that no process has mapped."""
@@ -122,8 +147,9 @@ class Guard:
         looked_before = self._unseen.pop(sandbox, None) is not None
         if (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
             with suppress(ProcessLookupError):
-                sockets = _enter(sandbox, agent, message["mounts"])
-                self._watched[sandbox] = Watched(agent, os.pidfd_open(agent), message["limit"], sockets)
+                watched = self._watched[sandbox] = Watched(sandbox, agent, os.pidfd_open(agent), message["limit"])
+                if message["mounts"]:
+                    watched.enter(message["mounts"])
                 self._any_watched.set()
         elif not looked_before:
             self._unseen[sandbox] = time.monotonic() + SECOND_LOOK_SECONDS, message
@@ -235,20 +261,6 @@ class Guard:
             if not watched.is_gone():
                 _end(ended)
         watched.ending |= {process.pid for process in ended}
-
-
-def _enter(sandbox: str, agent: int, mounts: Mapping[str, int] | None) -> socket.socket | None:
-    """Limit the sandbox's mounts; return the socket through which its sockets are seen."""
-    try:
-        entered = sandbox_entry.enter(agent, sandbox_entry.MountLimits(**mounts) if mounts else None)
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError | ProcessLookupError):  # else the sandbox has ended
-            sys.stderr.write(f"sandbox {sandbox}: its sockets are not counted as memory: {error}\n")
-        return None
-    for failure in entered.failures:
-        if os.path.exists(f"/proc/{agent}"):
-            sys.stderr.write(f"sandbox {sandbox}: a limit is not set: {failure}\n")
-    return entered.sockets
 
 
 def _end(processes: Sequence[ProcessMemory]) -> None:
