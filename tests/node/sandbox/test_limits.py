@@ -101,5 +101,5 @@ async def test_a_fork_bomb_in_the_background_leaves_the_tools_usable(
 ) -> None:
     async with await sandboxes.start(spec) as sandbox:
         await sandbox.bash("f() { f | f & }; f 2>/dev/null", 60)
-        assert (await sandbox.bash("echo still here 2>/dev/null", 60)).output.endswith("still here\n")
+        assert "still here\n" in (await sandbox.bash("echo still here 2>/dev/null", 60)).output
         assert (await sandbox.ipython("1+1", 60)).output == "2\n"
