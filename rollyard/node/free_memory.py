@@ -3,7 +3,9 @@ their cgroups."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,9 +43,24 @@ def reserve(whole: int) -> int:
     return min(_GREATEST_RESERVE, whole // 16)
 
 
-def kernel_kills(own_cgroups: Path = _OWN, root: Path = _ROOT) -> int:
-    """Return how many processes of this process's cgroup the kernel has ended because memory ran out."""
-    return sum(_number(top / own / files.events, "oom_kill") for top, own, files in _own_cgroups(own_cgroups, root))
+class KernelKillCounter:
+    """The processes of this process's cgroup that the kernel has ended because memory ran out. Every call of a tool asks for
+    their number, so the files stay open."""
+
+    def __init__(self, own_cgroups: Path = _OWN, root: Path = _ROOT) -> None:
+        self._files = []
+        for top, own, files in _own_cgroups(own_cgroups, root):
+            with suppress(OSError):
+                self._files.append(os.open(top / own / files.events, os.O_RDONLY | os.O_CLOEXEC))
+
+    def count(self) -> int:
+        lines = [line for file in self._files for line in os.pread(file, 4096, 0).splitlines()]
+        return sum(int(line.split()[1]) for line in lines if line.startswith(b"oom_kill "))
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+        self._files = []
 
 
 def _machine(name: str) -> int:

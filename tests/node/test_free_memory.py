@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.node.free_memory import free_memory
+from rollyard.node.free_memory import KernelKillCounter, free_memory
 
 MIB = 1 << 20
 
@@ -40,3 +40,14 @@ def test_the_first_version_of_cgroups(tmp_path: Path) -> None:
     assert free_memory(own, tmp_path) == 0
     lay(folder, memory__stat=f"total_inactive_file {3 * MIB}\n")
     assert free_memory(own, tmp_path) == 2 * MIB
+
+
+def test_processes_that_the_kernel_ended_are_counted_in_both_versions(tmp_path: Path) -> None:
+    (own := tmp_path / "cgroup").write_text("7:memory:/job\n3:cpu:/job\n0::/job\n")
+    lay(tmp_path / "memory" / "job", memory__oom_control="oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    lay(tmp_path / "job", memory__events="oom 9\noom_kill 3\noom_group_kill 1\n")
+    counter = KernelKillCounter(own, tmp_path)
+    assert counter.count() == 5
+    lay(tmp_path / "job", memory__events="oom 9\noom_kill 4\n")
+    assert counter.count() == 6
+    counter.close()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rollyard.node.free_memory import kernel_kills
+from rollyard.node.free_memory import KernelKillCounter
 from rollyard.node.memory_guard import messages
 from rollyard.node.memory_guard.sandbox_entry import MountLimits
 
@@ -77,6 +77,7 @@ class MemoryGuard:
         self._watched: dict[str, dict[str, Any]] = {}
         """Sandbox -> the message that tells the guard of it."""
         self._reports: dict[str, list[OverLimit]] = {}
+        self._kill_counter = KernelKillCounter()
         self._kernel_kills: dict[str, int] = {}
         """Sandbox -> number of processes that the kernel had ended when the sandbox was last asked about."""
 
@@ -85,7 +86,7 @@ class MemoryGuard:
         does not set."""
         message = {"watch": sandbox, "launcher": launcher, "limit": limit, "mounts": mounts and asdict(mounts)}
         self._watched[sandbox] = message
-        self._kernel_kills[sandbox] = kernel_kills()
+        self._kernel_kills[sandbox] = self._kill_counter.count()
         self._send(message)
 
     def forget(self, sandbox: str) -> None:
@@ -103,12 +104,16 @@ class MemoryGuard:
             except EOFError:
                 self._start()
         reports = self._reports.pop(sandbox, [])
-        if sandbox not in self._watched or (ended := kernel_kills()) == (before := self._kernel_kills[sandbox]):
+        if sandbox not in self._watched:
+            return reports
+        before, ended = self._kernel_kills[sandbox], self._kill_counter.count()
+        if ended == before:
             return reports
         self._kernel_kills[sandbox] = ended
         return [*reports, KernelKills(ended - before)]
 
     def close(self) -> None:
+        self._kill_counter.close()
         if self._process is not None and self._socket is not None:
             self._socket.close()
             try:
