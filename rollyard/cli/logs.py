@@ -36,8 +36,8 @@ async def logs(
     A pool's name selects all its present jobs. --previous shows the output of ended allocations. Rollyard keeps the
     output of a pool's last three allocations that ended without a drain.
 
-    A rollout's id, or rollout/ID, shows each turn's tool calls with their arguments, results and durations. -f shows them
-    as they happen, until the rollout ends. --tail counts turns.
+    A rollout's id, or rollout/ID, shows each turn's tool calls with their arguments, results and durations, and what the
+    command of `type: command` prints. -f shows them as they happen, until the rollout ends. --tail counts turns.
     """
     if (id := await _rollout(client, namespace, words)) is not None:
         if previous:

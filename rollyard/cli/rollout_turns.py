@@ -15,6 +15,8 @@ from rollyard.kinds.rollout import RolloutView, Stage, Status, Trajectory, Turn
 from rollyard.wire.attach import AttachKind, Start
 
 WAIT_SECONDS = 1.0
+_OUTPUT = "| "
+"""Words before each line that a command of `type: command` printed."""
 
 
 async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool, tail: int | None) -> None:
@@ -23,9 +25,10 @@ async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool
     if trajectory is not None:
         return _print_ended(trajectory, tail)
     if not follow:
-        found = await _turns_so_far(client, namespace, view)
+        found, output = await _so_far(client, namespace, view)
         for index, turn in list(enumerate(found))[-tail if tail else 0 :] if tail != 0 else []:
             _echo([*call_lines(index, turn), *result_lines(turn)])
+        _echo(_output_lines(output))
         click.echo(f"{state_line(view)}; -f follows it", err=True)
         return
     printed = _Printed()
@@ -38,26 +41,36 @@ async def print_turns(client: AsyncClient, namespace: str, id: str, follow: bool
         printed.begin(trajectory.attempt)
     for index, turn in enumerate(trajectory.turns):
         printed.turn(index, turn)
+    printed.rest(trajectory.harness_output or "")
     _echo(_end_lines(trajectory))
 
 
-async def _turns_so_far(client: AsyncClient, namespace: str, view: RolloutView) -> list[Turn]:
+async def _so_far(client: AsyncClient, namespace: str, view: RolloutView) -> tuple[list[Turn], str]:
+    """Return the turns of the present attempt, and what its command has printed."""
     if view.status is not Status.RUNNING or view.stage is Stage.EVAL:
-        return []
+        return [], ""
     found: dict[int, Turn] = {}
-    async with client.attach(view.id, Start(kind=AttachKind.TURNS), namespace) as attached:
-        async for index, turn in live_turns(attached):
-            found[index] = turn
-    return list(found.values())
+    output = ""
+    async with client.attach(view.id, Start(kind=AttachKind.TURNS, output=True), namespace) as attached:
+        async for one in live_turns(attached):
+            if isinstance(one, str):
+                output += one
+            else:
+                found[one[0]] = one[1]
+    return list(found.values()), output
 
 
 async def _follow_attempt(client: AsyncClient, namespace: str, view: RolloutView, printed: _Printed) -> None:
     """Print the turns of the present attempt until RUN ends, or until its node agent is lost."""
     printed.begin(view.attempt)
     try:
-        async with client.attach(view.id, Start(kind=AttachKind.TURNS, follow=True), namespace) as attached:
-            async for index, turn in live_turns(attached):
-                printed.turn(index, turn)
+        start = Start(kind=AttachKind.TURNS, follow=True, output=True)
+        async with client.attach(view.id, start, namespace) as attached:
+            async for one in live_turns(attached):
+                if isinstance(one, str):
+                    printed.output(one)
+                else:
+                    printed.turn(*one)
     except Incompatible as error:
         printed.say(f"{error}. Its turns are printed when it has ended")
     except (Conflict, Unavailable, RequestTimeout) as error:
@@ -72,12 +85,14 @@ class _Printed:
         self._said: set[str] = set()
         self._calls: set[int] = set()
         self._results: set[int] = set()
+        self._line: str | None = None
+        """Begin of a line that a command has not ended yet; None if it has printed nothing."""
 
     def begin(self, attempt: int) -> None:
         if attempt != self.attempt:
             if self.attempt:
                 click.echo(f"=== attempt {attempt}")
-            self.attempt, self._calls, self._results = attempt, set(), set()
+            self.attempt, self._calls, self._results, self._line = attempt, set(), set(), None
 
     def say(self, text: str) -> None:
         if text not in self._said:
@@ -86,6 +101,15 @@ class _Printed:
 
     def state(self, view: RolloutView) -> None:
         self.say(state_line(view).partition(" (since ")[0])
+
+    def output(self, text: str) -> None:
+        """Print the whole lines of what a command prints, each behind a bar."""
+        *lines, self._line = ((self._line or "") + text).split("\n")
+        _echo([_OUTPUT + line for line in lines])
+
+    def rest(self, output: str) -> None:
+        """Print a command's output, or if it was printed while it ran, only the end of its last line."""
+        _echo(_output_lines(output if self._line is None else self._line))
 
     def turn(self, index: int, turn: Turn) -> None:
         if index not in self._calls:
@@ -100,7 +124,11 @@ def _print_ended(trajectory: Trajectory, tail: int | None) -> None:
     turns = list(enumerate(trajectory.turns))
     for index, turn in turns[len(turns) - tail if tail is not None and tail < len(turns) else 0 :]:
         _echo([*call_lines(index, turn), *result_lines(turn)])
-    _echo(_end_lines(trajectory))
+    _echo([*_output_lines(trajectory.harness_output or ""), *_end_lines(trajectory)])
+
+
+def _output_lines(output: str) -> list[str]:
+    return [_OUTPUT + line for line in output.removesuffix("\n").split("\n")] if output else []
 
 
 def _end_lines(trajectory: Trajectory) -> list[str]:

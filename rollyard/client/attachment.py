@@ -70,14 +70,18 @@ class Attachment:
         await self._socket.send(SendSignal(number=number))
 
 
-async def turns(attached: Attachment) -> AsyncIterator[tuple[int, Turn]]:
-    """Yield pairs (index, turn) of an attachment of kind TURNS. Raises the errors of `output`."""
+async def turns(attached: Attachment) -> AsyncIterator[tuple[int, Turn] | str]:
+    """Yield pairs (index, turn) of an attachment of kind TURNS, and texts that a command printed. Raises the errors of
+    `output`."""
     rest = b""
     async for channel, data in attached.output():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             found = from_json(line)
-            yield found["index"], Turn.model_validate(found["turn"], extra="ignore")
+            if "turn" in found:
+                yield found["index"], Turn.model_validate(found["turn"], extra="ignore")
+            elif "output" in found:
+                yield str(found["output"])
         await attached.used(channel, data)
 
 

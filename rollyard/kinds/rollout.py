@@ -385,6 +385,8 @@ class Outcome(WireModel):
     endpoint: str | None = None
     node: str | None = None
     error: RolloutError | None = None
+    harness_output: str | None = None
+    """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -450,6 +452,9 @@ class RolloutView(WireModel):
 
 class Trajectory(WireModel):
     """Whole result of a rollout, for trainers."""
+
+    harness_output: str | None = None
+    """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
 
     forked_from: ForkPoint | None = None
     """Turn of another rollout from which this one went on. All tokens up to there have a loss mask of 0 here; the other

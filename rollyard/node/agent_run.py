@@ -103,7 +103,6 @@ class CommandRun:
     ) -> None:
         self._lease = lease
         self._policy = policy
-        self._sandbox = sandbox
         self._prompt = handler.prompt(lease.task)
         agent = lease.agent
         # an unknown parser is a fault of the request, so it is reported here and not in a model call
@@ -118,6 +117,7 @@ class CommandRun:
             context=lease.budgets.context_tokens,
         )
         self._session = GatewaySession(secrets.token_hex(16), template, policy, config)
+        self.harness = Harness(sandbox, self._session)
         self._status = Status.TRUNCATED
         self._metrics: dict[str, float] = {}
         self._overdue = True
@@ -140,7 +140,7 @@ class CommandRun:
         Raises as `Harness.run`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(budget) as self._policy.failover.limit:
-                self._status, code = await Harness(self._sandbox, self._session).run(self._lease.agent, self._prompt)
+                self._status, code = await self.harness.run(self._lease.agent, self._prompt)
                 self._metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 self._overdue = False
         return await self.result()

@@ -7,6 +7,7 @@ never delays a heartbeat or a lease. When the WebSocket closes, for whatever rea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Coroutine
@@ -19,6 +20,7 @@ from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
 from rollyard.core.errors import ApiError, Conflict, SandboxLost, TooManyRequests, Unavailable, connection_failure_text
 from rollyard.kinds.rollout import Stage, Turn
+from rollyard.node.agents.tool_schemas import shorten
 from rollyard.node.kept_sandboxes import Kept
 from rollyard.node.lease_run import LeaseRun
 from rollyard.node.sandbox.program import Program, ProgramRefused, ProgramSpec
@@ -99,7 +101,7 @@ async def _serve(socket: AttachedSocket, message: Attach, run: LeaseRun | Kept |
             start = await anext(received, None)
         if isinstance(start, Start) and start.kind.value == message.kind:
             if start.kind is AttachKind.TURNS and isinstance(run, LeaseRun):
-                await _connect(socket, _send_turns(socket, run, start.follow), _ignore(received))
+                await _connect(socket, _send_turns(socket, run, start), _ignore(received))
             else:
                 await _run_program(socket, received, start, run)
     except ApiError as error:
@@ -181,17 +183,24 @@ async def _receive(socket: AttachedSocket, received: Received, program: Program)
                     await program.signal(number)
 
 
-async def _send_turns(socket: AttachedSocket, run: LeaseRun, follow: bool) -> int:
-    """Send each turn when it is new, and again when its tools have answered."""
+async def _send_turns(socket: AttachedSocket, run: LeaseRun, start: Start) -> int:
+    """Send each turn when it is new, and again when its tools have answered; send what a command prints, if asked to."""
     sent: list[Turn] = []
+    position = 0
     while True:
-        last = run.over or run.stage is Stage.EVAL or not follow
+        last = run.over or run.stage is Stage.EVAL or not start.follow
         turns = await run.turns()
         for index, turn in enumerate(turns):
             if index >= len(sent) or sent[index] != turn:
                 line = json.dumps({"index": index, "turn": turn.model_dump(mode="json")})
                 await socket.send_data(STDOUT, line.encode() + b"\n")
         sent = turns
+        if start.output:
+            with contextlib.suppress(SandboxLost):
+                text, position = await run.printed(position)
+                if text:
+                    text = text if start.follow else shorten(text)
+                    await socket.send_data(STDOUT, json.dumps({"output": text}).encode() + b"\n")
         if last:
             return 0
         await asyncio.sleep(TURNS_SECONDS)

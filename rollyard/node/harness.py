@@ -8,6 +8,7 @@ needs no network.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -18,11 +19,12 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.core.aio import running
-from rollyard.core.errors import TaskError
+from rollyard.core.errors import SandboxLost, TaskError
 from rollyard.gateway.app import KEY_PREFIX, build
 from rollyard.gateway.requests.call_errors import GatewayError
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.rollout import AgentSpec, Status
+from rollyard.node.agents.tool_schemas import shorten
 from rollyard.node.sandbox.base import CommandResult
 from rollyard.node.sandbox.sandbox import Sandbox
 from rollyard.sandbox_agent.settings import HOME
@@ -37,6 +39,7 @@ MAX_COMMAND_SECONDS = 20 * 86_400.0
 server is available does not count towards that limit. The upper limit is below 24 days, the longest timeout that poll()
 accepts."""
 LAST_OUTPUT_CHARS = 1000
+OUTPUT_SECONDS = 5.0
 MAX_CONNECTIONS = 128
 """Greatest number of connections of one sandbox. Each connection uses a file descriptor of the node agent."""
 
@@ -63,6 +66,20 @@ class Harness:
     def __init__(self, sandbox: Sandbox, session: GatewaySession) -> None:
         self._sandbox = sandbox
         self._session = session
+        self._printed: str | None = None
+        """Output of the command that has ended; in a long output the middle is missing."""
+
+    @property
+    def output(self) -> str | None:
+        """Output of the command that has ended, in the length of a tool's result; None if the command has not ended."""
+        return shorten(self._printed) if self._printed is not None else None
+
+    async def printed(self, position: int) -> tuple[str, int]:
+        """Return what the command has printed after the first `position` bytes, and the number of bytes so far."""
+        if self._printed is None:
+            return await self._sandbox.printed(position)
+        whole = self._printed.encode()
+        return whole[position:].decode(errors="replace"), len(whole)
 
     async def run(self, agent: AgentSpec, prompt: Sequence[Mapping[str, Any]]) -> tuple[Status, int | None]:
         """Run the command; return the status and the exit code.
@@ -138,10 +155,20 @@ class Harness:
         script = _script(agent, base, self._session.id, self._sandbox.workdir)
         async with running(self._sandbox.bash(script, MAX_COMMAND_SECONDS)) as command:
             either: set[asyncio.Future[Any]] = {command, self._session.failure}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                if not command.done():  # it will be stopped
+                    await self._keep_output()
             if self._session.failure.done():
                 raise self._session.failure.result()
+            self._printed = command.result().output
             return command.result()
+
+    async def _keep_output(self) -> None:
+        with contextlib.suppress(SandboxLost, TimeoutError):
+            async with asyncio.timeout(OUTPUT_SECONDS):
+                self._printed = (await self._sandbox.printed(0))[0]
 
 
 def _script(agent: AgentSpec, base: str, session: str, workdir: str) -> str:

@@ -39,6 +39,7 @@ from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, Guard
 from rollyard.node.agents.tasks.installed_handlers import Handlers
 from rollyard.node.eval_files import EvalFiles, check_image
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
+from rollyard.node.harness import Harness
 from rollyard.node.image_pulls import ImagePulls
 from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
@@ -106,6 +107,7 @@ class LeaseRun:
         """The rollout's present sandbox, which may have ended."""
         self._looks: Counter[str] = Counter()
         self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
+        self._harness: Harness | None = None
         self.over = False
         """True if the work on the lease has ended, for whatever reason."""
 
@@ -114,6 +116,15 @@ class LeaseRun:
         if self._partial_outcome is not None:
             return self._partial_outcome.turns
         return await self._live_turns() if self._live_turns is not None else []
+
+    async def printed(self, position: int) -> tuple[str, int]:
+        """Return what the attempt's command has printed after the first `position` bytes, and the number of bytes so far.
+        Raises SandboxLost."""
+        return await self._harness.printed(position) if self._harness is not None else ("", 0)
+
+    @property
+    def _output(self) -> str | None:
+        return self._harness.output if self._harness is not None else None
 
     def note_look(self) -> None:
         """Count that somebody runs a program in the present sandbox. The outcome has the count as a metric."""
@@ -187,9 +198,8 @@ class LeaseRun:
         return handlers.loaded[kind]
 
     def _failed(self, error: RollyardError) -> Outcome:
-        return evolve(
-            failed_outcome(self._partial_outcome, self.stage, error, self._node.node), timings=self._timings_now()
-        )
+        failed = failed_outcome(self._partial_outcome, self.stage, error, self._node.node)
+        return evolve(failed, timings=self._timings_now(), harness_output=self._output or failed.harness_output)
 
     # INIT and RUN
 
@@ -225,6 +235,7 @@ class LeaseRun:
             breaks=run.breaks,
             endpoint=self._endpoint,
             node=self._node.node,
+            harness_output=self._output,
         )
 
     async def _init(
@@ -280,7 +291,7 @@ class LeaseRun:
         lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
         if lease.agent.command is not None:
             command = CommandRun(lease, handler, sandbox, template, policy)
-            self._live_turns = command.turns
+            self._live_turns, self._harness = command.turns, command.harness
             ran = await command.run(budget)
         else:
             loop = LoopRun(lease, handler, sandbox, environment, template, policy)

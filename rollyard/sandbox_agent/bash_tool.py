@@ -146,6 +146,11 @@ class BashTool:
             status, restarted = self._end_bash(), True
         return CommandFinished(self._capture.pop(), None if timed_out else status, timed_out, restarted)
 
+    def printed(self, position: int) -> tuple[bytes, int]:
+        """Return what the running command has printed after the first `position` bytes, and the number of bytes so far. Any
+        thread may call this method."""
+        return self._capture.after(position)
+
     def drain(self) -> None:
         """Read the output of background jobs between calls; the next call returns it. Unread output would block the
         jobs."""

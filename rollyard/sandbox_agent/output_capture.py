@@ -32,6 +32,13 @@ class OutputCapture:
         self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
         return output
 
+    def after(self, position: int) -> tuple[bytes, int]:
+        """Return the kept output after the first `position` bytes, and the number of bytes so far. Another thread may feed
+        meanwhile; the middle of a long output may then lack some bytes."""
+        head, tail, dropped = bytes(self._head), bytes(self._tail), self._dropped
+        begin = len(head) + dropped
+        return head[position:] + tail[max(0, position - begin) :], begin + len(tail)
+
     def _trim(self) -> None:
         excess = len(self._tail) - self._half
         if excess > 0:

@@ -67,6 +67,7 @@ class AgentServer:
         self._routes = {
             "bash": ToolRoute(None, self._bash),
             "prepare bash": ToolRoute(None, self._prepare_bash),
+            "printed": ToolRoute(files, self._printed),
             "ipython": ToolRoute(ipython, self._ipython),
             "prepare ipython": ToolRoute(ipython, self._prepare_ipython),
             "edit": ToolRoute(files, lambda header, body: _edit(settings.workdir, header)),
@@ -141,6 +142,10 @@ class AgentServer:
     def _ipython(self, header: Header, body: bytes) -> Reply:
         done = self._python.run(body.decode("utf-8", "replace"), header["timeout"])
         return {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
+
+    def _printed(self, header: Header, body: bytes) -> Reply:
+        output, position = self._shell.printed(header["position"])
+        return {"position": position}, output
 
     def _listen(self, header: Header, body: bytes) -> Reply:
         return {"port": listen(self._gate, header["ticket"], header.get("port", 0))}, b""

@@ -56,6 +56,8 @@ class Start(WireMessage):
     """True: the sandbox of EVAL is allowed, with the hidden tests in it."""
     follow: bool = False
     """For TURNS. True: send turns until RUN ends. False: send the turns so far."""
+    output: bool = False
+    """For TURNS. True: send also what the command of `type: command` prints, as lines of JSON with `output`."""
 
     @property
     def words(self) -> str:

@@ -58,7 +58,8 @@ class Site:
         for stage in [stage for stage in Stage if list(Stage).index(stage) < list(Stage).index(until)]:
             (gates / stage.value).touch()
         task = Task.model_validate({"kind": kind, "gates": str(gates)})
-        await self.client.submit([RolloutRequest(id=id, pool="demo", task=task, agent={"max_turns": 1}, **more)])  # type: ignore[arg-type]
+        request = {"id": id, "pool": "demo", "task": task, "agent": {"max_turns": 1}, **more}
+        await self.client.submit([RolloutRequest.model_validate(request)])
 
         async def waits() -> bool:
             return (await self.client.rollout(id))[0].stage is until
@@ -374,6 +375,26 @@ async def test_the_turns_of_a_rollout_show_while_it_runs_and_after_its_end(site:
     assert (await site.yard.rollyard("logs", id))[0] == followed
     assert not [e for e in (await site.client.rollout_history(id)).entries if e.event == "Exec"], "turns are no look"
     assert "looks" not in ended.metrics
+
+
+@one_runtime
+async def test_what_a_command_prints_shows_while_it_runs_and_after_its_end(site: Site) -> None:
+    command = "echo begun; until [ -e /tmp/go ]; do sleep 0.05; done; printf 'over\\033[1m'"
+    agent = {"type": "command", "command": command}
+    id = await site.submit(agent=agent)
+
+    async def printed() -> bool:
+        return (await site.yard.rollyard("logs", id))[0] == "| begun\n"
+
+    await site.yard.until(printed)
+    following = asyncio.create_task(site.yard.rollyard("logs", "-f", id))
+    await site.yard.until(lambda: asyncio.sleep(0, bool(site.yard.processes("logs", "-f", id))))
+    await site.exec(id, "touch", "/tmp/go")
+    ended = await site.finish(id)
+    assert (ended.status, ended.harness_output) == (Status.FAILED, "begun\nover\x1b[1m")
+    followed, _ = await following
+    assert followed.startswith("| begun\n| over\\x1b[1m\n=== Failed")
+    assert (await site.yard.rollyard("logs", id))[0] == followed
 
 
 @one_runtime

@@ -194,7 +194,8 @@ async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
     sandbox: Sandbox, template: ChatTemplate
 ) -> None:
     async with session(template) as (mine, _):
-        running = asyncio.create_task(Harness(sandbox, mine).run(command(f"{PYTHON}\nsleep 1000"), PROMPT))
+        harness = Harness(sandbox, mine)
+        running = asyncio.create_task(harness.run(command(f"echo begun\n{PYTHON}\nsleep 1000"), PROMPT))
         async with asyncio.timeout(60):
             while mine.calls < 3:
                 await asyncio.sleep(0.02)
@@ -202,6 +203,7 @@ async def test_stopping_it_stops_the_command_and_keeps_what_was_sampled(
         with pytest.raises(asyncio.CancelledError):
             await running
         assert len(mine.segments()) == 1
+        assert (harness.output or "").startswith("begun\n")
         assert (await sandbox.bash("pgrep -c sleep", 10)).output.strip() == "0"
 
 

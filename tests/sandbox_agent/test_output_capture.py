@@ -34,6 +34,20 @@ def test_nothing_is_lost_or_made_up(chunks: list[bytes], limit: int) -> None:
         assert taken == whole[:half] + f"\n[{len(whole) - 2 * half} bytes left out]\n".encode() + whole[-half:]
 
 
+@given(st.lists(st.binary(max_size=40)), st.integers(min_value=2, max_value=500))
+def test_what_is_new_can_be_read_meanwhile(chunks: list[bytes], limit: int) -> None:
+    capture, read, position = OutputCapture(limit), b"", 0
+    for chunk in chunks:
+        capture.feed(chunk)
+        new, position = capture.after(position)
+        read += new
+    whole = b"".join(chunks)
+    assert position == len(whole)
+    assert capture.after(position) == (b"", position)
+    if all(len(chunk) <= limit // 2 for chunk in chunks):
+        assert read == whole
+
+
 @pytest.mark.parametrize("size", [1 << 16, 1 << 12])
 def test_memory_stays_bounded(size: int) -> None:
     capture = OutputCapture(limit=1 << 20)

@@ -145,6 +145,7 @@ ERROR = RolloutError(stage=Stage.RUN, reason="SandboxLost", message="the sandbox
 OUTCOME = Outcome(
     status=Status.COMPLETED,
     reward=1.0,
+    harness_output="done",
     metrics={"exact": 1.0},
     segments=[
         Segment(
@@ -238,6 +239,7 @@ SAMPLES = (
         term="xterm",
         eval=True,
         follow=True,
+        output=True,
     ),
     WindowSize(rows=40, columns=120),
     EndInput(),

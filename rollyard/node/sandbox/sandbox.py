@@ -113,6 +113,12 @@ class Sandbox:
             _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes()
         )
 
+    async def printed(self, position: int) -> tuple[str, int]:
+        """Return what the running bash command has printed after the first `position` bytes, and the number of bytes so
+        far. The middle of a long output is missing."""
+        reply, output = await self._call({"op": "printed", "position": position}, b"", FILE_SECONDS)
+        return _text(output), reply["position"]
+
     async def ipython(self, code: str, timeout: float) -> CellResult:
         """Run a cell in the sandbox's IPython, which keeps its state; one cell at a time. `timeout` in seconds."""
         async with self._ipython_turn:

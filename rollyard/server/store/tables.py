@@ -63,7 +63,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_27 = """
+_VERSION_28 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -158,7 +158,7 @@ CREATE TABLE snapshots (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 27: _VERSION_27}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 28: _VERSION_28}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 
