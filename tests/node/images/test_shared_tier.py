@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,14 @@ from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.images import shared_lease
 from rollyard.node.images.cache import ImageCache
 from tests.support.image_registry import BASE, Front, Pusher, gz, hard_link, symlink, tar
+
+_STAGE = """
+import asyncio, sys
+from pathlib import Path
+from rollyard.kinds.sandbox_template import SandboxImages
+from rollyard.node.images.cache import ImageCache
+asyncio.run(ImageCache(Path(sys.argv[1]), SandboxImages(shared_folder=sys.argv[3])).stage(sys.argv[2]))
+"""
 
 
 def _nodes(folder: Path, count: int) -> list[ImageCache]:
@@ -87,6 +96,25 @@ async def test_a_dead_puller_is_taken_over(
     with await node.get(f"docker://{registry.host}/tier/dead@{digest}") as image:
         assert (image.root / "etc/name").exists()
     assert [path.name for path in (open_folder / "tier/images").iterdir()] == [f"{stem.name}.tar.zst"]
+
+
+async def test_a_node_agent_killed_while_it_unpacks_the_shared_file(registry: Pusher, open_folder: Path) -> None:
+    """Its processes end with it, and another node agent of the node begins again."""
+    registry.image("tier/killed", "v1", [BASE, gz(tar(*((f"f{number}", os.urandom(999)) for number in range(5000))))])
+    name = f"docker://{registry.host}/tier/killed:v1"
+    first, second = _nodes(open_folder, 2)
+    await first.stage(name)
+    process = subprocess.Popen([sys.executable, "-c", _STAGE, open_folder / "node1", name, open_folder / "tier"])
+    try:
+        while not list((open_folder / "node1/filling").glob("*/root/f*")):
+            assert process.poll() is None
+            await asyncio.sleep(0.001)
+    finally:
+        process.kill()
+        process.wait()
+    with await first.get(name) as whole, await second.get(name) as image:
+        assert _tree(image.root) == _tree(whole.root)
+    assert os.listdir(open_folder / "node1/filling") == []
 
 
 async def test_a_lease_that_is_still_empty_has_a_holder(open_folder: Path) -> None:
