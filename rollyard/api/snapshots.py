@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
+
 from aiohttp import web
 from pydantic_core import from_json
 
@@ -13,14 +16,18 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.rollout_snapshot import RolloutSnapshots
-from rollyard.server.store.base import RolloutRecord, StoredSnapshot
+from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot
 from rollyard.wire.frames import framed
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, SnapshotHeader
 
 CONTENT_TYPE = "application/zstd"
 MAX_HEADER_BYTES = 64 << 10
+SEND_SECONDS = 120.0
+_CHUNK = 1 << 18
 _BUDGET = web.AppKey("snapshot_budget", ByteBudget)
-"""Limit on the total bytes of the snapshots that are in the server's memory at the same time."""
+_SENDING = web.AppKey("snapshots_sent", ByteBudget)
+"""Limits on the total bytes of the snapshots that are in the server's memory at the same time: of those that arrive, and of
+those that are sent."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -34,6 +41,7 @@ def routes() -> list[web.RouteDef]:
 
 def set_up(app: web.Application) -> None:
     app[_BUDGET] = ByteBudget(4 * MAX_SNAPSHOT_BYTES)
+    app[_SENDING] = ByteBudget(4 * MAX_SNAPSHOT_BYTES)
 
 
 async def _put(request: web.Request) -> web.Response:
@@ -58,13 +66,34 @@ async def _list(request: web.Request) -> web.Response:
 
 
 @accepts("namespace")
-async def _get(request: web.Request) -> web.Response:
+async def _get(request: web.Request) -> web.StreamResponse:
     """Read the snapshot after a turn: a tar archive in zstd."""
     record, stored = await _stored(request)
     snapshot = snapshot_of_turn(record, stored, request.match_info["turn"])
     assert snapshot.blob is not None
-    data = await request.app[SERVICES].store.read_blob(snapshot.blob)
-    return web.Response(body=data, content_type=CONTENT_TYPE, headers={"ETag": f'"{snapshot.blob.sha256}"'})
+    return await send_blob(request, snapshot.blob, headers={"ETag": f'"{snapshot.blob.sha256}"'})
+
+
+async def send_blob(
+    request: web.Request, blob: BlobRef, head: bytes = b"", headers: Mapping[str, str] | None = None
+) -> web.StreamResponse:
+    """Send `head` and a stored archive. Only some archives are in memory at a time, and a client that does not read does not
+    keep one there: after SEND_SECONDS its connection is closed."""
+    response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE, **(headers or {})})
+    response.content_length = len(head) + blob.length
+    async with request.app[_SENDING].reserve(blob.length):
+        data = memoryview(await request.app[SERVICES].store.read_blob(blob))
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await response.prepare(request)
+                await response.write(head)
+                for at in range(0, len(data), _CHUNK):
+                    await response.write(data[at : at + _CHUNK])
+                await response.write_eof()
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+    return response
 
 
 @accepts("namespace", "id", "fence")

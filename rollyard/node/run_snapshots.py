@@ -55,7 +55,7 @@ class RunSnapshots:
     async def _take(self, turn: int, eval_files: EvalFiles | None = None) -> None:
         header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.held.fingerprint)
         try:
-            snapshot = await self._sandbox.snapshot(folder=node_cache())
+            snapshot = await self._sandbox.snapshot(folder=node_cache(), most_compressed=MAX_SNAPSHOT_BYTES)
         except (OSError, TooLarge) as error:
             if eval_files is not None:
                 raise eval_files.missing(error) from None
@@ -78,10 +78,6 @@ class RunSnapshots:
 
     async def _send(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
         try:
-            if snapshot is not None and snapshot.size > MAX_SNAPSHOT_BYTES:
-                raise TooLarge(
-                    f"a compressed snapshot may have at most {MAX_SNAPSHOT_BYTES} bytes; this one has {snapshot.size}"
-                )
             await self._uploads.snapshot(header, snapshot.read() if snapshot is not None else b"")
         except (Invalid, TooLarge) as error:
             log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, header.turn, error)

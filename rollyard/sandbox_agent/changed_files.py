@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from rollyard.sandbox_agent.mounts import Mounts
 
 _CHUNK = 1 << 20
+_SAVED = (stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO)
 _MOST_EXTENTS = 10_000
 """Greatest number of parts of a sparse file. The rest of the file is read with its holes."""
 
 
-_MOST_NAMES = 300_000
-"""Greatest number of files in one folder. The names of a folder are in memory together."""
+_MOST_NAMES, _MOST_NAME_BYTES = 300_000, 32 << 20
+"""Greatest number of files in one folder, and of bytes in their names. The names of a folder are in memory together, and this
+process has no limit of memory."""
+_MOST_LINK_BYTES = 32 << 20
+"""Greatest number of bytes of the names of files with several names. Further such files are saved as separate files."""
+_MOST_OPENED = 10_000
+"""Greatest number of folders that are made readable for the time of the snapshot."""
 
 
 class TooManyChanges(Exception):
@@ -43,6 +49,7 @@ class ChangeArchive:
         self._since = since_ns
         self._write = write
         self._limit = self._left = limit
+        self._link_bytes = 0
         self._links: dict[tuple[int, int], bytes] = {}
         """Device and inode of a file with several names -> the first of the names. An overlay shows different inodes for a
         file of the image and a new hard link to it, so these become two files."""
@@ -64,26 +71,33 @@ class ChangeArchive:
                 _chmod(path, mode)
 
     def _folders(self, root: bytes, whole: bool) -> None:
-        waiting = [(root, whole or self._is_changed(os.lstat(root), whole))]
+        waiting = [(b"", [(root, whole or self._is_changed(os.lstat(root), whole))])]
         while waiting:
-            path, changed = waiting.pop()
+            above, below = waiting[-1]
+            if not below:
+                waiting.pop()
+                continue
+            name, changed = below.pop()
+            path = above + name
             try:
-                waiting += reversed(self._folder(path, changed, whole))
+                waiting.append((path.rstrip(b"/") + b"/", self._folder(path, changed, whole)[::-1]))
             except OSError as error:
                 self._skip(path, error)
 
     def _folder(self, path: bytes, changed: bool, whole: bool) -> list[tuple[bytes, bool]]:
-        """Write a folder's files, and the folder itself if it has `changed`. Return the folders in it that must be looked
-        at, and whether they have changed."""
+        """Write a folder's files, and the folder itself if it has `changed`. Return the names of the folders in it that
+        must be looked at, and whether they have changed."""
         info = os.lstat(path)
         if not stat.S_ISDIR(info.st_mode):
             return []
         if changed and info.st_mode & 0o700 != 0o700 and info.st_uid == os.geteuid():
+            if len(self._opened) == _MOST_OPENED:
+                raise TooManyChanges(f"more than {_MOST_OPENED} folders are closed for their owner")
             self._opened.append((path, stat.S_IMODE(info.st_mode)))
             os.chmod(path, stat.S_IMODE(info.st_mode) | 0o700)
         names = _names(path)
         listed: list[tuple[bytes, bytes]] = []
-        files: list[tuple[bytes, os.stat_result]] = []
+        files: list[bytes] = []
         folders: list[tuple[bytes, bool]] = []
         for name in names:
             child = path.rstrip(b"/") + b"/" + name
@@ -101,21 +115,22 @@ class ChangeArchive:
                 if new:
                     mark = incremental_tar.FOLDER_WRITTEN
                 if new or child in self._mounts.above:
-                    folders.append((child, new))
+                    folders.append((name, new))
             elif self._is_changed(found, whole):
-                if stat.S_IFMT(found.st_mode) not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFIFO):
+                if stat.S_IFMT(found.st_mode) not in _SAVED:
                     self._leave_out(child)
                     continue
                 mark = incremental_tar.WRITTEN
-                files.append((child, found))
+                files.append(name)
             listed.append((mark, name))
         if changed:
             entry = _entry(path, incremental_tar.FOLDER, info)
             entry.names = listed
             self._put(incremental_tar.encoded(entry))
-        for child, found in files:
+        for name in files:
+            child = path.rstrip(b"/") + b"/" + name
             try:
-                self._file(child, found)
+                self._file(child, os.lstat(child))
             except OSError as error:
                 self._skip(child, error)
         return folders
@@ -124,9 +139,15 @@ class ChangeArchive:
         return whole or info.st_ctime_ns >= self._since
 
     def _file(self, path: bytes, info: os.stat_result) -> None:
+        if stat.S_IFMT(info.st_mode) not in _SAVED:  # it has just taken the place of a file
+            return
         self.files += 1
         if stat.S_ISREG(info.st_mode) and info.st_nlink > 1:
-            first = self._links.setdefault((info.st_dev, info.st_ino), path)
+            key = (info.st_dev, info.st_ino)
+            first = self._links.get(key, path)
+            if first == path and self._link_bytes < _MOST_LINK_BYTES:
+                self._links[key] = path
+                self._link_bytes += len(path) + 200
             if first != path:
                 entry = _entry(path, incremental_tar.HARD_LINK, info)
                 entry.link = first[1:]
@@ -195,12 +216,15 @@ class ChangeArchive:
 
 def _names(path: bytes) -> list[bytes]:
     names: list[bytes] = []
+    size = 0
     with os.scandir(path) as found:
         for one in found:
             names.append(one.name)
-            if len(names) > _MOST_NAMES:
+            size += len(one.name)
+            if len(names) > _MOST_NAMES or size > _MOST_NAME_BYTES:
+                name = path[-200:].decode("utf-8", "backslashreplace")
                 raise TooManyChanges(
-                    f"{path[-200:].decode('utf-8', 'backslashreplace')} has more than {_MOST_NAMES} files"
+                    f"{name} has more than {_MOST_NAMES} files, or more than {_MOST_NAME_BYTES} bytes of names"
                 )
     return sorted(names)
 

@@ -54,13 +54,14 @@ class ChangeRestorer:
         elif (info := os.lstat(path)).st_mode & 0o700 != 0o700 and info.st_uid == os.geteuid():
             os.chmod(path, stat.S_IMODE(info.st_mode) | 0o700)
         self._folders.append(entry)
-        listed = {name for _, name in entry.names}
+        names, entry.names = entry.names, ()  # the entry is kept to the end
+        listed = {name for _, name in names}
         there = set(os.listdir(path))
         for name in there - listed:
             below = path.rstrip(b"/") + b"/" + name
             if below not in self._mounts.points and below not in self._mounts.above:
                 _remove(below)
-        for mark, name in entry.names:
+        for mark, name in names:
             if mark == incremental_tar.KEPT and name not in there:
                 self.path = path.rstrip(b"/") + b"/" + name
                 raise ImageDiffers

@@ -39,6 +39,13 @@ def restore_snapshot(pipe: int) -> Header:
             restorer.apply()
     except BrokenChanges as error:
         return {"broken": str(error)}
+    except (
+        ValueError,
+        OverflowError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # a number or a name that no file can have
+        return {"broken": f"it is no snapshot ({type(error).__name__})"}
     except ImageDiffers:
         return {"differs": _text(restorer)}
     except OSError as error:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from rollyard.api import snapshots
 from rollyard.core.errors import Fenced, Invalid, NotFound, TooLarge
 from rollyard.kinds.rollout import Stage
 from rollyard.server.rollouts import service
+from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.node import LeaseRef, SnapshotHeader
 from tests.api.test_columns import RUN, a_client, leased, node_agent
 from tests.support.outside_api import Serve
@@ -78,6 +82,26 @@ async def test_a_new_attempt_has_none_of_the_earlier_ones(serving: Serve, tmp_pa
         await uploads.snapshot(header(ref.model_copy(update={"fence": 2}), 1), b"again")
         assert [one.turn for one in await client.snapshots("r")] == [1]
         assert await client.snapshot("r", 1) == b"again"
+
+
+async def test_a_client_that_does_not_read_keeps_no_snapshot_in_memory(
+    serving: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "SEND_SECONDS", 1.0)
+    monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 24 << 20)
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        body = BytesIO(header(ref, 1).model_dump_json().encode() + b"\n" + bytes(24 << 20))
+        headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
+        async with api.http.put(f"{api.url}/v1/node/snapshot", data=body, headers=headers) as answer:
+            assert answer.status == 204
+        await uploads.snapshot(header(ref, 2), b"small")
+        url = f"{api.url}/v1/rollouts/r/snapshots/1"
+        stalled = [await api.http.get(url) for _ in range(4)]
+        assert await client.snapshot("r", 1) == bytes(24 << 20)  # waits until a connection is closed
+        for answer in stalled:
+            with pytest.raises(aiohttp.ClientError):
+                await answer.read()
 
 
 async def test_limits(serving: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

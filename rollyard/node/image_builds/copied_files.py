@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import lzma
 import os
 import posixpath
 import shlex
 import stat
 import tarfile
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,9 @@ from rollyard.node.image_builds.tree_changes import add_file
 MOST_UNPACKED = 16 << 30
 """Greatest size of what ADD takes from an archive. A small file may name any size."""
 _MOST_LINKS = 40
+_MOST_HEADER_BYTES = 1 << 20
+_HEADERS = (b"L", b"K", b"x", b"g", b"X")
+"""Types of entries that say something about the next ones."""
 _MAGIC = ("*", "?", "[")
 
 
@@ -168,7 +173,11 @@ def write_copy(
         for source in sources:
             target = place if not into or (source.is_folder and not named) else posixpath.join(place, source.name)
             if unpack and not source.is_folder and _is_archive(source.files[0][1]):
-                _add_content(out, source.files[0][1], place)
+                try:
+                    _add_content(out, source.files[0][1], place)
+                except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+                    whole = f"this archive is damaged, or cannot be unpacked safely ({error}): COPY the folder with its content"
+                    raise OSError(errno.EINVAL, whole, source.name) from None
                 continue
             if source.is_folder and not source.files:
                 folder = tarfile.TarInfo(target or ".")
@@ -180,14 +189,28 @@ def write_copy(
 
 def _is_archive(path: str) -> bool:
     try:
-        return os.path.isfile(path) and tarfile.is_tarfile(path)
-    except OSError:
+        if not os.path.isfile(path):
+            return False
+        with tarfile.open(path, tarinfo=_Member):
+            return True
+    except (OSError, tarfile.TarError):
         return False
+
+
+class _Member(tarfile.TarInfo):
+    """Entry of an archive that anybody may have written. `tarfile` reads a header as a whole, however long it says to be."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        if self.type in _HEADERS and self.size > _MOST_HEADER_BYTES:
+            raise tarfile.ReadError(f"it has a header of more than {_MOST_HEADER_BYTES >> 20} MiB")
+        if self.type == tarfile.GNUTYPE_SPARSE:  # the list of its parts may have any length too
+            raise tarfile.ReadError("it has a sparse file in GNU's format")
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 
 
 def _add_content(out: tarfile.TarFile, path: str, place: str) -> None:
     left = MOST_UNPACKED
-    with tarfile.open(path) as inner:
+    with tarfile.open(path, tarinfo=_Member) as inner:
         for member in inner:
             left -= tarfile.BLOCKSIZE + member.size
             if left < 0:

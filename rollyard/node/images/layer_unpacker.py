@@ -215,7 +215,7 @@ def _skip(stream: ByteStream, size: int) -> None:
 
 
 def _set_time(path: bytes | int, mtime: float) -> None:
-    with suppress(OverflowError):
+    with suppress(OverflowError, ValueError):  # a header may say `inf` and `nan`
         if isinstance(path, int):
             os.utime(path, (mtime, mtime))
         else:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 _BLOCK = 512
 _MOST_HEADER_BYTES = 1 << 20
+_MOST_GENERAL = 1000
+"""Greatest number of records that hold for all files that follow."""
 _ZEROS = bytes(_BLOCK)
 
 
@@ -86,6 +88,8 @@ def entries(stream: ByteStream) -> Iterator[TarEntry]:
             skip_padding(stream, size)
             if kind == b"g":
                 general.update(_pax_records(data))
+                if len(general) > _MOST_GENERAL:
+                    raise BrokenArchive(f"it has more than {_MOST_GENERAL} general records")
             elif kind == b"x":
                 special.update(_pax_records(data))
             else:
@@ -130,14 +134,14 @@ def _amend(entry: TarEntry, records: dict[bytes, bytes]) -> None:
 
 
 def _pax_records(data: bytes) -> dict[bytes, bytes]:
-    records = {}
-    while data:
-        length, space, _ = data.partition(b" ")
-        if not space or not length.isdigit() or len(length) > 8 or not len(length) + 2 < int(length) <= len(data):
+    records, at = {}, 0
+    while at < len(data):
+        length, space, _ = data[at : at + 9].partition(b" ")
+        if not space or not length.isdigit() or not len(length) + 2 < int(length) <= len(data) - at:
             raise BrokenArchive("it has a damaged header")
-        key, _, value = data[len(length) + 1 : int(length) - 1].partition(b"=")
+        key, _, value = data[at + len(length) + 1 : at + int(length) - 1].partition(b"=")
         records[key] = value
-        data = data[int(length) :]
+        at += int(length)
     return records
 
 

@@ -149,17 +149,20 @@ class Sandbox:
         reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
         _raise_refusal(reply, path)
 
-    async def snapshot(self, limit_bytes: int | None = None, folder: Path | None = None) -> SandboxSnapshot:
+    async def snapshot(
+        self, limit_bytes: int | None = None, folder: Path | None = None, most_compressed: int | None = None
+    ) -> SandboxSnapshot:
         """Save the files that were changed since the sandbox started, also those that it was started with. Processes and
         the memory of bash and IPython are not saved. The caller must close the snapshot.
 
         `limit_bytes`: greatest length of the archive before it is compressed; default: the sandbox's disk. `folder`:
-        folder on the disk that gets the file, which has no name. Raises TooLarge and OSError.
+        folder on the disk that gets the file, which has no name. `most_compressed`: greatest
+        length of this file. Raises TooLarge and OSError.
         """
         limit, file = limit_bytes or self.spec.limits.disk_bytes, nameless_file(folder)
         try:
             reply, (sha256, size, before) = await self._through_pipe(
-                {"op": "snapshot", "limit": limit}, lambda end: compress(end, file), reads=True
+                {"op": "snapshot", "limit": limit}, lambda end: compress(end, file, most_compressed), reads=True
             )
             if "too_large" in reply:
                 raise TooLarge(

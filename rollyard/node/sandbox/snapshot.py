@@ -23,6 +23,8 @@ from typing import Any, BinaryIO, Self, TypeVar
 
 import zstandard
 
+from rollyard.core.errors import TooLarge
+
 T = TypeVar("T")
 SNAPSHOT_SECONDS = 600.0
 """Greatest time of one snapshot, or of one start from a snapshot."""
@@ -150,8 +152,9 @@ def nameless_file(folder: Path | None = None) -> BinaryIO:
     return tempfile.TemporaryFile(dir=folder)
 
 
-def compress(end: PipeEnd, file: BinaryIO) -> tuple[str, int, int]:
-    """Compress what arrives into the file. Return the file's sha256, its length, and the length before compression."""
+def compress(end: PipeEnd, file: BinaryIO, most: int | None = None) -> tuple[str, int, int]:
+    """Compress what arrives into the file. Return the file's sha256, its length, and the length before compression. Raises
+    TooLarge once the file has more than `most` bytes."""
     packer = zstandard.ZstdCompressor(_LEVEL, write_checksum=True).compressobj()
     digest, size, before = hashlib.sha256(), 0, 0
 
@@ -164,6 +167,8 @@ def compress(end: PipeEnd, file: BinaryIO) -> tuple[str, int, int]:
     for chunk in end.chunks():
         before += len(chunk)
         put(packer.compress(chunk))
+        if most is not None and size > most:
+            raise TooLarge(f"a compressed snapshot may have at most {most} bytes; delete files that are not needed")
     put(packer.flush())
     file.flush()
     return digest.hexdigest(), size, before

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import ImageBuildFailed, SandboxStartFailed
+from rollyard.node.image_builds.copied_files import CopySource, write_copy
 from tests.node.image_builds.conftest import Builder
 
 
@@ -26,6 +27,17 @@ def victim(open_folder: Path) -> Path:
 
 def _content(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() if path.is_file() else "folder" for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.GNUTYPE_SPARSE])
+def test_an_archive_with_a_giant_header_is_not_read_into_memory(tmp_path: Path, kind: bytes) -> None:
+    giant = tarfile.TarInfo("giant")
+    giant.type, giant.size = kind, 2 << 20
+    first = tarfile.TarInfo("first")
+    (tmp_path / "bomb.tar").write_bytes(first.tobuf() + giant.tobuf() + bytes(3 << 20))
+    source = CopySource("bomb.tar", False, (("", str(tmp_path / "bomb.tar")),))
+    with pytest.raises(OSError, match=r"cannot be unpacked safely \(it has a .*\): COPY the folder"):
+        write_copy(tmp_path / "out.tar", [source], "app", True, mode=None, unpack=True)
 
 
 async def test_a_command_that_replaces_folders_by_links_changes_no_file_of_this_machine(

@@ -98,6 +98,11 @@ def _too_long() -> bytes:
     return info.tobuf() + bytes(1024)
 
 
+def _general(count: int) -> bytes:
+    info = tarfile.TarInfo("a")
+    return info.create_pax_global_header({f"key{number}": "1" for number in range(count)}) + info.tobuf() + bytes(1024)
+
+
 def _sparse() -> bytes:
     info = tarfile.TarInfo("sparse")
     info.type = tarfile.GNUTYPE_SPARSE
@@ -113,6 +118,7 @@ def _sparse() -> bytes:
         (lambda: tar(("n" * 300, b"1"), format=tarfile.PAX_FORMAT), "an impossible file name"),
         (lambda: tar(("/".join("d" * 1000), b"1"), format=tarfile.PAX_FORMAT), "nested more than 200 deep"),
         (_sparse, "a sparse file"),
+        (lambda: _general(2000), "more than 1000 general records"),
         (lambda: b"x" * 2048, "no tar archive"),
         (lambda: b"\x1f\x8b" + b"junk" * 50, "gzip data is damaged"),
         (lambda: b"\x28\xb5\x2f\xfd" + b"junk" * 50, "zstd data is damaged"),
@@ -122,6 +128,14 @@ async def test_a_damaged_layer_is_named(open_folder: Path, room: FillRoom, make:
     with pytest.raises(BrokenLayer, match=why) as caught:
         await _unpack(open_folder, room, tar(("ok", b"1")), make())
     assert caught.value.number == 1
+
+
+@pytest.mark.parametrize("mtime", ["nan", "inf", "-1e300"])
+async def test_a_time_that_no_file_can_have_is_left_out(open_folder: Path, room: FillRoom, mtime: str) -> None:
+    info = tarfile.TarInfo("a")
+    info.pax_headers = {"mtime": mtime}
+    root = await _unpack(open_folder, room, info.tobuf(format=tarfile.PAX_FORMAT) + bytes(1024))
+    assert (root / "a").exists()
 
 
 async def test_an_image_that_grows_without_end_stops_at_the_limit(open_folder: Path, room: FillRoom) -> None:

@@ -256,6 +256,28 @@ async def test_a_damaged_file_is_refused(sandboxes: SandboxFactory, spec: Sandbo
             await sandboxes.start_from(spec, io.BytesIO(bad))
 
 
+async def test_numbers_and_names_that_no_file_can_have_are_refused(
+    sandboxes: SandboxFactory, spec: SandboxSpec
+) -> None:
+    for name, mode, mtime in (
+        (b"tmp/a", 0o644, 10**30),
+        (b"tmp/a" + b"\0" * 100 + b"b", 0o644, 0),
+    ):
+        made = zstandard.compress(encoded(ChangedFile(name, FILE, mode, mtime)) + END)
+        with pytest.raises(SnapshotUnusable):
+            await sandboxes.start_from(spec, io.BytesIO(made))
+
+
+async def test_a_snapshot_that_does_not_compress_fills_no_disk(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
+    async with await sandboxes.start(spec) as sandbox:
+        await sandbox.bash("head -c 20000000 /dev/urandom > big", 20)
+        with pytest.raises(TooLarge, match="a compressed snapshot may have at most 1048576 bytes"):
+            await sandbox.snapshot(most_compressed=1 << 20)
+        await sandbox.bash("rm big; touch small", 20)
+        with await sandbox.snapshot(most_compressed=1 << 20) as snapshot:
+            assert snapshot.files > 0
+
+
 async def test_names_that_lead_elsewhere_are_refused(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     for name in (b"../../tmp/escaped", b"workspace/../../escaped", b"/etc/escaped", b"workspace//x"):
         file = ChangedFile(name, FILE, 0o644, 0)
