@@ -30,6 +30,7 @@ from rollyard.node.images.blob_store import BlobStore, file_name
 from rollyard.node.images.layout_source import LayoutSource
 from rollyard.node.images.local_sources import FolderInPlace, local_source
 from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock, wait_for_lock_unless
+from rollyard.node.images.registry_health import RegistryHealth
 from rollyard.node.images.registry_source import RegistrySource
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.shared_tier import SharedTier
@@ -93,6 +94,7 @@ class ImageCache:
             (folder / name).chmod(0o755)  # regardless of the umask: sandboxes may run as another user
         self._blobs = BlobStore(folder / "blobs", folder / "locks")
         self._resolved = ResolvedTags(folder / "names")
+        self._registries = RegistryHealth()
         self._fills: dict[str, asyncio.Task[None]] = {}
         self._pulling: dict[str, int] = {}
         self._evicting = asyncio.Lock()
@@ -208,7 +210,7 @@ class ImageCache:
         if isinstance(reference, RegistryImage):
             tier = self._tier()
             names = ResolvedTags(tier.names) if tier is not None else None
-            return RegistrySource(reference, self._settings, self._blobs, self._resolved, names)
+            return RegistrySource(reference, self._settings, self._blobs, self._resolved, names, self._registries)
         if isinstance(reference, BuiltImage):
             archive = LayoutImage("oci-archive", self._built(reference), None)
             return LayoutSource(archive, self._blobs, self._resolved, reference)

@@ -23,12 +23,15 @@ from rollyard.kinds.values.image_reference import DOCKER_HUB, RegistryImage
 from rollyard.node.images.base import DiskFull
 from rollyard.node.images.credentials import UnusableCredentials, basic_credentials
 from rollyard.node.images.oci_manifest import INDEX_TYPES, MANIFEST_TYPES, Descriptor
+from rollyard.node.images.registry_health import RegistryHealth
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
 log = logging.getLogger(__name__)
 
+PROBE_SECONDS = 10.0
+"""Seconds for which a registry may take to say that it is there."""
 ATTEMPTS = 4
 """Attempts at one request. For a blob, only attempts with less than _LEAST_PROGRESS count."""
 CONNECT_SECONDS = 15.0
@@ -65,13 +68,17 @@ class RegistryClient:
         *,
         credentials_file: str | None = None,
         insecure: Sequence[str] = (),
+        health: RegistryHealth | None = None,
     ) -> None:
+        """`health`: what is known about registries that do not answer."""
+        self._health = health or RegistryHealth()
         self._image = image
         self._file = credentials_file
         self._insecure = insecure
         host = _HUB_HOST if image.host == DOCKER_HUB else image.host
         scheme = "http" if self._plain_http(image.host) else "https"
-        self._base = f"{scheme}://{host}/v2/{image.repository}"
+        self._root = f"{scheme}://{host}/v2/"
+        self._base = f"{self._root}{image.repository}"
         self._authorization: str | None = None
         self._signing_in = asyncio.Lock()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
@@ -138,6 +145,7 @@ class RegistryClient:
             raise ImageUnavailable(self._image.text, f"{path} cannot be written: {error.strerror}") from error
 
     async def _attempts(self, once: Callable[[], Awaitable[T]], progress: Callable[[], int]) -> T:
+        await self._health.check(self._image, self._probe)
         backoff, left, reached = Backoff(0.25, 10.0), ATTEMPTS, progress()
         while True:
             try:
@@ -148,9 +156,23 @@ class RegistryClient:
                 else:
                     left -= 1
                 if not error.again or not left:
+                    if error.again:
+                        await self._health.failed(self._image, self._probe)
                     raise ImageUnavailable(self._image.text, str(error), permanent=not error.again) from None
                 log.info("image %s: %s; trying again", self._image.text, error)
                 await backoff.wait(error.after)
+
+    async def _probe(self) -> str | None:
+        """Return why the registry does not answer at all; None if it does, also with a refusal."""
+        host = self._image.host
+        try:
+            async with asyncio.timeout(PROBE_SECONDS), self._http.get(self._root, allow_redirects=False) as response:
+                status = response.status
+        except TimeoutError:
+            return f"the registry {host} sent nothing for {PROBE_SECONDS:g} s"
+        except aiohttp.ClientError as error:
+            return f"the registry {host} does not answer properly: {connection_failure_text(error)}"
+        return f"the registry {host} answers {status}" if status >= 500 else None
 
     # one request
 

@@ -23,6 +23,7 @@ from rollyard.node.images.oci_manifest import (
     read_manifest,
 )
 from rollyard.node.images.registry_client import RegistryClient
+from rollyard.node.images.registry_health import RegistryHealth
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.shared_lease import shared_lease
 
@@ -44,6 +45,7 @@ class RegistrySource:
         blobs: BlobStore,
         resolved: ResolvedTags,
         shared_names: ResolvedTags | None,
+        health: RegistryHealth | None = None,
     ) -> None:
         """`shared_names`: what all nodes know about tags, if there is a shared tier."""
         self._image = image
@@ -51,6 +53,7 @@ class RegistrySource:
         self._blobs = blobs
         self._resolved = resolved
         self._shared_names = shared_names
+        self._health = health
         self._digest = ""
 
     @property
@@ -121,8 +124,9 @@ class RegistrySource:
     def _client(self) -> RegistryClient:
         settings = self._settings
         return RegistryClient(
-            self._image, credentials_file=settings.credentials_file, insecure=settings.insecure_registries
-        )
+            self._image, credentials_file=settings.credentials_file, insecure=settings.insecure_registries,
+            health=self._health,
+        )  # fmt: skip
 
     async def _resolve(self) -> str:
         image = self._image

@@ -7,11 +7,12 @@ hold ends, one rollout is granted, which tries the image; the others wait for th
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 from dataclasses import replace
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.store.base import ImageHold
-from rollyard.wire.node import ImageFault
+from rollyard.wire.node import REGISTRY_DOWN, ImageFault
 
 FIRST_SECONDS = 5.0
 """Delay after the first failure. It doubles with each failure."""
@@ -40,6 +41,19 @@ def pulling(hold: ImageHold | None, pool: PoolKey, image: str, now: float) -> Im
     """Return the hold after a node agent reported that it pulls the image."""
     hold = hold or ImageHold(pool, image)
     return replace(hold, until=max(hold.until, now + PULL_SECONDS), trying=True)
+
+
+def freed(hold: ImageHold, ready: Collection[str], now: float) -> ImageHold | None:
+    """Return the hold after these images became ready, if that changes it: an image that waits for its registry is tried at
+    once when another image of the registry is there."""
+    host = _host(hold.image)
+    if REGISTRY_DOWN not in hold.message or hold.until <= now or host not in {_host(image) for image in ready}:
+        return None
+    return replace(hold, until=now)
+
+
+def _host(image: str) -> str:
+    return image.removeprefix("docker://").partition("/")[0]
 
 
 def tried(hold: ImageHold, now: float) -> ImageHold:

@@ -14,7 +14,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
-from rollyard.server.rollouts.image_hold import failed, pulling
+from rollyard.server.rollouts.image_hold import failed, freed, pulling
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService, held_record
 from rollyard.server.rollouts.step import ImageGivenUp, ImageHeld
@@ -107,7 +107,12 @@ class ImageHolds:
                 if fault.image in holds or len(holds) < MOST_HOLDS:
                     holds[fault.image] = _after(holds.get(fault.image), pool, fault, now)
                     tx.put_image_hold(holds[fault.image])
-            return any([tx.delete_image_hold(pool, image) for image in ready])
+            released = any([tx.delete_image_hold(pool, image) for image in ready])
+            for hold in tx.image_holds(pool) if ready else ():
+                if (now_due := freed(hold, ready, now)) is not None:
+                    tx.put_image_hold(now_due)
+                    released = True
+            return released
 
         released = await self._rollouts.transact(change)
         if released or faults:

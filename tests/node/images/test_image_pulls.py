@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from rollyard.core.errors import ImageNotFound, ImageNotReady, ImageUnavailable
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node import image_pulls
 from rollyard.node.image_pulls import ImagePulls
+from rollyard.node.images import registry_client
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.images import Images
 from rollyard.wire.node import ImageChanges
@@ -172,6 +174,40 @@ async def test_images_of_waiting_rollouts_are_pulled_and_kept_a_few_at_a_time(
         "a pull that ended during a look at the cache"
     )
     task.cancel()
+
+
+async def test_a_registry_that_is_down_is_asked_by_one_probe_and_not_for_each_image(
+    site: Site, front: Front, registry: Pusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_client, "ATTEMPTS", 1)
+    push(front, "down/one")
+    names = [f"docker://{front.host}/down/{name}:v1" for name in ("missing", *(f"i{n}" for n in range(20)), "one")]
+    front.faults.append(("", "503", 999))
+    said = f"the registry {front.host} answers 503; its images wait until it answers"
+    with pytest.raises(ImageUnavailable, match=r"answers 503"):
+        await use(site, names[0])
+    for name in names[1:]:
+        with pytest.raises(ImageUnavailable) as caught:
+            await use(site, name)
+        assert (caught.value.why, caught.value.permanent) == (said, False)
+    assert dict(front.requests) == {"/v2/down/missing/manifests/v1": 1, "/v2/": 1}
+    registry.image("down/elsewhere", "v1")
+    await use(site, f"docker://{registry.host}/down/elsewhere:v1")
+    front.faults.clear()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: time.monotonic() + 6.0)
+    await use(site, names[-1])
+    assert front.requests["/v2/"] == 2
+
+
+async def test_an_image_that_fails_alone_stops_no_other_image_of_its_registry(
+    site: Site, front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_client, "ATTEMPTS", 1)
+    push(front, "up/one")
+    front.faults.append(("up/bad", "503", 99))
+    with pytest.raises(ImageUnavailable, match=r"answers 503$"):
+        await use(site, f"docker://{front.host}/up/bad:v1")
+    await use(site, f"docker://{front.host}/up/one:v1")
 
 
 async def test_a_folder_that_is_missing_or_broken_waits_until_it_is_an_image(site: Site, open_folder: Path) -> None:

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS
 from rollyard.server.store.base import ImageHold, RolloutRecord
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
+from rollyard.wire.node import REGISTRY_DOWN, CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
 from tests.server.rollouts.test_service import KEY, Node, Yard, server
 
 BAD, GOOD = "docker://r.example/bad:1", "docker://r.example/good:1"
@@ -111,6 +111,18 @@ async def test_an_image_that_a_node_agent_has_at_last_frees_all_its_rollouts(yar
     assert await holds(yard) == []
     await dispatched(yard)
     assert [lease.id for lease in node.leases] == ["bad-0", "bad-0", "bad-1", "bad-2"]
+
+
+async def test_images_that_wait_for_their_registry_are_tried_when_another_image_of_it_is_there(yard: Yard) -> None:
+    node, now = yard.node(), yard.clock.time()
+    down = f"the registry r answers 503; {REGISTRY_DOWN}"
+    faults = [ImageFault(image=image, message=down) for image in ("docker://r/a:1", "docker://other/a:1")]
+    alone = ImageFault(image="docker://r/alone:1", message="the registry r answers 503")
+    await yard.parts.images.report(node.agent, ImageChanges(failed=[*faults, alone]))
+    await yard.parts.images.report(node.agent, ImageChanges(ready=["docker://r/b:1"]))
+    assert {hold.image: hold.until <= now for hold in await holds(yard)} == {
+        "docker://r/a:1": True, "docker://other/a:1": False, "docker://r/alone:1": False
+    }  # fmt: skip
 
 
 async def test_a_rollout_that_waited_too_long_ends_with_the_sentence(yard: Yard) -> None:
