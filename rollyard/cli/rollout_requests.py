@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pydantic
 from pydantic_core import from_json
 
@@ -17,6 +18,7 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import ApiError, BadRequest, Invalid, RollyardError
 from rollyard.kinds.rollout import RolloutRequest, Sampling
 from rollyard.kinds.schema.validation import problems_of
+from rollyard.kinds.values.image_reference import absolute_image, parse_image
 
 BATCH = 256
 EXAMPLE = 'a task is JSON such as {"kind": "math", "problem": "What is 12 + 30?", "answer": "42"}'
@@ -51,6 +53,15 @@ def sampling_of(temperature: float | None, words: Sequence[str]) -> dict[str, An
         problems = "; ".join(str(problem) for problem in problems_of(Sampling, error))
         raise Invalid(f"--sampling: {problems}") from None
     return found
+
+
+def given_image(text: str, folder: str) -> str:
+    """Return the name of --image in normal form; a relative path is below `folder`. Raises click.UsageError."""
+    try:
+        parse_image(text)
+    except ValueError as error:
+        raise click.UsageError(f"--image: {error}") from None
+    return absolute_image(text, folder)
 
 
 def read_tasks(file: str, prefix: str, given: dict[str, Any], image: str | None = None) -> list[NumberedRequest]:

@@ -19,11 +19,10 @@ from rollyard.cli.output import align
 from rollyard.cli.printable import printable
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
-from rollyard.cli.rollout_requests import read_task, read_tasks, sampling_of, submit_batches
+from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, RolloutView, Status, Trajectory
-from rollyard.kinds.values.image_reference import absolute_image, parse_image
 
 STATUSES = [status.value for status in Status]
 ON_THE_WAY = [status.value for status in Status if not status.terminal]
@@ -88,13 +87,7 @@ async def submit(
     given: dict[str, Any] = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
     if keep_failed is not None:
         given["budgets"] = {"keep_failed_seconds": _seconds(keep_failed)}
-    if image is not None:
-        try:
-            parse_image(image)
-            image = absolute_image(image, os.getcwd())
-        except ValueError as error:
-            raise click.UsageError(f"--image: {error}") from None
-    numbered = read_tasks(file, prefix, given, image)
+    numbered = read_tasks(file, prefix, given, None if image is None else given_image(image, os.getcwd()))
     ids: list[str] = []
     again = (
         f"of {n * len(numbered)} rollouts were accepted and continue on the server. To cancel them: rollyard rollouts "

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rollyard.cli.rollout_requests import read_tasks
+import click
+import pytest
+
+from rollyard.cli.rollout_requests import given_image, read_tasks
 
 
 def test_an_image_of_the_command_line_is_for_tasks_that_name_none(tmp_path: Path) -> None:
@@ -16,3 +19,26 @@ def test_an_image_of_the_command_line_is_for_tasks_that_name_none(tmp_path: Path
         "docker://r.example/all:1",
         "docker://r.example/own:1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("images/one", "/work/images/one"),
+        ("./a.sif", "/work/a.sif"),
+        ("../b", "/b"),
+        ("/abs", "/abs"),
+        ("oci-archive:a.tar:v1", "oci-archive:/work/a.tar:v1"),
+        ("docker://debian", "docker://docker.io/library/debian:latest"),
+        ("built:numbers", "built:numbers:latest"),
+    ],
+)
+def test_a_relative_path_of_the_command_line_is_below_the_working_folder(text: str, name: str) -> None:
+    assert given_image(text, "/work") == name
+
+
+def test_a_name_of_the_command_line_that_can_never_work_is_refused() -> None:
+    with pytest.raises(
+        click.UsageError, match=r"--image: 'ubuntu:24\.04' has a form that is not supported: write docker://"
+    ):
+        given_image("ubuntu:24.04", "/work")
