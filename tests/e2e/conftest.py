@@ -28,12 +28,12 @@ def long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
-    """A yard with the demo's pools, on Apptainer where it is installed, which the tests of a module share."""
+    """A yard with the demo's pools, of one replica each, on Apptainer where it is installed. The tests of a module share it."""
     yard = Yard(tmp_path_factory.mktemp("yard"))
     try:
         yard.start()
         async with yard.client() as client:
-            await yard.apply(client, demo={"sandbox": {"runtime": "auto"}})
+            await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1, "sandbox": {"runtime": "auto"}})
             await yard.ready(client)
             yield yard, client
     finally:

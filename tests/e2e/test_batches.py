@@ -74,7 +74,7 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
 
 async def test_a_batch_over_real_sandboxes_and_a_real_policy(yard: Yard) -> None:
     async with yard.client() as client:
-        await yard.apply(client)
+        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
         rng = random.Random(7)
         await client.put_dataset("held-out", [sample_math(rng, True) for _ in range(6)])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rollyard.client import AsyncClient
+from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutView, Status
 from tests.support.recompute import differences
 from tests.support.standstill import freeze
@@ -132,6 +133,8 @@ async def test_a_harness_streams_on_when_its_engine_is_killed_in_the_middle_of_a
 ) -> None:
     """It sees one stream, from one engine and then the other; its trajectory is one segment of the model's own logprobs."""
     yard, client = served
+    await client.scale(ObjectKey(kind="InferencePool", namespace="default", name="policy"), 2)
+    await yard.ready(client)
     for attempt in range(5):
         id, running, engine = await met_in_the_second_call(yard, client, attempt)
         if engine is None:

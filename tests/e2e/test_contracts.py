@@ -40,13 +40,13 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(50)]
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def ended(served: tuple[Yard, AsyncClient]) -> list[Trajectory]:
     yard, client = served
-    return await yard.gather(client, await client.submit(requests(6, 6, n=2, prefix="shared")))
+    return await yard.gather(client, await client.submit(requests(4, 4, n=2, prefix="shared")))
 
 
 async def test_every_rollout_is_scored_and_says_where_its_time_went(ended: list[Trajectory]) -> None:
-    assert len(ended) == 24
+    assert len(ended) == 16
     assert {t.status for t in ended} == {Status.COMPLETED}
-    assert sum(t.reward or 0 for t in ended) / len(ended) >= 0.6
+    assert sum(t.reward or 0 for t in ended) / len(ended) >= 0.5
     for t in ended:
         assert None not in (t.timings.queued, t.timings.init, t.timings.run, t.timings.eval)
         assert t.turns
@@ -85,7 +85,7 @@ async def test_recomputed_logprobs_agree_and_the_ids_are_the_engines_own(ended: 
         (segment,) = trajectory.segments
         said = tokenizer.decode([t for t, m in zip(segment.token_ids, segment.loss_mask, strict=True) if m])
         assert said == "".join(turn.text + "<|im_end|>" for turn in trajectory.turns)
-    assert sampled >= 400
+    assert sampled >= 250
 
 
 async def test_the_same_id_attaches_and_another_body_is_refused(served: tuple[Yard, AsyncClient]) -> None:
@@ -257,7 +257,7 @@ async def test_status_tells_the_truth(served: tuple[Yard, AsyncClient]) -> None:
             ready = next(c for c in pool.status.conditions if c.type == "Ready")
             assert ready.observed_generation == pool.status.observed_generation == pool.metadata.generation
             if ready.status == "True":
-                assert (pool.status.replicas.desired, pool.status.replicas.ready) == (2, 2)
+                assert (pool.status.replicas.desired, pool.status.replicas.ready) == (1, 1)
             return bool(ready.status == "True")
 
         await yard.until(is_ready)  # on a busy machine an endpoint may miss a heartbeat
@@ -266,12 +266,12 @@ async def test_status_tells_the_truth(served: tuple[Yard, AsyncClient]) -> None:
 async def test_every_listening_socket_speaks_tls_and_asks_for_a_token(served: tuple[Yard, AsyncClient]) -> None:
     yard, _ = served
 
-    def three() -> set[int] | None:
-        """The server and two reverse proxies."""
+    def two() -> set[int] | None:
+        """The server and a reverse proxy."""
         found = listening(set(yard.processes()))
-        return found if len(found) == 3 else None
+        return found if len(found) == 2 else None
 
-    ports = await until(three, seen=lambda: listening(set(yard.processes())))
+    ports = await until(two, seen=lambda: listening(set(yard.processes())))
     context = ssl.create_default_context(cafile=str(yard.data / "ca.pem"))
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as http:
         for port in ports:
@@ -309,7 +309,7 @@ async def test_an_expired_token_is_told_apart(served: tuple[Yard, AsyncClient]) 
 async def test_no_secret_in_argv_script_or_environment_and_no_file_for_others(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     secrets = {client.context.token} | {f.read_text() for f in yard.data.glob("allocations/*/token")}
-    assert len(secrets) >= 5
+    assert len(secrets) >= 3
     for pid in yard.processes():
         for name in ("cmdline", "environ"):
             with contextlib.suppress(OSError):  # it has ended since
@@ -330,8 +330,8 @@ async def test_the_command_line_shows_what_there_is(served: tuple[Yard, AsyncCli
     assert out.splitlines()[0].split()[-1] == "AGE"
     assert "demo" in out
     assert "AllReady" in (await yard.rollyard("describe", "rolloutpool/demo"))[0]
-    assert json.loads((await yard.rollyard("get", "ip", "policy", "-o", "json"))[0])["spec"]["replicas"] == 2
-    assert (await yard.rollyard("get", "ip/policy", "-o", "jsonpath={.status.replicas.ready}"))[0] == "2"
+    assert json.loads((await yard.rollyard("get", "ip", "policy", "-o", "json"))[0])["spec"]["replicas"] == 1
+    assert (await yard.rollyard("get", "ip/policy", "-o", "jsonpath={.status.replicas.ready}"))[0] == "1"
     assert "serving" in (await yard.rollyard("logs", "inferencepool/policy"))[0].lower()
     assert "condition met" in (await yard.rollyard("wait", "rp/demo", "--for", "condition=Ready"))[0]
     task = json.dumps({"kind": "math", "problem": "What is 12 + 30?", "answer": "42"})

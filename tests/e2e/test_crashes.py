@@ -160,7 +160,7 @@ async def test_sandboxes_that_always_die_end_infra_failed_without_a_reward(whole
     while not waiting.done():
         for pid in yard.sandboxes():
             kill(pid)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
     (trajectory,) = await waiting
     assert (trajectory.status, trajectory.reward) == (Status.INFRA_FAILED, None)
     assert trajectory.error is not None

@@ -39,7 +39,7 @@ async def test_each_death_is_told_as_it_was_done(
 ) -> None:
     conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
     async with field_on(new_cluster(accounting=True, conf=conf), tmp_path_factory) as field:
-        await field.begin()
+        await field.begin(policy={"replicas": 1})
 
         old = await field.running()
         (pid,) = field.yard.processes("node-agent", old.metadata.name)
@@ -69,7 +69,7 @@ async def test_each_death_is_told_as_it_was_done(
         assert await told(field, server, "NODE_FAIL") == f"NODE_FAIL on node {server.status.node}"
         await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{server.status.node}")
 
-        await field.settled()  # the node may have held an allocation of each pool
+        await field.settled(3)  # the node may have held an allocation of each pool
         await field.yard.ready(field.client)
         old = await field.running()
         (pid,) = field.yard.processes("node-agent", old.metadata.name)
@@ -84,4 +84,4 @@ async def test_each_death_is_told_as_it_was_done(
             return any("ended by Rollyard: " in said for said in await field.said("JobEnded"))
 
         await field.yard.until(given_back)
-        await field.all_is_well(jobs=3)
+        await field.all_is_well(jobs=2)

@@ -101,7 +101,9 @@ async def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         async with yard.client() as client:
             stages = {stage: {"timeoutSeconds": 600} for stage in ("init", "run", "eval")}
             patient = {"stages": stages, "allocation": {"timeLimit": "02:00:00"}}  # the rollouts wait for this test
-            await yard.apply(client, demo={"sandbox": {"runtime": request.param}, **patient})
+            await yard.apply(
+                client, policy={"replicas": 1}, demo={"replicas": 1, "sandbox": {"runtime": request.param}, **patient}
+            )
             await yard.ready(client)
             yield Site(yard, client)
     finally:

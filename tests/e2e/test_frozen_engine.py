@@ -88,7 +88,7 @@ async def suspended_in_a_call(yard: Yard, client: AsyncClient, prefix: str) -> b
     """
     # first, since the server loads a tokenizer for it, which takes a busy machine many seconds
     opened = await client.open_session(SessionRequest(pool="policy", sampling=ENDLESS))
-    ids = await client.submit(requests(16, 0, prefix=prefix, sampling=ENDLESS, agent={"max_turns": 1}))
+    ids = await client.submit(requests(8, 0, prefix=prefix, sampling=ENDLESS, agent={"max_turns": 1}))
 
     async def shared() -> str | None:
         """The session's endpoint, once rollouts are on it; a busy machine's late heartbeats may move all of them."""

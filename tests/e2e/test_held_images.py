@@ -43,7 +43,7 @@ class Size:
 
 
 SMALL = Size(
-    images=12, broken=3, per_image=2, bound=3, phase_seconds=4.0, replicas=1, give_up_seconds=30, image_bytes=4 << 20
+    images=12, broken=3, per_image=1, bound=3, phase_seconds=2.0, replicas=1, give_up_seconds=20, image_bytes=4 << 20
 )
 LARGE = Size(
     images=200,

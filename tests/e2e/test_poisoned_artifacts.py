@@ -11,6 +11,8 @@ from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from tests.support.yard import Yard, requests
 
+pytestmark = pytest.mark.slow(50)
+
 HARNESS = """python3 - <<'EOF'
 import json, os, urllib.request
 body = json.dumps({"model": "any", "messages": [{"role": "user", "content": "1+1?"}], "temperature": 0}).encode()
@@ -47,7 +49,7 @@ def hostile(id: str, solution: str, after: str = "", **more: Any) -> RolloutRequ
 async def start(yard: Yard, client: AsyncClient) -> int:
     """One node agent that evaluates all at once; its pid."""
     wide = {"workers": {"min": 9, "max": 9}}
-    await yard.apply(client, demo={"replicas": 1, "stages": {"run": wide, "eval": wide}})
+    await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1, "stages": {"run": wide, "eval": wide}})
     await yard.ready(client)
     (pid,) = yard.processes("node-agent")
     return pid

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Status
 from tests.support.yard import Yard, kill, requests
+
+pytestmark = pytest.mark.slow(40)
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 
@@ -17,7 +21,7 @@ async def test_an_endpoint_that_drains_is_empty_soon_and_one_that_is_killed_cost
     async with yard.client() as client:
         await yard.apply(client)
         await yard.ready(client)
-        ids = await client.submit(requests(24, 4, n=2))
+        ids = await client.submit(requests(16, 2, n=2))
 
         async def at_work() -> bool:
             (pool,) = (await client.top()).inference_pools  # a status has the sessions of up to 30 s ago

@@ -14,7 +14,7 @@ from tests.support.slurm_field import Field, field_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(120)]
 
-LIES = 8
+LIES = 5
 LONG_LIES = 40
 """Longer than what nobody contradicts has to last to be believed."""
 

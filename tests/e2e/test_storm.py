@@ -24,7 +24,7 @@ from tests.support.stored_groups import stored_groups
 from tests.support.storm import VICTIMS, Storm
 from tests.support.yard import MODEL, Yard
 
-pytestmark = pytest.mark.slow(120)
+pytestmark = pytest.mark.slow(90)
 
 TASKS, N = 2000, 4
 HOT = Sampling(temperature=2.0)
@@ -124,7 +124,8 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
     async with yard.client() as client:
         place = {"allocation": {"scratch": str(scratch)}}
         # One warm sandbox at a time: the storm cannot tell it from others, and shall hit those that rollouts use.
-        await yard.apply(client, policy=place, demo={**place, "sandbox": {"runtime": "auto", "warm": {"max": 1}}})
+        sandbox = {"runtime": "auto" if long_run else "bubblewrap", "warm": {"max": 1}}
+        await yard.apply(client, policy=place, demo={**place, "sandbox": sandbox})
         await yard.ready(client)
         rng = random.Random(7)
         await client.put_dataset("mixed", [rng.choice([sample_math, sample_code])(rng, True) for _ in range(TASKS)])
@@ -136,7 +137,7 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
             )
         else:
             storm = Storm(yard, 11, pause=(0.5, 2.0), most=len(VICTIMS))
-            training = Training(client, storm, yard.folder, seconds=8, updates=2, target=4, rollouts=0, limit=0)
+            training = Training(client, storm, yard.folder, seconds=8, updates=2, target=3, rollouts=0, limit=0)
         async with running(training.read_ends()):
             async with asyncio.timeout(training.limit + 600), storm, asyncio.TaskGroup() as trainers:
                 for trainer in (training.by_targets, training.by_stream, training.update_weights):

@@ -115,7 +115,7 @@ async def test_each_whole_checkpoint_is_served_while_rollouts_run_and_no_other(y
 
         await yard.until(known)
         own = await current_version(client)
-        ids = await client.submit(requests(12, 0, n=3, sampling={"temperature": 1.0}))
+        ids = await client.submit(requests(6, 0, n=3, sampling={"temperature": 1.0}))
 
         async with followed(yard, trainer.folder, "--each") as follower:
 

@@ -13,6 +13,8 @@ from tests.support.cluster import Cluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import requests
 
+pytestmark = pytest.mark.slow(40)
+
 
 @pytest.fixture
 async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
@@ -29,7 +31,7 @@ async def hold(field: Field, node: str) -> str:
 
 
 async def pools(field: Field, job: str) -> None:
-    within = {"allocation": {"within": job}}
+    within = {"allocation": {"within": job}, "replicas": 1}
     await field.yard.apply(field.client, policy=within, demo=within)
 
 
@@ -38,7 +40,7 @@ async def test_pools_run_as_steps_of_a_held_job_and_move_to_the_next(field: Fiel
     await pools(field, first)
     await field.yard.ready(field.client)
     allocations = await field.yard.allocations(field.client)
-    assert len(allocations) == 4
+    assert len(allocations) == 2
     assert {a.status.binding.node for a in allocations if a.status.binding is not None} == {"n1"}
 
     async def ends_known() -> bool:
@@ -47,10 +49,10 @@ async def test_pools_run_as_steps_of_a_held_job_and_move_to_the_next(field: Fiel
     await field.yard.until(ends_known)
     assert await field.slurm("squeue", "-h", "-t", "pending,running", "-o", "%i") == first
     steps = (await field.slurm("squeue", "-h", "-s", "-j", first, "-o", "%j")).splitlines()
-    assert sum(name.startswith("rollyard-") for name in steps) == 4
+    assert sum(name.startswith("rollyard-") for name in steps) == 2
 
     # A server that comes back finds the same steps.
-    ids = await field.client.submit(requests(8, 0, prefix="first"))
+    ids = await field.client.submit(requests(4, 0, prefix="first"))
     field.yard.kill()
     field.yard.start()
     await field.connect()
@@ -60,7 +62,7 @@ async def test_pools_run_as_steps_of_a_held_job_and_move_to_the_next(field: Fiel
     }
 
     # The held job ends, with all that ran in it; the pools say what to do, and go on in the next.
-    ids = await field.client.submit(requests(8, 0, prefix="second"))
+    ids = await field.client.submit(requests(4, 0, prefix="second"))
     await field.slurm("scancel", first)
 
     async def told() -> bool:

@@ -21,6 +21,7 @@ from deploy.slurm.throwaway.daemons import Daemons
 from deploy.slurm.throwaway.machine import missing
 from deploy.slurm.throwaway.options import Options
 from tests.support.standstill import freeze
+from tests.support.until import pauses
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,9 +74,10 @@ class Cluster:
     def wait_for(self, predicate: Callable[[], Any], seconds: float = 120.0) -> Any:
         """Return the first true answer. Fails with Slurm's state after `seconds`."""
         deadline = time.monotonic() + seconds
+        pause = pauses()
         while not (found := predicate()):
             assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s\n{self.run('squeue', '-t', 'all')}"
-            time.sleep(0.05)
+            time.sleep(next(pause))
         return found
 
     def wait_for_state(self, job: str, *states: str, seconds: float = 120.0) -> str:

@@ -131,7 +131,7 @@ class Ground:
             job = await seen()
             return job if job is not None and done(job) else None
 
-        return await until(so, WAIT_SECONDS, every=0.05, seen=seen)
+        return await until(so, WAIT_SECONDS, seen=seen)
 
     async def state(self, id: str, state: JobState) -> Job:
         return await self.until(id, lambda job: job.state is state)
@@ -151,7 +151,7 @@ class Ground:
             jobs = (await self.answer(self.driver.snapshot)).jobs
             return all(jobs[id].state.ended for id in self._ids if id in jobs)
 
-        await until(over, WAIT_SECONDS, every=0.05)
+        await until(over, WAIT_SECONDS)
         await self.driver.close()
 
 

@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import io
 import json
+import os
 import re
 import subprocess
 import tarfile
@@ -41,7 +42,7 @@ def registry_program() -> Path:
 
 def debian_program(package: str, name: str) -> Path:
     """Return a file of a Debian package, which is fetched and unpacked, not installed, on the first call on a machine."""
-    prefix = Path.home() / ".cache" / "rollyard" / package
+    prefix = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard") / package
     with build_lock(prefix):
         if not (prefix / name).exists():
             prefix.mkdir(parents=True, exist_ok=True)

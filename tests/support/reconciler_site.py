@@ -240,7 +240,7 @@ class Site:
             pools = [p.status for p in (await self.store.list_objects("RolloutPool"))[0]]
             return f"{what or holds}: {pools} {[a.status for a in await self.allocations()]} {await self.live()}"
 
-        return await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
+        return await until(holds, WAIT_SECONDS, seen=seen)
 
     async def running(self, count: int, *, newest: int | None = None) -> list[Allocation]:
         """Wait until so many jobs run, all recorded as running; return their allocations.

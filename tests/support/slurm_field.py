@@ -93,7 +93,7 @@ class Field:
 
     async def all_is_well(self, *, jobs: int = 4, seconds: float = 300.0) -> None:
         """Finish more work, then check that as many jobs run as are declared, each of one allocation."""
-        await self.submit(f"after-{len(self.ids)}", 2)
+        await self.submit(f"after-{len(self.ids)}", 1)
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
         assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
         assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]

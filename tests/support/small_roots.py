@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-_CACHE = Path.home() / ".cache" / "rollyard"
+_CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
 
 
 def busybox_root(folder: Path) -> Path:

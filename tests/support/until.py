@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+LEAST_PAUSE, MOST_PAUSE = 0.01, 0.25
+
+
+def pauses() -> Iterator[float]:
+    """Yield the seconds between two looks: about a tenth of the time waited until then. Looks cost CPU time that other
+    tests need."""
+    pause = LEAST_PAUSE
+    while True:
+        yield pause
+        pause = min(pause * 1.1, MOST_PAUSE)
 
 
 async def until(
-    condition: Callable[[], Any], seconds: float = 60.0, *, every: float = 0.01, seen: Callable[[], Any] | None = None
+    condition: Callable[[], Any],
+    seconds: float = 60.0,
+    *,
+    every: float | None = None,
+    seen: Callable[[], Any] | None = None,
 ) -> Any:
     """Return the condition's first true answer; the condition may be a coroutine function.
 
-    Raises AssertionError after `seconds`, with the result of `seen`, which shows the state found instead.
+    `every`: seconds between two looks, for a condition that may hold for a moment only. Raises AssertionError after
+    `seconds`, with the result of `seen`, which shows the state found instead.
     """
+    pause = pauses()
     try:
         async with asyncio.timeout(seconds) as limit:
             while True:
@@ -23,7 +40,7 @@ async def until(
                     found = await found
                 if found:
                     return found
-                await asyncio.sleep(every)
+                await asyncio.sleep(every or next(pause))
     except TimeoutError:
         if not limit.expired():
             raise

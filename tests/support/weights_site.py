@@ -231,7 +231,7 @@ class WeightsYard:
             status = (await self.pool()).status
             return f"{what}: {status.weights} {status.endpoints} {self.heap()}"
 
-        return await until(holds, WAIT_SECONDS, every=0.02, seen=seen)
+        return await until(holds, WAIT_SECONDS, seen=seen)
 
     async def serve(self, version: str, count: int) -> None:
         """Wait until so many endpoints, and no others, are in the heap with this version, and the pool reports it as

@@ -215,9 +215,7 @@ class Yard:
 
     async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
         """Return the first true answer. Fails with the end of the server's log."""
-        return await until(
-            condition, seconds, every=0.05, seen=lambda: (self.folder / "server.log").read_text()[-4000:]
-        )
+        return await until(condition, seconds, seen=lambda: (self.folder / "server.log").read_text()[-4000:])
 
     async def gather(self, client: AsyncClient, ids: list[str], seconds: float = 300.0) -> list[Trajectory]:
         async with asyncio.timeout(seconds):

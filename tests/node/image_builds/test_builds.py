@@ -27,6 +27,8 @@ from tests.node.image_builds.conftest import Builder
 from tests.support.image_registry import Pusher, digest, running_registry
 from tests.support.small_roots import debian_archive
 
+pytestmark = pytest.mark.slow(60)
+
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 
 MANY = """\
@@ -116,6 +118,7 @@ async def test_a_sandbox_starts_from_a_built_archive(builder: Builder, runtime: 
     assert (again / "app/file2").read_text() == "built\n"
 
 
+@pytest.mark.heavy
 async def test_apt_installs_packages_with_one_user(builder: Builder, runtime: str) -> None:
     """A package whose files and set-up scripts belong to other users, from a file: no network is needed."""
     package = builder.context / "package"

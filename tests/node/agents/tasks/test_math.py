@@ -58,9 +58,9 @@ async def test_an_answer_is_judged_whatever_the_one_before_it_left_behind(handle
 
 
 async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait_for_them(handler: MathHandler) -> None:
-    hanging = [asyncio.create_task(score(handler, "x^2", HANGS)) for _ in range(2)]
+    hanging = [asyncio.create_task(score(handler, "x^2", HANGS))]
     right = [asyncio.create_task(score(handler, "x^2+2x+1", "(x+1)^2")) for _ in range(4)]
-    hanging += [asyncio.create_task(score(handler, "x^2", HANGS)) for _ in range(2)]
+    hanging += [asyncio.create_task(score(handler, "x^2", HANGS))]
     assert {found.reward for found in await asyncio.gather(*right)} == {1.0}
     assert not hanging[-1].done(), "they were no hindrance"
     for found in await asyncio.gather(*hanging):
@@ -69,7 +69,9 @@ async def test_answers_that_hang_earn_nothing_quickly_and_right_ones_do_not_wait
         assert len(found.metrics) == 2
 
 
-@pytest.mark.parametrize(("form", "answer"), [("{}", "x"), ("(1, {})", "(1, x)"), ("1, {}", "1, x")])
+@pytest.mark.parametrize(
+    ("form", "answer"), [("{}", "x"), pytest.param("(1, {})", "(1, x)", marks=pytest.mark.long), ("1, {}", "1, x")]
+)
 async def test_a_reference_that_cannot_be_computed_is_the_tasks_fault(
     handler: MathHandler, form: str, answer: str
 ) -> None:
