@@ -329,6 +329,7 @@ async def test_a_look_into_eval_is_asked_for_and_shows_in_the_metrics(site: Site
     assert (last.stage, last.message) == (Stage.EVAL, "bash -c echo 1 > reward")
 
 
+@one_runtime
 async def test_files_and_folders_are_copied_in_and_out(site: Site, tmp_path: Path) -> None:
     id = await site.submit()
     folder = tmp_path / "in"

@@ -16,13 +16,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+import pytest_asyncio
 import yaml
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import parse_object
-from tests.support.yard import MODEL, ROOT, Yard, alive, endpoint
+from tests.support.yard import MODEL, ROOT, Yard, alive, end, endpoint
 
 pytestmark = pytest.mark.slow(40)
 
@@ -68,13 +69,23 @@ class Serving:
         return pid
 
 
-@pytest.fixture
-async def serving(yard: Yard) -> AsyncIterator[Serving]:
-    async with yard.client() as client:
-        await apply(client)
-        yield Serving(yard, client, await ready(yard, client))
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def serving(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serving]:
+    """Shared by the first tests; the last of these ends it."""
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    try:
+        yard.start()
+        async with yard.client() as client:
+            await apply(client)
+            yield Serving(yard, client, await ready(yard, client))
+    finally:
+        await end(yard)
 
 
+shared = pytest.mark.asyncio(loop_scope="module")
+
+
+@shared
 async def test_a_proxy_shows_our_certificate_and_accepts_no_other_token(serving: Serving) -> None:
     tls = ssl.create_default_context(cafile=str(serving.yard.data / "ca.pem"))
     token = (serving.allocation / "token").read_text().strip()
@@ -84,6 +95,7 @@ async def test_a_proxy_shows_our_certificate_and_accepts_no_other_token(serving:
                 assert answer.status == 401
 
 
+@shared
 async def test_a_second_copy_of_the_allocation_is_refused_and_exits(serving: Serving) -> None:
     command = [sys.executable, "-m", "rollyard.cli.main", "inference-server", "--allocation", str(serving.allocation)]
     env = {**os.environ, "SLURM_JOB_ID": "4711", "HOME": str(serving.yard.folder)}
@@ -94,6 +106,18 @@ async def test_a_second_copy_of_the_allocation_is_refused_and_exits(serving: Ser
     assert await ready(serving.yard, serving.client) == serving.url
 
 
+@shared
+async def test_it_finds_a_server_that_moved_and_keeps_its_proxy(serving: Serving) -> None:
+    before, server = endpoint(serving.yard.data), serving.server()
+    serving.yard.kill()
+    serving.yard.start_elsewhere()
+    assert endpoint(serving.yard.data) != before
+    async with serving.yard.client() as client:
+        assert await ready(serving.yard, client) == serving.url
+    assert serving.server() == server
+
+
+@shared
 async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, tmp_path: Path) -> None:
     server = serving.server()
     (engine,) = serving.yard.processes("rollyard.engine.embedded")
@@ -111,16 +135,6 @@ async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, 
     assert (found.state, found.exit_code) == ("COMPLETED", 0)
     assert not alive(engine)
     assert not scratch.exists()
-
-
-async def test_it_finds_a_server_that_moved_and_keeps_its_proxy(serving: Serving) -> None:
-    before, server = endpoint(serving.yard.data), serving.server()
-    serving.yard.kill()
-    serving.yard.start_elsewhere()
-    assert endpoint(serving.yard.data) != before
-    async with serving.yard.client() as client:
-        assert await ready(serving.yard, client) == serving.url
-    assert serving.server() == server
 
 
 @pytest.mark.parametrize(
