@@ -31,7 +31,7 @@ from rollyard.wire.attach import WINDOW, AttachKind, Start
 from tests.support import gated_tasks
 from tests.support.yard import ROOT, Yard, alive, end, kill
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(40)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(80)]
 
 
 one_runtime = pytest.mark.parametrize("site", ["bubblewrap"], indirect=True)

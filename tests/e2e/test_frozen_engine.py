@@ -73,7 +73,7 @@ async def call(client: AsyncClient, opened: SessionOpened) -> AsyncIterator[tupl
 
 async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended(yard: Yard) -> None:
     async with yard.client() as client:
-        await yard.apply(client, policy=PATIENT)
+        await yard.apply(client, policy=PATIENT, demo={"replicas": 1})
         await yard.ready(client)
         for attempt in range(5):
             if await suspended_in_a_call(yard, client, f"try-{attempt}"):

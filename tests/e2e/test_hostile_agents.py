@@ -21,7 +21,7 @@ from tests.support.yard import Yard, requests
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(120)]
 
 JOB_MEMORY = 8 << 30
-NEIGHBOURS = 20
+NEIGHBOURS = 10
 CALL = """python3 - <<'EOF'
 import json, os, urllib.request
 body = json.dumps({"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}).encode()

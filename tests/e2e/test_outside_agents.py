@@ -22,6 +22,8 @@ from tests.support.lazy_module import LazyModule
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, Yard, kill
 
+pytestmark = pytest.mark.slow(40)
+
 if TYPE_CHECKING:
     import anthropic
 else:

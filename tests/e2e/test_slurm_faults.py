@@ -67,7 +67,7 @@ async def test_a_queue_that_answers_wrongly_changes_nothing(field: Field) -> Non
     async def happened() -> bool:
         return field.shims.done("squeue")
 
-    for what, times in (("silence", 1), ("header", 1), ("failure", 5), ("late", 1), ("garbage", 2)):
+    for what, times in (("silence", 1), ("header", 1), ("failure", 3), ("late", 1), ("garbage", 2)):
         field.shims.order("squeue", what, times)
         await field.yard.until(happened, 90)
         await field.condition("SlurmReachable", "True")

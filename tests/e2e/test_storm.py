@@ -125,7 +125,8 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
         place = {"allocation": {"scratch": str(scratch)}}
         # One warm sandbox at a time: the storm cannot tell it from others, and shall hit those that rollouts use.
         sandbox = {"runtime": "auto" if long_run else "bubblewrap", "warm": {"max": 1}}
-        await yard.apply(client, policy=place, demo={**place, "sandbox": sandbox})
+        run = {} if long_run else {"stages": {"run": {"workers": {"min": 4, "max": 4}}}}
+        await yard.apply(client, policy=place, demo={**place, **run, "sandbox": sandbox})
         await yard.ready(client)
         rng = random.Random(7)
         await client.put_dataset("mixed", [rng.choice([sample_math, sample_code])(rng, True) for _ in range(TASKS)])

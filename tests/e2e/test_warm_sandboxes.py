@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow(60)
 
 async def test_rollouts_get_warm_sandboxes_and_a_killed_node_agent_leaves_none(yard: Yard) -> None:
     async with yard.client() as client:
-        await yard.apply(client, demo={"allocation": {"cpusPerTask": 4}, "sandbox": {"warm": {"max": 4}}})
+        await yard.apply(
+            client, policy={"replicas": 1}, demo={"allocation": {"cpusPerTask": 4}, "sandbox": {"warm": {"max": 4}}}
+        )
         await yard.ready(client)
 
         async def run(prefix: str) -> None:

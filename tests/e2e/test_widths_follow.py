@@ -145,7 +145,7 @@ async def test_a_node_agent_that_cannot_resize_works_on_as_it_is(gated: Gated, t
         setup = f"export PYTHONPATH={tmp_path}:$PYTHONPATH"
         await yard.apply(client, policy=POLICY, demo={**POOL, "allocation": {"setup": setup}})
         await yard.ready(client)
-        ids = await gated.submit(client)
+        ids = await gated.submit(client, n=6)
         await gated.widths(client, AT_REST, in_flight=4)
         for stage in Stage:
             gated.open(stage)

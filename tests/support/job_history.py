@@ -14,7 +14,7 @@ NAME = "rollyard-history-0"
 @dataclass(frozen=True)
 class Fate:
     state: JobState
-    reason: str
+    reasons: tuple[str, ...]
     exit_codes: frozenset[int | None] = frozenset({None})
 
 
@@ -38,7 +38,7 @@ class History:
         job = self._submit("sleep 1000", "--time=1")
         self._cluster.wait_for_state(job, "RUNNING")
         self._cluster.wait_for(lambda: self._ends_now(job))
-        self.fates[job] = Fate(JobState.TIMEOUT, "TimeLimit", _codes(128 + 15))
+        self.fates[job] = Fate(JobState.TIMEOUT, ("TimeLimit",), _codes(128 + 15))
 
     def _ends_now(self, job: str) -> bool:
         with contextlib.suppress(AssertionError):  # refused if slurmctld reads the request in a later second
@@ -53,8 +53,8 @@ class History:
         self._cluster.run("scontrol", "update", "nodename=n4", "state=down", "reason=it was said so")
         self._cluster.wait_for_state(job, "NODE_FAIL")
         self._cluster.wait_for(self._n4_is_back)
-        # 128 + 1: 26.05; 1: its launch was not finished, as on a busy machine
-        self.fates[job] = Fate(JobState.NODE_FAIL, "NodeDown", _codes(0, 1, 128 + 15, 128 + 1))
+        # 128 + 1: 26.05; 1: its launch was not finished, as on a busy machine, where the reason may be lost too
+        self.fates[job] = Fate(JobState.NODE_FAIL, ("NodeDown", ""), _codes(0, 1, 128 + 15, 128 + 1))
 
     def _n4_is_back(self) -> bool:
         with contextlib.suppress(AssertionError):  # the node is back already: its slurmd has registered
@@ -64,7 +64,7 @@ class History:
     def _cancelled(self) -> None:
         job = self._submit("sleep 1000", "--begin=now+1hour")
         self._cluster.run("scancel", job)
-        self.fates[job] = Fate(JobState.CANCELLED, "BeginTime", _codes(0))
+        self.fates[job] = Fate(JobState.CANCELLED, ("BeginTime",), _codes(0))
 
     def _waiting(self) -> None:
         """Make pending jobs in the partition below, so that nothing waits behind them."""
@@ -75,11 +75,11 @@ class History:
         later = self._submit("true", "--begin=now+1hour")
         after = self._submit("true", f"--dependency=afterany:{first}")
         self.fates |= {
-            first: Fate(JobState.RUNNING, ""),
-            behind: Fate(JobState.PENDING, "Resources"),
-            held: Fate(JobState.PENDING, "JobHeldUser"),
-            later: Fate(JobState.PENDING, "BeginTime"),
-            after: Fate(JobState.PENDING, "Dependency"),
+            first: Fate(JobState.RUNNING, ("",)),
+            behind: Fate(JobState.PENDING, ("Resources",)),
+            held: Fate(JobState.PENDING, ("JobHeldUser",)),
+            later: Fate(JobState.PENDING, ("BeginTime",)),
+            after: Fate(JobState.PENDING, ("Dependency",)),
         }
 
     def _arrays(self) -> None:
@@ -90,11 +90,11 @@ class History:
         self._cluster.wait_for_state(f"{job}_2", "RUNNING")
         self._cluster.run("scancel", f"{job}_5")  # a pending task leaves no trace
         for task in (3, 4, 6, 7):
-            self.fates[f"{job}_{task}"] = Fate(JobState.PENDING, "JobArrayTaskLimit")
+            self.fates[f"{job}_{task}"] = Fate(JobState.PENDING, ("JobArrayTaskLimit",))
         self.fates |= {
-            f"{job}_0": Fate(JobState.FAILED, "NonZeroExitCode", _codes(3)),
-            f"{job}_1": Fate(JobState.RUNNING, ""),
-            f"{job}_2": Fate(JobState.RUNNING, ""),
+            f"{job}_0": Fate(JobState.FAILED, ("NonZeroExitCode",), _codes(3)),
+            f"{job}_1": Fate(JobState.RUNNING, ("",)),
+            f"{job}_2": Fate(JobState.RUNNING, ("",)),
         }
 
 
