@@ -24,6 +24,7 @@ from tests.support.yard import MODEL, Yard, kill, requests
 
 pytestmark = pytest.mark.slow(100)
 
+POLICY = {"replicas": 2, "autoscaling": None}
 LONG = {"temperature": 100.0, "max_tokens": 2000}
 """Sampling for a turn that outlasts a change of the weights: any token follows, and one in a thousand ends it."""
 CLOSE = 0.02
@@ -34,7 +35,7 @@ CLOSE = 0.02
 )
 async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> None:
     async with yard.client() as client:
-        await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
+        await yard.apply(client, policy=POLICY, demo={"replicas": 1})
         await yard.ready(client)
         await yard.until(lambda: serves_something(client, 2))
         old = newest = await current_version(client)
@@ -117,7 +118,7 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
     yard: Yard,
 ) -> None:
     async with yard.client() as client:
-        await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
+        await yard.apply(client, policy=POLICY, demo={"replicas": 1})
         await yard.ready(client)
         await yard.until(lambda: serves_something(client, 2))
         current = (await pool_of(client)).status.weights.current
@@ -195,7 +196,7 @@ async def serves_something(client: AsyncClient, count: int) -> bool:
 
 async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> None:
     async with yard.client() as client:
-        await yard.apply(client, policy={"replicas": 2, "autoscaling": None})
+        await yard.apply(client, policy=POLICY, demo={"replicas": 1})
         await yard.ready(client)
         await yard.until(lambda: serves_something(client, 2))
         update = WeightsUpdate(version="v2", path=str(other_weights(MODEL, yard.folder / "v2", amount=0.02)))

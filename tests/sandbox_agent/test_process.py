@@ -22,7 +22,8 @@ SETTINGS = {"env": {"TASK": "x"}, "memory_bytes": 4 << 30, "file_bytes": 1 << 20
 
 
 @pytest.fixture
-def agent() -> Iterator[tuple[Stream, subprocess.Popen[bytes]]]:
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stream, subprocess.Popen[bytes]]]:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))  # its home folder is not on this machine
     ours, its = socket.socketpair()
     ours.settimeout(120)
     own = own_python(node_cache())

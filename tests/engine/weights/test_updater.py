@@ -332,28 +332,26 @@ def damage(folder: Path, kind: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
+async def test_what_is_not_what_was_ordered_is_refused_and_the_engine_not_touched(
+    made: Yard, other_dir: Path, tmp_path: Path
+) -> None:
+    version, life = made.weights.report.version, made.supervisor.life
+    for kind, words in (
         ("checksum", "ChecksumMismatch"),
         ("architecture", "WrongArchitecture: model_type is llama"),
         ("missing", "ModelMissing"),
         ("shape", "WrongShape: model.embed_tokens.weight is"),
-    ],
-)
-async def test_what_is_not_what_was_ordered_is_refused_and_the_engine_not_touched(
-    made: Yard, other_dir: Path, tmp_path: Path, kind: str, words: str
-) -> None:
-    folder = tmp_path / "damaged"
-    shutil.copytree(other_dir, folder)
-    version, life = made.weights.report.version, made.supervisor.life
-    async with asyncio.TaskGroup() as group:
-        stream = group.create_task(made.stream(PROMPTS[0], 200))
-        await made.under_way(1, 5)
-        await made.order(WeightsTarget(version="v2", path=str(folder), checksum=damage(folder, kind)), "Failed")
-    assert words in made.weights.report.error
-    assert (stream.result().finish_reason, set(stream.result().versions)) == ("length", {version})
-    assert (made.weights.report.version, made.supervisor.life) == (version, life)
+    ):
+        folder = tmp_path / kind
+        shutil.copytree(other_dir, folder)
+        made.answers.clear()
+        async with asyncio.TaskGroup() as group:
+            stream = group.create_task(made.stream(PROMPTS[0], 200))
+            await made.under_way(1, 5)
+            await made.order(WeightsTarget(version=kind, path=str(folder), checksum=damage(folder, kind)), "Failed")
+        assert words in made.weights.report.error
+        assert (stream.result().finish_reason, set(stream.result().versions)) == ("length", {version})
+        assert (made.weights.report.version, made.supervisor.life) == (version, life)
     await made.order(WeightsTarget(version="v3", path=str(other_dir)))
 
 
