@@ -141,12 +141,16 @@ class Sampling(WireModel):
         return self
 
 
+TurnNumber = Annotated[int, Field(ge=1, le=1000)]
+"""Number of a turn; the first turn is 1."""
+
+
 class ForkPoint(WireModel):
     """Turn of an earlier rollout from which another rollout goes on."""
 
     rollout: RolloutId
     """Id of the earlier rollout, in the same namespace."""
-    turn: int = Field(ge=1, le=1000)
+    turn: TurnNumber
     """Number of the last turn that both rollouts have. The first turn is 1."""
 
 
@@ -172,9 +176,9 @@ class AgentSpec(WireModel):
     """Format of the model's tool calls, such as hermes or llama3_json. Default: the format in the model's chat
     template."""
 
-    snapshots: Literal["none", "last", "every"] = "none"
+    snapshots: Literal["none", "last", "every"] | Annotated[list[TurnNumber], Field(min_length=1)] = "none"
     """Snapshots of the sandbox's files that are stored with the rollout. last: one at the end of RUN. every: one after
-    each turn of the built-in loop."""
+    each turn of the built-in loop. A list of numbers: one after each of these turns; the first turn is 1."""
 
     fork_from: ForkPoint | None = None
     """Turn of another rollout from which this rollout goes on, with the conversation and the files after that turn. The
@@ -188,8 +192,8 @@ class AgentSpec(WireModel):
             raise ValueError("`env` and `sampling` are for `type: command`")
         if self.type == "command" and self.fork_from is not None:
             raise ValueError("`fork_from` is for the built-in loop; a command has a conversation of its own")
-        if self.type == "command" and self.snapshots == "every":
-            raise ValueError("`snapshots: every` is for the built-in loop; a command can have `snapshots: last`")
+        if self.type == "command" and self.snapshots not in ("none", "last"):
+            raise ValueError("`snapshots` after turns are for the built-in loop; a command can have `snapshots: last`")
         return self
 
 

@@ -39,13 +39,14 @@ class RunSnapshots:
 
     async def turn_ended(self, turn: int) -> None:
         """Take the snapshot after this turn, if the request wants one. Turns are counted from 1. Raises SandboxLost."""
-        if self._agent.snapshots == "every":
+        wanted = self._agent.snapshots
+        if wanted == "every" or (isinstance(wanted, list) and turn in wanted):
             await self._take(turn)
 
     async def run_ended(self, turns: int) -> None:
         """Take the last snapshot, if the request or EVAL wants one. `turns`: number of turns. Raises SandboxLost, and if EVAL
         needs it SnapshotUnusable and NodeFault."""
-        if self._eval_files is not None or (self._agent.snapshots != "none" and turns > self._last):
+        if self._eval_files is not None or (self._agent.snapshots in ("last", "every") and turns > self._last):
             await self._take(turns, self._eval_files)
 
     async def finish(self) -> None:

@@ -152,11 +152,12 @@ async def test_eval_begins_with_it_on_another_node_too(served: tuple[Yard, Async
 
 async def test_the_command_line_shows_saves_and_forks(served: tuple[Yard, AsyncClient], tmp_path: Path) -> None:
     yard, client = served
-    asked = requests(2, 2, prefix="cli", agent={"snapshots": "every"}, sampling={"temperature": 0})
+    asked = requests(2, 2, prefix="cli", agent={"snapshots": [1, 900]}, sampling={"temperature": 0})
     parents = await yard.gather(client, await client.submit(asked))
     parent = next(one for one in parents if one.status.scored and len(one.turns) > 1)
     described, _ = await asyncio.to_thread(rollyard, yard, "rollouts", "describe", parent.id)
     assert "SNAPSHOT AFTER TURN" in described
+    assert [one.turn for one in await client.snapshots(parent.id)] == [1]
     file = tmp_path / "turn.tar.zst"
     await asyncio.to_thread(rollyard, yard, "rollouts", "snapshot", parent.id, "1", "-o", str(file))
     assert file.read_bytes() == await client.snapshot(parent.id, 1)
