@@ -79,14 +79,17 @@ def sandbox() -> Finding:
 
 
 def cgroups() -> Finding:
-    """Report the cgroup's limit on the memory of this process and its children together.
+    """Report the cgroup's limit on the memory of this process and its children together, and what limits sandboxes."""
+    from rollyard.node.sandbox.cgroups import NoDelegation, delegated
 
-    Rollyard's own memory limit holds for each process of a sandbox separately, not for the sum.
-    """
     limit = memory_limit(_read("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
-    if limit is None:
-        return Finding("OK", "cgroups", "nothing limits the memory of this process and its children")
-    return Finding("OK", "cgroups", f"the memory of this process and its children is limited to {limit >> 20} MiB")
+    words = "nothing limits the memory of this process and its children"
+    if limit is not None:
+        words = f"the memory of this process and its children is limited to {limit >> 20} MiB"
+    try:
+        return Finding("OK", "cgroups", f"{words}; each sandbox gets a cgroup with limits in {delegated()[0]}")
+    except NoDelegation as why:
+        return Finding("OK", "cgroups", f"{words}; the memory guard limits sandboxes, and no cgroup: {why}")
 
 
 def memory_limit(own_cgroups: str, root: Path) -> int | None:

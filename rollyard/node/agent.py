@@ -26,6 +26,7 @@ from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_run import LeaseRun, NodeContext
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
+from rollyard.node.sandbox.cgroups import NoDelegation, SandboxCgroups
 from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import SandboxFactory
 from rollyard.node.sandbox.warm_sandboxes import WarmSandboxes
@@ -189,7 +190,8 @@ class NodeAgent:
         self._stop_leases(welcome.lost, "the server gave it to another node agent")
         if self._node is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
-            self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images)
+            cgroups = await asyncio.to_thread(_cgroups)
+            self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images, cgroups=cgroups)
             self._images = ImagePulls(self._sandboxes.images, self._connection.send, welcome.sandbox.default_image)
             self._room = _room(size_bytes(welcome.sandbox.memory), welcome.places)
             self._capacity = min(welcome.places, self._room)
@@ -368,6 +370,17 @@ class NodeAgent:
         )
         self._policies[ref.key] = policy
         return policy
+
+
+def _cgroups() -> SandboxCgroups | None:
+    """Return the cgroup for sandboxes; None if cgroups cannot limit them here."""
+    try:
+        cgroups = SandboxCgroups.enter()
+    except NoDelegation as why:
+        log.info("the memory guard limits the memory of sandboxes, and no cgroup: %s", why)
+        return None
+    log.info("each sandbox has a cgroup with limits in %s", cgroups.folder)
+    return cgroups
 
 
 def _room(sandbox_bytes: int, places: int) -> int:

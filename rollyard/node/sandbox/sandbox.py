@@ -15,6 +15,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -27,6 +28,7 @@ from rollyard.node.memory_guard.client import MemoryGuard
 from rollyard.node.sandbox import egress_proxy
 from rollyard.node.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import agent_argv, own_python
+from rollyard.node.sandbox.cgroups import SandboxCgroup, SandboxCgroups
 from rollyard.node.sandbox.egress_proxy import EgressProxy
 from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT
 from rollyard.node.sandbox.gate import Gate
@@ -239,7 +241,8 @@ class Sandbox:
         await self.close()
 
     def _notes(self) -> tuple[str, ...]:
-        return tuple(str(report) for report in self._guard.take_reports(self.id))
+        of_kernel = self._launcher.cgroup.take_kills() if self._launcher.cgroup is not None else []
+        return (*(str(report) for report in self._guard.take_reports(self.id)), *of_kernel)
 
     async def _call(self, header: Header, body: bytes, limit: float | None) -> tuple[Header, bytes]:
         try:
@@ -261,9 +264,12 @@ class SandboxFactory:
         cache: Path | None = None,
         images: Path | None = None,
         image_settings: SandboxImages | None = None,
+        cgroups: SandboxCgroups | None = None,
     ) -> None:
         """`cache`: folder for everything that is built once on a node. `images`: folder below which relative image names
-        are looked up; default: the working directory."""
+        are looked up; default: the working directory. `cgroups`: cgroup of the sandboxes; None: the memory guard alone
+        limits their memory. The factory closes it."""
+        self._cgroups = cgroups
         self._runtime = runtime
         self._cache = cache or node_cache()
         self.images = Images(runtime, self._cache, images or Path.cwd(), image_settings)
@@ -315,8 +321,13 @@ class SandboxFactory:
         launch = self._runtime.command(
             root, spec.limits, own, agent_argv(own), host_network=spec.host_network, gpus=gpus.gpus
         )
-        launcher, ours = await _Launcher.start(self._starter, launch)
-        gate, connection, sandbox_id = _send_gate(ours), SandboxConnection(), secrets.token_hex(6)
+        sandbox_id = secrets.token_hex(6)
+        try:
+            cgroup = self._cgroups.make(sandbox_id, spec.limits) if self._cgroups is not None else None
+        except OSError as error:
+            raise SandboxStartFailed(f"no cgroup for a sandbox can be made: {error}") from None
+        launcher, ours = await _Launcher.start(self._starter, launch, cgroup)
+        gate, connection = _send_gate(ours), SandboxConnection()
         try:
             await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
             await self._greet(connection, launcher, {**self._settings(spec, root, gpus.gpus), "with_bash": with_bash})
@@ -354,6 +365,8 @@ class SandboxFactory:
         await self.images.close()
         await asyncio.to_thread(self._guard.close)
         await asyncio.to_thread(self._starter.close)
+        if self._cgroups is not None:
+            await asyncio.to_thread(self._cgroups.close)
 
     async def __aenter__(self) -> Self:
         return self
@@ -405,14 +418,20 @@ class SandboxFactory:
 class _Launcher:
     """The runtime's process on the host, and its output."""
 
-    def __init__(self, process: StartedProcess, complaints: int) -> None:
+    def __init__(self, process: StartedProcess, complaints: int, cgroup: SandboxCgroup | None) -> None:
         self._process = process
+        self.cgroup = cgroup
         self._complaints: int | None = complaints
         self._words = ""
 
     @classmethod
-    async def start(cls, starter: SandboxStarter, launch: Launch) -> tuple[_Launcher, socket.socket]:
-        """Run `launch` with one end of a new socket as its standard input; return the other end too."""
+    async def start(
+        cls, starter: SandboxStarter, launch: Launch, cgroup: SandboxCgroup | None
+    ) -> tuple[_Launcher, socket.socket]:
+        """Run `launch` with one end of a new socket as its standard input; return the other end too. The launcher starts in
+        `cgroup`, and removes it at its end."""
+        if cgroup is not None:
+            launch = replace(launch, cgroup=str(cgroup.folder))
         ours, its = socket.socketpair()
         complaints = os.memfd_create("complaints")
         with its:
@@ -422,6 +441,8 @@ class _Launcher:
             except SandboxStartFailed:
                 ours.close()
                 os.close(complaints)
+                if cgroup is not None:
+                    await cgroup.remove()
                 raise
             except asyncio.CancelledError:
                 # If bwrap is killed before it has set up its child, the child stays for ever.
@@ -430,10 +451,12 @@ class _Launcher:
                 ours.close()
                 if isinstance(done, BaseException):
                     os.close(complaints)
+                    if cgroup is not None:
+                        await cgroup.remove()
                 else:
-                    await cls(done, complaints).end()
+                    await cls(done, complaints, cgroup).end()
                 raise
-        return cls(process, complaints), ours
+        return cls(process, complaints, cgroup), ours
 
     @property
     def pid(self) -> int:
@@ -448,6 +471,8 @@ class _Launcher:
         except TimeoutError:
             self._process.kill()
             await self._process.wait()
+        if self.cgroup is not None:
+            await self.cgroup.remove()
         if self._complaints is not None:
             self._words = self.last_output()
             os.close(self._complaints)

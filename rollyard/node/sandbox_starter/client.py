@@ -42,10 +42,12 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Launch:
-    """The launcher's command line, and the tmpfs around it."""
+    """The launcher's command line, and what is around it."""
 
     argv: Sequence[str]
     scratch: Scratch | None = None
+    cgroup: str | None = None
+    """Folder of the cgroup in which the launcher starts."""
 
 
 def run_alone(launch: Launch, env: Mapping[str, str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -63,7 +65,8 @@ def _request(launch: Launch, env: Mapping[str, str]) -> str:
     account = sandbox_account()
     changed = (account.uid, account.gid) if account.credentials else None
     scratch = launch.scratch and vars(launch.scratch)
-    return json.dumps({"argv": launch.argv, "scratch": scratch, "account": changed, "env": dict(env)})
+    request = {"argv": launch.argv, "scratch": scratch, "cgroup": launch.cgroup, "account": changed, "env": dict(env)}
+    return json.dumps(request)
 
 
 class StartedProcess:
