@@ -60,6 +60,8 @@ from rollyard.wire.node import (
 
 log = logging.getLogger(__name__)
 
+MAX_SHORTAGE_CHARS = 300
+
 HELLO_SECONDS = 10.0
 MAX_REASON_CHARS = 200
 MAX_KEPT = 1000
@@ -193,6 +195,7 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             lost = services.rollouts.leases.renew(agent.holder, message.held)
             services.agents.heartbeat(agent, message.held, message.widths)
             agent.sandboxes = message.sandboxes
+            agent.memory_shortage = message.memory_shortage[:MAX_SHORTAGE_CHARS]
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case KeptSandboxList(kept=kept):
             agent.kept = {one.lease.rollout: one for one in kept[:MAX_KEPT]}

@@ -57,7 +57,7 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 - node/image_builds: BadText, NoSuchFile
 - node/images: BadFolderConfig, BadManifest, BrokenArchive, BrokenFlatImage, BrokenLayer, DiskFull, TooBig,
   UnusableCredentials, UnusableFile
-- node/sandbox: ProgramRefused, which node/attachments.py answers
+- node/sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
 - node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
 - slurm/rest: NotJson

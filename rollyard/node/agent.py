@@ -93,6 +93,8 @@ class NodeAgent:
         """True if the server knows which sandboxes are kept."""
         self._capacity = 0
         """Number of sandboxes that fit into the allocation. The server's first `Welcome` sets it."""
+        self._memory_shortage = ""
+        """Sentence for the server; empty if the memory allows as many sandboxes as the cores."""
         self._room = 0
         """Number of sandboxes that fit into the memory that this process and its children may use."""
         self._lease_seconds = LEASE_SECONDS
@@ -194,6 +196,7 @@ class NodeAgent:
             self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images, cgroups=cgroups)
             self._images = ImagePulls(self._sandboxes.images, self._connection.send, welcome.sandbox.default_image)
             self._room = _room(size_bytes(welcome.sandbox.memory), welcome.places)
+            self._memory_shortage = _memory_shortage(size_bytes(welcome.sandbox.memory), self._room, welcome.places)
             self._capacity = min(welcome.places, self._room)
             widths = {stage: getattr(welcome.stages, stage.value.lower()).workers.min for stage in Stage}
             self._kept = KeptSandboxes(max(1, welcome.places // KEPT_SHARE), self._kept_changed)
@@ -308,7 +311,13 @@ class NodeAgent:
             pools.apply_requested(self._count_before_eval() + self._count_kept())
             held = [work.ref for work, _ in self._runs.values()]
             await self._connection.send(
-                Heartbeat(held=held, widths=_widths(pools), sandboxes=self._node.sandboxes.counts, sent_at=loop.time())
+                Heartbeat(
+                    held=held,
+                    widths=_widths(pools),
+                    sandboxes=self._node.sandboxes.counts,
+                    sent_at=loop.time(),
+                    memory_shortage=self._memory_shortage,
+                )
             )
             await self._connection.send(self._request_capacity(pools))
             if self._kept is not None and not self._kept_reported:
@@ -389,13 +398,19 @@ def _room(sandbox_bytes: int, places: int) -> int:
     whole = whole_memory()
     if places * sandbox_bytes <= whole:
         return places
-    room = max(1, (whole - reserve(whole)) // max(1, sandbox_bytes))
-    log.info(
-        "the job has %.1f GiB of memory, which is enough for %d sandboxes of %.1f GiB and not for %d; "
-        "beyond their least widths the stages get no more workers (a lower `sandbox.memory` allows more)",
-        whole / (1 << 30), room, sandbox_bytes / (1 << 30), places,
-    )  # fmt: skip
-    return room
+    return max(1, (whole - reserve(whole)) // max(1, sandbox_bytes))
+
+
+def _memory_shortage(sandbox_bytes: int, room: int, places: int) -> str:
+    """Return a sentence if the job's memory has room for fewer sandboxes than there are places, else nothing."""
+    if room >= places:
+        return ""
+    words = (
+        f"runs {room} of {places} sandboxes: its job has {whole_memory() / (1 << 30):.1f} GiB of memory, and each sandbox may "
+        f"take {sandbox_bytes / (1 << 30):.1f} GiB"
+    )
+    log.warning("this node agent %s; beyond their least widths the stages get no more workers", words)
+    return words
 
 
 def _widths(pools: StagePools) -> dict[str, int]:

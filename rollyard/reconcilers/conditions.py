@@ -106,7 +106,7 @@ def pool_conditions(view: PoolView) -> list[Condition]:
 
 def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
     """Yield one event for each new reason of Ready and Updated, but only one if both have the same new reason. Yield
-    one event when RenewalBlocked becomes true, and one when ImagesReady becomes false."""
+    one event when RenewalBlocked becomes true, and one when ImagesReady or EnoughMemory becomes false."""
     recorded: set[str] = set()
     for type in ("Ready", "Updated"):
         old, new = (get_condition(s.conditions, type) for s in (before, after))
@@ -116,9 +116,10 @@ def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
     old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
     if new is not None and new.status == "True" and (old is None or old.status != "True"):
         yield PoolEvent("RenewalBlocked", str(new.why), warning=True)
-    old, new = (get_condition(s.conditions, "ImagesReady") for s in (before, after))
-    if new is not None and new.status == "False" and (old is None or old.status != "False"):
-        yield PoolEvent(*new.why, warning=True)
+    for type in ("ImagesReady", "EnoughMemory"):
+        old, new = (get_condition(s.conditions, type) for s in (before, after))
+        if new is not None and new.status == "False" and (old is None or old.status != "False"):
+            yield PoolEvent(*new.why, warning=True)
 
 
 def ready(view: PoolView) -> ConditionUpdate:

@@ -13,7 +13,7 @@ from rollyard.reconcilers.autoscaler import Metric
 from rollyard.reconcilers.demand import Counts, rollout_metrics
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
-from rollyard.server.rollouts.connected_agents import ConnectedAgents
+from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.staleness import POLICY_ROLE
@@ -45,7 +45,10 @@ class RolloutPoolObserver:
             metrics=await self._metrics(pool, in_flight) if pool.spec.autoscaling is not None else [],
             status_update={"stages": stage_load(queued, in_flight, filter(None, agents.values()))},
             problem=self._pool_problem(pool),
-            conditions=_images_ready(pool, await self._rollouts.failing_images(pool.pool_key)),
+            conditions=[
+                *_images_ready(pool, await self._rollouts.failing_images(pool.pool_key)),
+                *_enough_memory(pool, [agent for agent in agents.values() if agent is not None]),
+            ],
         )
 
     async def _metrics(self, pool: RolloutPool, in_flight: Counts) -> list[Metric]:
@@ -81,3 +84,16 @@ def _images_ready(pool: RolloutPool, failing: Sequence[ImageHold]) -> list[Condi
     if get_condition(pool.status.conditions, "ImagesReady") is None:
         return []
     return [ConditionUpdate("ImagesReady", True, "ImagesReady")]
+
+
+def _enough_memory(pool: RolloutPool, agents: Sequence[ConnectedAgent]) -> list[ConditionUpdate]:
+    """Return the condition. It appears when a job has too little memory for the first time."""
+    short = [agent for agent in agents if agent.memory_shortage]
+    if short:
+        others = f"; {len(short) - 1} more nodes have too little memory" if len(short) > 1 else ""
+        advice = "set more memory in `allocation`, or less in `sandbox.memory`"
+        words = f"node {short[0].identity.node} {short[0].memory_shortage}{others} ({advice})"
+        return [ConditionUpdate("EnoughMemory", False, "FewerSandboxes", words)]
+    if not agents or get_condition(pool.status.conditions, "EnoughMemory") is None:
+        return []
+    return [ConditionUpdate("EnoughMemory", True, "EnoughMemory")]

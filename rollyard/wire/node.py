@@ -170,6 +170,8 @@ class Heartbeat(WireMessage):
     """All zero from an older node agent, which does not send this field."""
     sent_at: float = 0.0
     """Time by the node agent's monotonic clock. `Renewed` returns this value."""
+    memory_shortage: str = ""
+    """Sentence that says why the job's memory allows fewer sandboxes than `Welcome.places`; empty if it does not."""
 
 
 class HandBack(WireMessage):

@@ -17,7 +17,7 @@ from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agent import NodeAgent, _room
+from rollyard.node.agent import NodeAgent, _memory_shortage, _room
 from rollyard.node.agents.tasks import installed_handlers
 from rollyard.node.free_memory import whole_memory
 from rollyard.server.main import RollyardServer, ServeOptions
@@ -106,6 +106,9 @@ def test_there_are_no_more_sandboxes_than_fit_into_the_jobs_memory() -> None:
     assert _room(1 << 20, places=100) == 100
     assert _room(whole_memory() // 4, places=100) == 3, "a reserve stays free"
     assert _room(whole_memory() * 2, places=100) == 1
+    assert _memory_shortage(1 << 30, 10, 10) == ""
+    assert _memory_shortage(1 << 30, 6, 10).startswith("runs 6 of 10 sandboxes: its job has ")
+    assert _memory_shortage(1 << 30, 6, 10).endswith(" of memory, and each sandbox may take 1.0 GiB")
 
 
 async def test_a_changed_sandbox_makes_no_more_places_in_what_works_with_the_old_one(yard: Yard) -> None:

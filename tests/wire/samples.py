@@ -199,6 +199,7 @@ SAMPLES = (
         widths={"RUN": 4},
         sandboxes=SandboxCounts(ready=2, warm=30, cold=4, unused=1),
         sent_at=12.5,
+        memory_shortage="runs 6 of 10 sandboxes",
     ),
     HandBack(lease=REF, reason="NodeAgentError", message="ValueError: no", image=IMAGE_FAULT),
     ImageChanges(ready=["docker://registry.example/swe:v1"], gone=["docker://docker.io/a/b:c"], failed=[IMAGE_FAULT]),

@@ -45,6 +45,8 @@ class ConnectedAgent:
     in_hand: Mapping[Stage, int] = field(default_factory=dict)
     """Number of rollouts that the node agent holds, by stage, as last reported."""
     sandboxes: SandboxCounts = field(default_factory=SandboxCounts)
+    memory_shortage: str = ""
+    """Sentence that says why the job's memory allows fewer sandboxes than `capacity`; empty if it does not."""
     grants: int = 0
     """Number of grants sent on this connection."""
     draining: bool = False
