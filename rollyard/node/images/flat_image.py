@@ -26,6 +26,8 @@ _END = struct.Struct("<I32s8s")
 _MARK = b"RLYDFLT1"
 _MOST_INDEX = 64 << 20
 _MOST_LIST = 1 << 30
+_MOST_HEAD = 1 << 20
+_DECOMPRESSOR = zstandard.ZstdDecompressor()
 
 
 class BrokenFlatImage(Exception):
@@ -106,12 +108,14 @@ def read_list(file: int, index: FlatIndex) -> FlatList:
 
 def read_frame(file: int, at: int, frame: Frame, most: int = MOST_FRAME_BYTES) -> bytes:
     """Return the unpacked bytes of a frame at a place of the file, verified. Raises BrokenFlatImage."""
+    if not 0 <= frame.length <= most + _MOST_HEAD:
+        raise BrokenFlatImage("it is damaged")
     data = os.pread(file, frame.length, at)
     if len(data) != frame.length or hashlib.sha256(data).hexdigest() != frame.sha256:
         raise BrokenFlatImage("it is damaged")
     if frame.size > most or zstandard.frame_content_size(data) != frame.size:
         raise BrokenFlatImage("it is damaged")
     try:
-        return zstandard.ZstdDecompressor().decompress(data)
+        return _DECOMPRESSOR.decompress(data)
     except zstandard.ZstdError:
         raise BrokenFlatImage("it is damaged") from None

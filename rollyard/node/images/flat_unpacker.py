@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rollyard.node.images.flat_image import BrokenFlatImage, FlatIndex, FlatList, read_frame
 
@@ -19,17 +18,8 @@ _MOST_DEPTH = 200
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class _Piece(NamedTuple):
-    """A part of a file that lies in one frame."""
-
-    name: bytes
-    mode: int
-    mtime: int
-    start: int
-    """Place in the frame."""
-    end: int
-    at: int
-    """Place in the file."""
+_Piece = tuple[bytes, int, int, int, int, int]
+"""Part of a file that lies in one frame: name, mode and time; start and end in the frame; place in the file."""
 
 
 class FlatUnpacker:
@@ -115,7 +105,7 @@ class FlatUnpacker:
                     raise BrokenFlatImage("it has a file at an impossible place")
                 begin = at + done - start
                 end = min(begin + size - done, sizes[number])
-                pieces[number].append(_Piece(raw, mode, mtime, begin, end, done))
+                pieces[number].append((raw, mode, mtime, begin, end, done))
                 done += end - begin
                 if done == size:
                     break

@@ -75,11 +75,12 @@ async def test_all_that_is_packed_comes_back(open_folder: Path, room: FillRoom) 
         assert read_index(file).config == {"env": {"A": "b"}}
 
 
-def _forged(files: FlatList, content: bytes = bytes(4096), claimed: int | None = None) -> bytes:
+def _forged(files: FlatList, length: int | None = None, size: int | None = None) -> bytes:
+    content = bytes(4096)
     frame = zstandard.ZstdCompressor().compress(content)
     digest = hashlib.sha256(frame).hexdigest()
     data, listed = packed_list(files)
-    frames = [Frame(len(frame), len(content) if claimed is None else claimed, digest)]
+    frames = [Frame(len(frame) if length is None else length, len(content) if size is None else size, digest)]
     return frame + skippable(data) + packed_index(FlatIndex({}, frames, listed))
 
 
@@ -131,9 +132,11 @@ async def test_an_image_above_the_limit_writes_nothing(open_folder: Path, room: 
     assert os.listdir(open_folder / "root") == []
 
 
-@pytest.mark.parametrize("claimed", [4095, 1 << 40])
-async def test_a_frame_of_another_size_is_damaged(open_folder: Path, room: FillRoom, claimed: int) -> None:
-    (open_folder / "packed").write_bytes(_forged(FlatList([], [("a", 0o644, 0, 1, 0)], [], []), claimed=claimed))
+@pytest.mark.parametrize(("length", "size"), [(None, 4095), (None, 1 << 40), (1 << 40, None), (-1, None)])
+async def test_a_frame_of_another_size_is_damaged(
+    open_folder: Path, room: FillRoom, length: int | None, size: int | None
+) -> None:
+    (open_folder / "packed").write_bytes(_forged(FlatList([], [("a", 0o644, 0, 1, 0)], [], []), length, size))
     with pytest.raises(BrokenLayer, match="damaged"):
         await unpack_flat("x", open_folder / "packed", open_folder / "root", room)
 
