@@ -217,8 +217,12 @@ async def test_a_stale_end_does_not_end_the_next_command(sandbox: Sandbox) -> No
 @pytest.mark.parametrize(
     "attack",
     [
-        "for i in 1 2 3 4; do yes >&61 & done; true",  # fills the pipe of sentinels
-        "for i in 1 2; do cat /proc/$$/fd/61 >/dev/null & done; true",  # empties it
+        pytest.param(
+            "for i in 1 2 3 4; do yes >&61 & done; true", marks=pytest.mark.long
+        ),  # fills the pipe of sentinels
+        pytest.param(
+            "for i in 1 2; do cat /proc/$$/fd/61 >/dev/null & done; true", marks=pytest.mark.long
+        ),  # empties it
         "for i in 1 2; do cat /dev/zero >/proc/$$/fd/0 & done; sleep 0.1",  # fills the pipe of lines
     ],
 )
