@@ -121,12 +121,17 @@ class Engine:
     def swap(self, model: Model) -> Future[None]:
         """Replace the model by a model of the same shape. After the future is done, every step uses the new model.
 
-        Running sequences keep their keys and values. Later prompts do not reuse keys and values of the old model.
+        Sequences with a sampled token keep their keys and values. A prompt that has none yet is read again: all tokens
+        after it get the version of the new model. Later prompts do not reuse keys and values of the old model.
         """
 
         def change() -> None:
             self._model = model
             self._cache.forget()
+            for generation in self._running:
+                if not generation.drawn:
+                    generation.computed = generation.cached = 0
+                    self._cache.empty(generation.slot)
 
         return self._between_steps(change)
 

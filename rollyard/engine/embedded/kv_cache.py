@@ -67,6 +67,11 @@ class KVCache:
             if not slot.busy:
                 self._lengths[i] = 0
 
+    def empty(self, slot: int) -> None:
+        """Drop the content of a running sequence's slot."""
+        self._lengths[slot] = 0
+        self._slots[slot].stale = False
+
     def extend(self, slot: int, tokens: list[int]) -> None:
         """Record that the slot's next positions have the keys and values of `tokens`."""
         start = int(self._lengths[slot])
