@@ -29,7 +29,7 @@ async def test_from_zero_with_the_demand_and_back_with_its_end(site: Site) -> No
     )
     (scaled,) = await site.events("Scaled")
     assert scaled.message == f"from 0 to 2 allocations: {first.message}"
-    assert any("INIT and RUN 3, target 2 each" in line for line in _lines(pool, [], []))
+    assert any("INIT and RUN 3, target 2 each" in line for line in _lines(pool, [], [], []))
 
     await site.submit(7)
     await site.running(3)
@@ -77,7 +77,7 @@ async def test_at_its_cap_a_pool_gives_back_what_is_idle_and_drains_what_is_busy
     await site.running(0)
     pool = await site.pool()
     spent = pool.status.gpu_ledger
-    assert any(line.endswith("spent, at most 0.0001 (spec.maxGpuHours)") for line in _lines(pool, [], []))
+    assert any(line.endswith("spent, at most 0.0001 (spec.maxGpuHours)") for line in _lines(pool, [], [], []))
     assert spent.hours(site.now()) > 0
     await site.change(maxGpuHours=1000)
     await site.running(2)

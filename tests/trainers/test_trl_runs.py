@@ -54,7 +54,7 @@ async def trained(yard: Yard, trainer: str, tasks: Path, *, processes: int = 1) 
     command += ["-m", "tests.support.trl_runs", trainer, "--kubeconfig", yard.data / "admin.kubeconfig"]
     command += ["--model", MODEL, "--folder", yard.folder, "--tasks", tasks]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_OFFLINE": "1"}
-    env["HOME"] = str(yard.folder)
+    env["HOME"] = env["TMPDIR"] = str(yard.folder)
     process = await asyncio.create_subprocess_exec(
         sys.executable, *map(str, command), cwd=ROOT, env=env, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
     )  # fmt: skip

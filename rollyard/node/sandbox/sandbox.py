@@ -386,6 +386,8 @@ class SandboxFactory:
             await launcher.end()
             words = launcher.last_output() or f": no answer within {START_SECONDS:g} s"
             raise SandboxStartFailed(f"{self._runtime.name} started no sandbox{words}") from None
+        if launcher.has_ended:  # bwrap was killed before it had tied its child to itself; the memory guard needs it
+            raise SandboxStartFailed(f"the process of {self._runtime.name} ended while its sandbox started")
         if hello["protocol"] != PROTOCOL:
             raise SandboxStartFailed(
                 f"the sandbox agent speaks protocol {hello['protocol']}, but the node agent speaks {PROTOCOL}"
@@ -461,6 +463,10 @@ class _Launcher:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.has_ended
 
     async def end(self) -> None:
         """Wait until the process ends, and kill it after END_SECONDS. The process ends by itself once its socket is

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -78,6 +79,15 @@ class StartedProcess:
         self._handle = os.pidfd_open(pid)
         self._ended: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self._handle, self._reap, loop)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended, even if the event loop has not seen it yet."""
+        if self._ended.done():
+            return True
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def wait(self) -> None:
         await asyncio.shield(self._ended)

@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollyard.core.errors import SandboxLost
+from rollyard.core.errors import SandboxLost, SandboxStartFailed
 from rollyard.node.sandbox.base import Runtime, SandboxSpec
+from rollyard.node.sandbox.bubblewrap import Bubblewrap
+from rollyard.node.sandbox.find_runtime import find_runtime
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from tests.support.host_processes import HostProcess, descendants, host_processes
 from tests.support.until import until
@@ -196,3 +199,26 @@ async def test_waves_of_sandboxes_leave_nothing(sandboxes: SandboxFactory, spec:
         await asyncio.gather(*(box.bash("echo x > /tmp/x; setsid sleep 1000 &", 60) for box in started))
         await asyncio.gather(*(box.close() for box in started))
     await until(lambda: held() == before)
+
+
+async def test_a_launcher_that_ends_during_the_start_gives_no_sandbox(open_folder: Path, spec: SandboxSpec) -> None:
+    """bwrap, when it is killed before it has tied its child to itself, leaves the child. Nobody would limit its memory."""
+    bubblewrap = find_runtime("bubblewrap")
+    assert isinstance(bubblewrap, Bubblewrap)
+    untied, mark = open_folder / "untied", open_folder.name
+    words = f'--setenv MARK {mark} "${{@/--die-with-parent/--new-session}}"'
+    untied.write_text(f"#!/bin/bash\n{bubblewrap.program} {words} <&0 &\n")
+    untied.chmod(0o755)
+    factory = SandboxFactory(replace(bubblewrap, program=str(untied)))
+    with pytest.raises(SandboxStartFailed, match="ended while its sandbox started"):
+        await factory.start(spec)
+    await factory.close()
+    await until(lambda: not commands_with(f"MARK\0{mark}"))
+
+
+def commands_with(text: str) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_text(errors="replace"))
+    return [command for command in found if text in command]
