@@ -21,7 +21,6 @@ from tests.support.yard import Yard, requests
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(120)]
 
 JOB_MEMORY = 8 << 30
-NEIGHBOURS = 10
 CALL = """python3 - <<'EOF'
 import json, os, urllib.request
 body = json.dumps({"model": "any", "max_tokens": 8, "messages": [{"role": "user", "content": "hello"}]}).encode()
@@ -178,9 +177,9 @@ async def attacked(
             await remove(cgroup)
 
 
-def neighbours(prefix: str) -> list[RolloutRequest]:
+def neighbours(prefix: str, count: int) -> list[RolloutRequest]:
     greedy: dict[str, Any] = {"sampling": {"temperature": 0.0}}
-    return requests(NEIGHBOURS // 2, NEIGHBOURS // 2, prefix=prefix, **greedy)
+    return requests(count // 2, count // 2, prefix=prefix, **greedy)
 
 
 def attackers(prefix: str) -> list[RolloutRequest]:
@@ -211,16 +210,16 @@ def rewards(ended: list[Trajectory]) -> list[float | None]:
     return [one.reward for one in ended]
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("rounds", "count"), [(1, 10), pytest.param(5, 20, marks=pytest.mark.long)])
 async def test_neighbours_of_hostile_agents_get_their_usual_rewards(
-    attacked: tuple[Yard, AsyncClient, Path], rounds: int
+    attacked: tuple[Yard, AsyncClient, Path], rounds: int, count: int
 ) -> None:
     yard, client, cgroup = attacked
-    usual = rewards(await yard.gather(client, await client.submit(neighbours(f"usual-{rounds}"))))
+    usual = rewards(await yard.gather(client, await client.submit(neighbours(f"usual-{rounds}", count))))
     ours = {name: yard.processes(name) for name in ("node-agent", "inference-server")}
     for number in range(rounds):
         hostile = await client.submit(attackers(f"attack-{rounds}-{number}"))
-        beside = await client.submit(neighbours(f"beside-{rounds}-{number}"))
+        beside = await client.submit(neighbours(f"beside-{rounds}-{number}", count))
         assert rewards(await yard.gather(client, beside)) == usual
         attacks = await yard.gather(client, hostile)
         assert_limits_held(attacks)
