@@ -24,21 +24,21 @@ def test_an_image_of_the_command_line_is_for_tasks_that_name_none(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("images/one", "/work/images/one"),
-        ("./a.sif", "/work/a.sif"),
+        ("images/one", "/folder/images/one"),
+        ("./a.sif", "/folder/a.sif"),
         ("../b", "/b"),
         ("/abs", "/abs"),
-        ("oci-archive:a.tar:v1", "oci-archive:/work/a.tar:v1"),
+        ("oci-archive:a.tar:v1", "oci-archive:/folder/a.tar:v1"),
         ("docker://debian", "docker://docker.io/library/debian:latest"),
         ("built:numbers", "built:numbers:latest"),
     ],
 )
 def test_a_relative_path_of_the_command_line_is_below_the_working_folder(text: str, name: str) -> None:
-    assert given_image(text, "/work") == name
+    assert given_image(text, "/folder") == name
 
 
 def test_a_name_of_the_command_line_that_can_never_work_is_refused() -> None:
     with pytest.raises(
         click.UsageError, match=r"--image: 'ubuntu:24\.04' has a form that is not supported: write docker://"
     ):
-        given_image("ubuntu:24.04", "/work")
+        given_image("ubuntu:24.04", "/folder")
