@@ -222,13 +222,15 @@ class SandboxLost(SandboxError):
 
 
 class ImageUnavailable(SandboxError):
-    def __init__(self, image: str, why: str, *, permanent: bool = False) -> None:
+    def __init__(self, image: str, why: str, *, permanent: bool = False, registry_down: bool = False) -> None:
         super().__init__(f"the image {image} cannot be used now: {why}")
         self.image = image
         """Name of the image in normal form."""
         self.why = why
         self.permanent = permanent
         """True: somebody must change the image or the pool. False: the fault may pass by itself."""
+        self.registry_down = registry_down
+        """True: the image's registry does not answer at all."""
 
 
 class ImageNotReady(ImageUnavailable):

@@ -235,7 +235,8 @@ class ImagePulls:
             if error.image == name:
                 raise
             # two names of one content share a fill
-            raise ImageUnavailable(name, error.why, permanent=error.permanent) from error
+            down = error.registry_down and _host(error.image) == _host(name)
+            raise ImageUnavailable(name, error.why, permanent=error.permanent, registry_down=down) from error
         except OSError as error:
             raise ImageUnavailable(name, f"the cache cannot be used: {error.strerror or error}") from error
 
@@ -267,4 +268,10 @@ def image_fault(error: ImageUnavailable, *, default: bool = False) -> ImageFault
         permanent=error.permanent,
         pulling=isinstance(error, ImageNotReady),
         default=default,
+        registry_down=error.registry_down,
     )
+
+
+def _host(name: str) -> str | None:
+    image = parse_image(name)
+    return image.host if isinstance(image, RegistryImage) else None

@@ -18,8 +18,6 @@ RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
 NODE_AGENT_ERROR = "NodeAgentError"
 """`HandBack.reason` after an error in the node agent's own code. The rollout may have caused this error."""
 IMAGE_REASON = "ImageUnavailable"
-REGISTRY_DOWN = "its images wait until it answers"
-"""End of the sentence of a fault that is the registry's, not the image's."""
 """`HandBack.reason` if the sandbox image cannot be had now. `HandBack.image` says why."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
 """`HandBack.reason` of a lease that the node agent cannot parse, because the node agent is older than the server."""
@@ -101,6 +99,9 @@ class ImageFault(WireMessage):
     """True: nothing has failed; the node agent pulls the image, or will soon."""
     default: bool = False
     """True: the task names no image, so the pool's default image was meant."""
+    registry_down: bool | None = None
+    """True: the image's registry does not answer at all, so the fault is not the image's. None: an older node agent, which
+    does not say it."""
 
 
 class Hello(WireMessage):

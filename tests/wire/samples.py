@@ -180,7 +180,12 @@ OUTCOME = Outcome(
 )
 
 IMAGE_FAULT = ImageFault(
-    image="docker://registry.example/swe:v2", message="it has no such tag", permanent=True, pulling=True, default=True
+    image="docker://registry.example/swe:v2",
+    message="it has no such tag",
+    permanent=True,
+    pulling=True,
+    default=True,
+    registry_down=True,
 )
 SAMPLES = (
     Hello(

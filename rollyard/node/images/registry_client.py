@@ -157,7 +157,7 @@ class RegistryClient:
                     left -= 1
                 if not error.again or not left:
                     if error.again:
-                        await self._health.failed(self._image, self._probe)
+                        await self._health.after_failure(self._image, self._probe)
                     raise ImageUnavailable(self._image.text, str(error), permanent=not error.again) from None
                 log.info("image %s: %s; trying again", self._image.text, error)
                 await backoff.wait(error.after)

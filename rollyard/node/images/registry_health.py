@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.kinds.values.image_reference import RegistryImage
-from rollyard.wire.node import REGISTRY_DOWN
 
 FIRST_SECONDS, CAP_SECONDS = 5.0, 60.0
 """Delay after the first probe that failed, which doubles, and its bound."""
@@ -38,21 +37,25 @@ class RegistryHealth:
     async def check(self, image: RegistryImage, probe: Probe) -> None:
         """Raises ImageUnavailable if the image's registry does not answer. When the delay is over, it is probed first."""
         if image.host in self._down:
-            await self.failed(image, probe)
-        if (down := self._down.get(image.host)) is not None:
-            raise ImageUnavailable(image.text, f"{down.why}; {REGISTRY_DOWN}")
+            await self.after_failure(image, probe)
 
-    async def failed(self, image: RegistryImage, probe: Probe) -> None:
-        """Find out whether the registry answers at all, unless that is known."""
+    async def after_failure(self, image: RegistryImage, probe: Probe) -> None:
+        """Find out whether the registry answers at all, unless that is known. Raises ImageUnavailable if it does not."""
+        if (down := await self._found(image, probe)) is not None:
+            why = f"{down.why}; its images wait until it answers"
+            raise ImageUnavailable(image.text, why, registry_down=True)
+
+    async def _found(self, image: RegistryImage, probe: Probe) -> _Down | None:
         now = asyncio.get_running_loop().time
         async with self._probing[image.host]:
             down = self._down.get(image.host)
             if down is not None and now() < down.until:
-                return
+                return down
             why = await probe()
             if why is None:
                 self._down.pop(image.host, None)
-                return
+                return None
             failures = 1 if down is None else down.failures + 1
             delay = min(CAP_SECONDS, FIRST_SECONDS * 2.0 ** min(failures - 1, 16))
             self._down[image.host] = _Down(why, failures, now() + delay)
+            return self._down[image.host]

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.store.base import ImageHold
-from rollyard.wire.node import REGISTRY_DOWN, ImageFault
+from rollyard.wire.node import ImageFault
 
 FIRST_SECONDS = 5.0
 """Delay after the first failure. It doubles with each failure."""
@@ -28,7 +28,13 @@ PULL_SECONDS = 60.0
 def failed(hold: ImageHold | None, pool: PoolKey, fault: ImageFault, now: float) -> ImageHold:
     """Return the hold after a failed pull. Failures of several node agents at about the same time count once."""
     hold = hold or ImageHold(pool, fault.image)
-    seen = replace(hold, message=fault.message, permanent=fault.permanent, since=hold.since or now)
+    seen = replace(
+        hold,
+        message=fault.message,
+        permanent=fault.permanent,
+        registry_down=_registry_down(fault),
+        since=hold.since or now,
+    )
     if hold.failures and not hold.trying and now < hold.until:
         return seen
     failures = hold.failures + 1
@@ -47,13 +53,23 @@ def freed(hold: ImageHold, ready: Collection[str], now: float) -> ImageHold | No
     """Return the hold after these images became ready, if that changes it: an image that waits for its registry is tried at
     once when another image of the registry is there."""
     host = _host(hold.image)
-    if REGISTRY_DOWN not in hold.message or hold.until <= now or host not in {_host(image) for image in ready}:
+    if not hold.registry_down or hold.until <= now or host not in {_host(image) for image in ready}:
         return None
     return replace(hold, until=now)
 
 
+def _registry_down(fault: ImageFault) -> bool:
+    """Whether the image waits for its registry. An older node agent does not say it. Then each fault that may pass by itself
+    counts: such an image is tried once more for each image of its registry that becomes ready."""
+    down = fault.registry_down if fault.registry_down is not None else not fault.permanent
+    return down and fault.image.startswith(_OF_REGISTRY)
+
+
+_OF_REGISTRY = "docker://"
+
+
 def _host(image: str) -> str:
-    return image.removeprefix("docker://").partition("/")[0]
+    return image.removeprefix(_OF_REGISTRY).partition("/")[0]
 
 
 def tried(hold: ImageHold, now: float) -> ImageHold:

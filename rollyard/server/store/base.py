@@ -154,6 +154,8 @@ class ImageHold:
     """Sentence of the last failure; empty if the image has not failed."""
     permanent: bool = False
     """True: somebody must change the image or the pool."""
+    registry_down: bool = False
+    """True: the image waits for its registry, which does not answer."""
     failures: int = 0
     """Number of failures in a row."""
     since: float = 0.0

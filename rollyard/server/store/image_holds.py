@@ -8,7 +8,7 @@ from collections import Counter
 from rollyard.kinds.pool import PoolKey
 from rollyard.server.store.base import ImageHold
 
-_COLUMNS = "namespace, pool, image, message, permanent, failures, since, until, trying"
+_COLUMNS = "namespace, pool, image, message, permanent, registry_down, failures, since, until, trying"
 
 
 def image_holds(db: sqlite3.Connection, pool: PoolKey | None = None) -> list[ImageHold]:
@@ -18,10 +18,9 @@ def image_holds(db: sqlite3.Connection, pool: PoolKey | None = None) -> list[Ima
 
 
 def put_image_hold(db: sqlite3.Connection, hold: ImageHold) -> None:
-    values = (hold.image, hold.message, hold.permanent, hold.failures, hold.since, hold.until, hold.trying)
-    db.execute(
-        f"INSERT OR REPLACE INTO image_holds ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*hold.pool, *values)
-    )
+    fault = (hold.message, hold.permanent, hold.registry_down, hold.failures)
+    values = (*hold.pool, hold.image, *fault, hold.since, hold.until, hold.trying)
+    db.execute(f"INSERT OR REPLACE INTO image_holds ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
 
 
 def delete_image_hold(db: sqlite3.Connection, pool: PoolKey, image: str) -> bool:
@@ -71,9 +70,11 @@ def _hold(
     image: str,
     message: str,
     permanent: int,
+    registry_down: int,
     failures: int,
     since: float,
     until: float,
     trying: int,
 ) -> ImageHold:
-    return ImageHold(PoolKey(namespace, pool), image, message, bool(permanent), failures, since, until, bool(trying))
+    key, fault = PoolKey(namespace, pool), (message, bool(permanent), bool(registry_down))
+    return ImageHold(key, image, *fault, failures, since, until, bool(trying))

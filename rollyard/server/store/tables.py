@@ -63,7 +63,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_28 = """
+_VERSION_29 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -78,7 +78,8 @@ CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC,
 -- Images that cannot be had now; see ImageHold.
 CREATE TABLE image_holds (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, image TEXT NOT NULL, message TEXT NOT NULL, permanent INTEGER NOT NULL,
-    failures INTEGER NOT NULL, since REAL NOT NULL, until REAL NOT NULL, trying INTEGER NOT NULL,
+    registry_down INTEGER NOT NULL, failures INTEGER NOT NULL, since REAL NOT NULL, until REAL NOT NULL,
+    trying INTEGER NOT NULL,
     PRIMARY KEY (namespace, pool, image)
 ) WITHOUT ROWID;
 CREATE TABLE queue_ranks (
@@ -158,7 +159,7 @@ CREATE TABLE snapshots (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 28: _VERSION_28}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 29: _VERSION_29}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS
 from rollyard.server.store.base import ImageHold, RolloutRecord
 from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.wire.node import REGISTRY_DOWN, CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
+from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
 from tests.server.rollouts.test_service import KEY, Node, Yard, server
 
 BAD, GOOD = "docker://r.example/bad:1", "docker://r.example/good:1"
@@ -115,14 +115,29 @@ async def test_an_image_that_a_node_agent_has_at_last_frees_all_its_rollouts(yar
 
 async def test_images_that_wait_for_their_registry_are_tried_when_another_image_of_it_is_there(yard: Yard) -> None:
     node, now = yard.node(), yard.clock.time()
-    down = f"the registry r answers 503; {REGISTRY_DOWN}"
-    faults = [ImageFault(image=image, message=down) for image in ("docker://r/a:1", "docker://other/a:1")]
-    alone = ImageFault(image="docker://r/alone:1", message="the registry r answers 503")
-    await yard.parts.images.report(node.agent, ImageChanges(failed=[*faults, alone]))
+    down = [
+        ImageFault(image=image, message="503", registry_down=True) for image in ("docker://r/a:1", "docker://other/a:1")
+    ]
+    alone = ImageFault(image="docker://r/alone:1", message="503", registry_down=False)
+    unsaid = [
+        ImageFault(image=image, message="503", permanent=image.endswith("missing:1"))
+        for image in ("docker://r/unsaid:1", "docker://r/missing:1")
+    ]
+    await yard.parts.images.report(node.agent, ImageChanges(failed=[*down, alone, *unsaid]))
     await yard.parts.images.report(node.agent, ImageChanges(ready=["docker://r/b:1"]))
     assert {hold.image: hold.until <= now for hold in await holds(yard)} == {
-        "docker://r/a:1": True, "docker://other/a:1": False, "docker://r/alone:1": False
-    }  # fmt: skip
+        "docker://r/a:1": True, "docker://other/a:1": False, "docker://r/alone:1": False,
+        "docker://r/unsaid:1": True, "docker://r/missing:1": False,
+    }, "an older node agent does not say it"  # fmt: skip
+
+
+async def test_the_last_failure_says_whether_an_image_waits_for_its_registry(yard: Yard) -> None:
+    node = yard.node()
+    for down in (True, False):
+        fault = ImageFault(image=BAD, message="503", registry_down=down)
+        await yard.parts.images.report(node.agent, ImageChanges(failed=[fault]))
+        (hold,) = await holds(yard)
+        assert hold.registry_down is down
 
 
 async def test_a_rollout_that_waited_too_long_ends_with_the_sentence(yard: Yard) -> None:

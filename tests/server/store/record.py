@@ -24,11 +24,12 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus, DatasetRef
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import AgentSpec, ForkPoint, RolloutError, RolloutRequest, Stage, Status, WeightsConstraint
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.kinds.session import SessionRequest
-from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot, Transaction
+from rollyard.server.store.base import BlobRef, ImageHold, RolloutRecord, StoredSnapshot, Transaction
 from rollyard.server.store.batch_records import (
     BatchRecord,
     BatchTables,
@@ -239,6 +240,16 @@ SNAPSHOT = RolloutSnapshot(
 )  # fmt: skip
 
 
+HOLD = ImageHold(
+    PoolKey("default", "rolloutpool"), "docker://registry.example/swe:v1", "why", permanent=True, registry_down=True,
+    failures=2, since=1_700_000_001.0, until=1_700_000_009.0, trying=True,
+)  # fmt: skip
+
+
+def holds_as_json(tx: Transaction) -> Any:
+    return json.loads(json.dumps([asdict(hold) for hold in tx.image_holds()]))
+
+
 def snapshots_as_json(found: list[StoredSnapshot]) -> Any:
     return json.loads(json.dumps([[one.about.model_dump(), one.blob and _plain(one.blob)] for one in found]))
 
@@ -274,11 +285,13 @@ async def write(folder: Path) -> Any:
         put_batches(tx.batches)
         records = [tx.put(record_of(status, blob)) for status in Status]
         tx.put_snapshot(records[0], StoredSnapshot(SNAPSHOT, blob))
+        tx.put_image_hold(HOLD)
         return records
 
     records = await store.transact(put)
     batches = await store.transact(lambda tx: read_batches(tx.batches))
     snapshots = snapshots_as_json(await store.snapshots(records[0]))
+    holds = await store.transact(holds_as_json)
     await put_sessions(store)
     sessions = await read_sessions(store)
     await store.close()
@@ -287,6 +300,7 @@ async def write(folder: Path) -> Any:
         "rollouts": [as_json(r) for r in records],
         "batches": batches,
         "snapshots": snapshots,
+        "image_holds": holds,
         "sessions": sessions,
         "outcome": json.loads(OUTCOME.model_dump_json()),
     }

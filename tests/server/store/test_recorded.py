@@ -6,7 +6,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from rollyard.server.store.sqlite_store import SqliteStore
 from rollyard.wire.columns import decode, is_columns
 from tests.server.store.record import (
     FOLDER,
+    HOLD,
     SCHEMA,
     as_json,
+    holds_as_json,
     objects,
     put_batches,
     put_sessions,
@@ -75,6 +77,8 @@ async def test_an_older_folder_opens_and_loses_nothing(recorded: Path, tmp_path:
         first = await store.get_rollout(told["rollouts"][0]["namespace"], told["rollouts"][0]["id"])
         assert first is not None
         assert lost_fields(told["snapshots"], snapshots_as_json(await store.snapshots(first))) == [], RULE
+    if "image_holds" in told:
+        assert lost_fields(told["image_holds"], await store.transact(holds_as_json)) == [], RULE
     if "sessions" in told:
         assert lost_fields(told["sessions"], await read_sessions(store)) == [], RULE
     await store.close()
@@ -162,6 +166,7 @@ async def test_the_newest_schema_is_recorded_with_every_field(tmp_path: Path) ->
     batches, sessions = await _filled_today(tmp_path)
     assert lost_fields(_names(batches), _names(told["batches"])) == [], later
     assert lost_fields(_names(sessions), _names(told["sessions"])) == [], later
+    assert _names(json.loads(json.dumps(asdict(HOLD)))) == _names(told["image_holds"][0]), later
 
 
 def test_the_recording_is_small_and_carries_nothing_of_a_machine() -> None:
