@@ -16,6 +16,7 @@ from rollyard.api import (
     engine,
     error_status,
     forks,
+    images,
     listener,
     logs,
     long_responses,
@@ -37,7 +38,7 @@ from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
     discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, batches, datasets,
-    snapshots, forks, sessions, node, attach, engine, metrics,
+    snapshots, forks, images, sessions, node, attach, engine, metrics,
 )  # fmt: skip
 
 

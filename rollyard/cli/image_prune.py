@@ -1,13 +1,21 @@
-"""`rollyard images prune`: deletes images that nobody uses from the cache of this node, or from the shared folder."""
+"""`rollyard images prune`: deletes images that nobody uses from the cache of this node, or from the shared folder.
+
+All but built images can be had again, so they are deleted without a question. A built image stays while the server has an
+unfinished rollout that names it, or a pool whose default image it is.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
+
+from rollyard.core.errors import RollyardError
 
 _AGE = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -17,9 +25,14 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 @click.option("--older-than", metavar="AGE", help="delete what nobody has used for this time: 12h, 30d")
 @click.option("--max-size", metavar="SIZE", help="then delete the least recently used until the rest is smaller: 200G")
 @click.option("--shared", type=click.Path(path_type=Path), help="a pool's `sandbox.images.sharedFolder`, not this node")
-def prune(older_than: str | None, max_size: str | None, shared: Path | None) -> None:
-    """Delete images of this node's cache, or of the shared folder. What sandboxes use, and what a node may be reading,
-    stays."""
+@click.option(
+    "--kubeconfig",
+    type=click.Path(path_type=Path),
+    help="admin.kubeconfig of the server that is asked which built images rollouts need",
+)
+def prune(older_than: str | None, max_size: str | None, shared: Path | None, kubeconfig: Path | None) -> None:
+    """Delete images of this node's cache, or of the shared folder. What sandboxes use, what a node may be reading, and the
+    built images that rollouts need stay."""
     from rollyard.kinds.values.quantity import size_bytes
 
     if older_than is None and max_size is None:
@@ -32,35 +45,93 @@ def prune(older_than: str | None, max_size: str | None, shared: Path | None) -> 
     except ValueError as error:
         raise click.UsageError(f"--max-size: {error}") from None
     seconds = None if age is None else int(age[1]) * _SECONDS[age[2]]
+    needed = _Needed(kubeconfig)
     if shared is None:
-        freed, left = asyncio.run(_prune_cache(seconds, max_size))
+        freed, left = asyncio.run(_prune_cache(seconds, limit, needed))
     else:
-        freed, left = _prune_shared(shared, seconds, limit)
+        freed, left = _prune_shared(shared, seconds, limit, needed)
     click.echo(f"freed {freed >> 20}M")
+    for name in sorted(needed.spared):
+        click.echo(f"{name} stays: {needed.why}", err=True)
     if limit is not None and left > limit:
         click.echo(f"{left >> 20}M are left, which are in use", err=True)
 
 
-async def _prune_cache(seconds: float | None, max_size: str | None) -> tuple[int, int]:
+class _Needed:
+    """Which built images must stay. The server is asked once, when the first of them would be deleted; never on the event
+    loop."""
+
+    def __init__(self, kubeconfig: Path | None) -> None:
+        self._kubeconfig = kubeconfig
+        self._names: set[str] | None = None
+        self._unknown = False
+        self.why = "rollouts or pools need it"
+        self.spared = set[str]()
+
+    def __call__(self, name: str) -> bool:
+        if self._names is None:
+            self._names = self._ask()
+        if self._unknown or name in self._names:
+            self.spared.add(name)
+            return True
+        return False
+
+    def _ask(self) -> set[str]:
+        from rollyard.client.async_client import AsyncClient
+        from rollyard.client.kubeconfig import VARIABLE
+
+        async def names() -> set[str]:
+            async with AsyncClient(kubeconfig=self._kubeconfig, retry_seconds=0) as client:
+                return await client.images_needed()
+
+        named = self._kubeconfig or os.environ.get(VARIABLE)
+        if not named and not (Path.home() / ".rollyard" / "config").exists():
+            return set()  # no server is known here
+        try:
+            return asyncio.run(names())
+        except RollyardError as error:
+            self._unknown, self.why = True, f"the server must say that no rollout needs it ({error})"
+            return set()
+
+
+async def _prune_cache(seconds: float | None, limit: int | None, needed: Callable[[str], bool]) -> tuple[int, int]:
     from rollyard.core.node_cache import node_cache
     from rollyard.kinds.sandbox_template import SandboxImages
+    from rollyard.node.images.built_images import BuiltImages
     from rollyard.node.images.cache import ImageCache
 
-    settings = SandboxImages() if max_size is None else SandboxImages(cache_size=max_size)
-    cache = ImageCache(node_cache() / "image-cache", settings)
-    freed = 0 if seconds is None else await cache.prune(seconds, time.time())
-    if max_size is not None:
-        freed += await cache.shrink()
-    return freed, sum(entry.bytes for entry in cache.entries())
+    folder = node_cache() / "image-cache"
+    settings = SandboxImages() if limit is None else SandboxImages(cache_size=f"{limit}")
+    cache = ImageCache(folder, settings)
+    built = BuiltImages(folder, lambda name: cache.is_held(name) or needed(name))
+
+    def left() -> int:
+        return sum(one.bytes for one in cache.entries()) + sum(one.bytes for one in built.archives())
+
+    freed = 0
+    if seconds is not None:
+        freed = await cache.prune(seconds, time.time()) + await asyncio.to_thread(built.prune, seconds)
+    if limit is not None:
+        freed += await cache.shrink(sum(one.bytes for one in built.archives()))
+        freed += await asyncio.to_thread(built.shrink, left() - limit)
+    return freed, left()
 
 
-def _prune_shared(folder: Path, seconds: float | None, limit: int | None) -> tuple[int, int]:
+def _prune_shared(
+    folder: Path, seconds: float | None, limit: int | None, needed: Callable[[str], bool]
+) -> tuple[int, int]:
+    from rollyard.node.images.built_images import BuiltImages
     from rollyard.node.images.shared_tier import SharedTier
 
     if not folder.is_dir():
         raise click.UsageError(f"--shared: there is no folder {folder}")
-    tier = SharedTier(folder)
-    freed = 0 if seconds is None else tier.prune(seconds)
+    tier, built = SharedTier(folder), BuiltImages(folder, needed)
+
+    def size_of_built() -> int:
+        return sum(one.bytes for one in built.archives())
+
+    freed = 0 if seconds is None else tier.prune(seconds) + built.prune(seconds)
     if limit is not None:
-        freed += tier.shrink(limit)
-    return freed, sum(file.bytes for file in tier.files())
+        freed += tier.shrink(limit - size_of_built())
+        freed += built.shrink(sum(file.bytes for file in tier.files()) + size_of_built() - limit)
+    return freed, sum(file.bytes for file in tier.files()) + size_of_built()

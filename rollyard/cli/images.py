@@ -26,20 +26,25 @@ images.add_command(pull)
 @images.command("list")
 @click.option("--shared", type=click.Path(path_type=Path), help="a pool's `sandbox.images.sharedFolder`, not this node")
 def list_(shared: Path | None) -> None:
-    """List images, the least recently used one first."""
+    """List images, the least recently used one first; then the archives of built images."""
     from rollyard.core.node_cache import node_cache
     from rollyard.kinds.schema.columns import age
+    from rollyard.node.images.built_images import BuiltImages
     from rollyard.node.images.cache import ImageCache
     from rollyard.node.images.shared_tier import SharedTier
 
     now = datetime.now(UTC)
     if shared is None:
-        cache = ImageCache(node_cache() / "image-cache")
+        folder = node_cache() / "image-cache"
+        cache = ImageCache(folder)
         rows = [["NAME", "DIGEST", "SIZE", "IN USE", "LAST USED"]]
         for entry in cache.entries():
             used = datetime.fromtimestamp(entry.last_used, UTC)
             held = "yes" if entry.held else "no"
             rows.append([entry.name, entry.digest[:19], megabytes(entry.bytes), held, age(used, now)])
+        for one in BuiltImages(folder).archives():
+            used, held = datetime.fromtimestamp(one.last_used, UTC), "yes" if cache.is_held(one.image.text) else "no"
+            rows.append([one.image.text, "archive", megabytes(one.bytes), held, age(used, now)])
     else:
         if not shared.is_dir():
             raise click.UsageError(f"--shared: there is no folder {shared}")
@@ -47,6 +52,9 @@ def list_(shared: Path | None) -> None:
         for file in SharedTier(shared).files():
             used = datetime.fromtimestamp(file.last_used, UTC)
             rows.append([file.name or "-", file.digest[:19], megabytes(file.bytes), age(used, now)])
+        for one in BuiltImages(shared).archives():
+            used = datetime.fromtimestamp(one.last_used, UTC)
+            rows.append([one.image.text, "archive", megabytes(one.bytes), age(used, now)])
     click.echo("\n".join(align(rows)))
 
 

@@ -352,6 +352,10 @@ class AsyncClient(BatchClient):
         body = await self._http.json("GET", f"/v1/rollouts/{id}/history", query=self._http.query(namespace))
         return RolloutHistory.model_validate(body, extra="ignore")
 
+    async def images_needed(self) -> set[str]:
+        """Return the sandbox images that unfinished rollouts name, and the default images of pools, in all namespaces."""
+        return set((await self._http.json("GET", "/v1/images"))["needed"])
+
     async def snapshots(self, id: str, namespace: str | None = None) -> list[RolloutSnapshot]:
         """Return the snapshots of a rollout's sandbox, in the order of the turns. Raises NotFound."""
         body = await self._http.json("GET", f"/v1/rollouts/{id}/snapshots", query=self._http.query(namespace))

@@ -163,6 +163,10 @@ class Client:
         """Return the changes of a rollout so far, oldest first. Raises NotFound."""
         return self._run(self._client.rollout_history(id, namespace))
 
+    def images_needed(self) -> set[str]:
+        """Return the sandbox images that unfinished rollouts name, and the default images of pools, in all namespaces."""
+        return self._run(self._client.images_needed())
+
     def snapshots(self, id: str, namespace: str | None = None) -> list[RolloutSnapshot]:
         """Return the snapshots of a rollout's sandbox, in the order of the turns. Raises NotFound."""
         return self._run(self._client.snapshots(id, namespace))

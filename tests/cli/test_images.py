@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from rollyard.api.app import build
 from rollyard.cli.main import cli
+from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.images.cache import ImageCache
+from rollyard.node.images.locks import try_lock
+from rollyard.trust.admin_kubeconfig import write_kubeconfig
+from rollyard.trust.bearer_tokens import Role
+from simulation.serving import serve_app
+from tests.node.images.test_local_files import LayoutMaker
+from tests.server.rollouts.test_service import Yard
+from tests.server.rollouts.test_service import yard as yard
 from tests.support.image_registry import BASE, Pusher, gz, tar
 
 
@@ -117,3 +129,80 @@ def test_prune_of_the_shared_folder(registry: Pusher, node: Path, open_folder: P
 )
 def test_prune_says_what_to_write(node: Path, words: list[str]) -> None:
     assert _run("prune", *words).exit_code == 2
+
+
+def archive(folder: Path, name: str, tag: str, hours: float) -> Path:
+    """Put the archive of a small image into a cache or a shared folder, last used so many hours ago."""
+    path = folder / "built" / name / f"{tag}.tar"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    layout = LayoutMaker(path.with_suffix(".layout"))
+    layout.image(tag, BASE, gz(tar(("big", os.urandom(1 << 20)))))
+    layout.archive(path)
+    shutil.rmtree(layout.folder)
+    os.utime(path, (time.time() - hours * 3600,) * 2)
+    return path
+
+
+@pytest.mark.parametrize("where", ["node", "shared"])
+def test_built_images_are_listed_and_pruned_by_their_last_use(node: Path, open_folder: Path, where: str) -> None:
+    folder = node / "image-cache" if where == "node" else open_folder / "tier"
+    words = [] if where == "node" else ["--shared", str(folder)]
+    folder.mkdir()
+    old, new = archive(folder, "a/numbers", "old", 72), archive(folder, "a/numbers", "new", 2)
+    listed = [line.split() for line in _run("list", *words).stdout.splitlines()]
+    assert [line[:3] for line in listed[1:]] == [[f"built:a/numbers:{tag}", "archive", "2M"] for tag in ("old", "new")]
+    assert _run("prune", "--older-than", "2d", *words).stdout == "freed 1M\n"
+    assert (old.exists(), new.exists()) == (False, True)
+    with held_lock(new):
+        assert _run("prune", "--older-than", "1h", *words).stdout == "freed 0M\n", "a build replaces it"
+    os.utime(new)
+    assert "1M are left, which are in use" in _run("prune", "--max-size", "0", *words).stderr
+    assert _run("prune", "--older-than", "0s", *words).stdout == "freed 1M\n"
+    assert not new.parent.exists()
+
+
+@contextlib.contextmanager
+def held_lock(path: Path) -> Iterator[None]:
+    lock = try_lock(path.with_name(f".{path.name}.lock"), shared=False)
+    assert lock is not None
+    try:
+        yield
+    finally:
+        lock.release_and_delete()
+
+
+async def test_a_built_image_that_sandboxes_use_stays_and_its_use_is_noted(node: Path) -> None:
+    cache = ImageCache(node / "image-cache")
+    path = archive(node / "image-cache", "numbers", "v1", 72)
+    with await cache.get("built:numbers:v1"):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns))
+        held = cache.here("built:numbers:v1")
+        assert held is not None
+        assert time.time() - path.stat().st_atime < 60
+        held.release()
+        lines = [line.split() for line in _run("list").stdout.splitlines()[1:]]
+        assert [(line[0], line[3]) for line in lines] == [("built:numbers:v1", "yes")] * 2
+        await asyncio.to_thread(_run, "prune", "--older-than", "0s", "--max-size", "0")
+        assert path.exists()
+    await asyncio.to_thread(_run, "prune", "--older-than", "0s")
+    assert not path.exists()
+
+
+async def test_a_built_image_that_rollouts_or_pools_need_stays(yard: Yard, node: Path, tmp_path: Path) -> None:
+    await yard.declare(sandbox=yard.pool.spec.sandbox.model_copy(update={"default_image": "built:numbers:default"}))
+    request = RolloutRequest(
+        id="r", pool="swe", task=Task.model_validate({"kind": "math", "image": "built:numbers:asked"})
+    )
+    await yard.rollouts.submit("default", [request])
+    paths = {tag: archive(node / "image-cache", "numbers", tag, 72) for tag in ("default", "asked", "other")}
+    words = ("prune", "--max-size", "0", "--kubeconfig")
+    done = await asyncio.to_thread(_run, *words, str(tmp_path / "nowhere"))
+    assert done.stderr.count("stays: the server must say that no rollout needs it (no kubeconfig") == 3
+    assert all(path.exists() for path in paths.values())
+    async with serve_app(build(yard.parts.services())) as url:
+        write_kubeconfig(tmp_path / "admin", url, "", yard.parts.signer.issue(Role.ADMIN, "admin"))
+        done = await asyncio.to_thread(_run, *words, str(tmp_path / "admin"))
+    assert {tag for tag, path in paths.items() if path.exists()} == {"default", "asked"}
+    assert done.stderr.splitlines()[:2] == [
+        f"built:numbers:{tag} stays: rollouts or pools need it" for tag in ("asked", "default")
+    ]

@@ -27,6 +27,7 @@ from rollyard.kinds.values.image_reference import BuiltImage, ImageReference, La
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig, ImageSource
 from rollyard.node.images.blob_store import BlobStore, file_name
+from rollyard.node.images.built_images import mark_used
 from rollyard.node.images.layout_source import LayoutSource
 from rollyard.node.images.local_sources import FolderInPlace, local_source
 from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock, wait_for_lock_unless
@@ -115,7 +116,7 @@ class ImageCache:
             key = await source.key()
             for _ in range(_TRIES):
                 if (held := self._hold(source.name, key)) is not None:
-                    return held
+                    return self._used_now(image, held)
                 await self._filled(source, key)
         except OSError as error:
             raise ImageUnavailable(
@@ -131,8 +132,16 @@ class ImageCache:
         """Return an image, and hold it, if it is on this machine and `get` would return it without a look elsewhere."""
         known = self._known(image)
         with contextlib.suppress(OSError):
-            return self._hold(image, known) if known is not None else None
+            held = self._hold(image, known) if known is not None else None
+            return held and self._used_now(image, held)
         return None
+
+    def _used_now(self, image: str, held: LocalImage) -> LocalImage:
+        """Note the use of a built image's archive, for `prune`."""
+        reference = parse_image(image)
+        if isinstance(reference, BuiltImage):
+            mark_used(Path(self._built(reference)))
+        return held
 
     def _known(self, image: str) -> str | None:
         try:
@@ -158,6 +167,11 @@ class ImageCache:
         """Return the names, in normal form, of the images that are complete on this node."""
         return {one.image for one in self._resolved.all() if self._entry(one.digest).is_dir()}
 
+    def is_held(self, image: str) -> bool:
+        """Return whether a process of this machine holds the last known content of an image."""
+        known = self._resolved.find(image)
+        return known is not None and self._is_held(file_name(known.digest))
+
     def pulling(self) -> set[str]:
         """Return the names of the images that this process is fetching."""
         return set(self._pulling)
@@ -173,11 +187,11 @@ class ImageCache:
         async with self._evicting:
             return await asyncio.to_thread(self._prune, now - unused_seconds)
 
-    async def shrink(self) -> int:
-        """Delete the least recently used blobs and images until the cache is within its bound, as far as nobody holds them.
-        Return the number of freed bytes."""
+    async def shrink(self, beside: int = 0) -> int:
+        """Delete the least recently used blobs and images until they are within the bound with `beside` bytes more, as far as
+        nobody holds them. Return the number of freed bytes."""
         before = await asyncio.to_thread(self._bytes)
-        await self._make_room()
+        await self._make_room(coming=beside)
         return before - await asyncio.to_thread(self._bytes)
 
     async def share(self, image: str) -> bool:

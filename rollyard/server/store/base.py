@@ -438,6 +438,10 @@ class Store(Protocol):
         at `now`, one of its rollouts can be granted."""
         ...
 
+    async def images_needed(self) -> set[str]:
+        """Return the images that unfinished rollouts name, in normal form."""
+        ...
+
     async def count_queued(self, pool: PoolKey) -> int:
         """Number of queued rollouts of a pool, without the rollouts of batches. Reads the whole queue."""
         ...

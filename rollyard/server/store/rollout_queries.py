@@ -89,6 +89,11 @@ def queue_places(
     return found
 
 
+def images_needed(db: sqlite3.Connection) -> set[str]:
+    query = "SELECT DISTINCT image FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND image != ''"
+    return {image for (image,) in db.execute(query)}
+
+
 def count_queued(db: sqlite3.Connection, pool: PoolKey) -> int:
     query = (
         "SELECT count(*) FROM rollouts INDEXED BY rollouts_queued WHERE status = 'Queued' AND holder IS NULL "

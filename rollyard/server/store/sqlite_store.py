@@ -197,6 +197,9 @@ class SqliteStore:
     async def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
         return await self._readers.call(lambda db: image_holds.count_held(db, pool, default_image, now))
 
+    async def images_needed(self) -> set[str]:
+        return await self._readers.call(rollout_queries.images_needed)
+
     async def count_queued(self, pool: PoolKey) -> int:
         return await self._readers.call(lambda db: rollout_queries.count_queued(db, pool))
 
