@@ -30,7 +30,7 @@ OCI_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 _CONFIG = """version: 0.1
 log: {{level: warn}}
 storage: {{filesystem: {{rootdirectory: {folder}/data}}, delete: {{enabled: true}}}}
-http: {{addr: "127.0.0.1:0", secret: none}}
+http: {{addr: "{address}:0", secret: none{tls}}}
 {auth}
 """
 
@@ -61,13 +61,15 @@ def build_lock(prefix: Path) -> Iterator[None]:
 
 
 @contextmanager
-def running_registry(folder: Path, htpasswd: str | None = None) -> Iterator[str]:
-    """Run a registry with its data in `folder`. Yields HOST:PORT."""
-    auth = ""
+def running_registry(
+    folder: Path, htpasswd: str | None = None, *, address: str = "127.0.0.1", certificate: Path | None = None
+) -> Iterator[str]:
+    """Run a registry with its data in `folder`. Yields HOST:PORT. `certificate`: file for TLS, with its key."""
+    auth, tls = "", f", tls: {{certificate: {certificate}, key: {certificate}}}" if certificate else ""
     if htpasswd is not None:
         (folder / "htpasswd").write_text(htpasswd)
         auth = f"auth: {{htpasswd: {{realm: test, path: {folder}/htpasswd}}}}"
-    (folder / "config.yml").write_text(_CONFIG.format(folder=folder, auth=auth))
+    (folder / "config.yml").write_text(_CONFIG.format(folder=folder, auth=auth, address=address, tls=tls))
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [registry_program(), "serve", str(folder / "config.yml")], stdout=log, stderr=log, stdin=subprocess.DEVNULL
@@ -78,7 +80,7 @@ def running_registry(folder: Path, htpasswd: str | None = None) -> Iterator[str]
             assert process.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline, "the registry does not listen"
             time.sleep(0.02)
-        yield f"127.0.0.1:{port}"
+        yield f"{address}:{port}"
     finally:
         process.terminate()
         process.wait(60)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from rollyard.core.errors import ImageBuildFailed
 from rollyard.node.image_builds.build_request import BuildParts, BuildRequest
 from rollyard.node.image_builds.container_environment import DEFINITION_VARIABLES, PRINTED, exported, printing
 from rollyard.node.image_builds.copied_files import (
@@ -30,9 +31,10 @@ from rollyard.node.image_builds.dockerfile import PASSED_OVER, BuildStage, Instr
 from rollyard.node.image_builds.image_state import ImageState
 from rollyard.node.image_builds.run_step import PASSED_OVER as CONTAINER_PATHS
 from rollyard.node.image_builds.run_step import PATH, Network, StepCommand, run_step
-from rollyard.node.image_builds.site_network import certificates, proxies
+from rollyard.node.image_builds.site_network import proxies
 from rollyard.node.image_builds.variables import BadText, expand, expand_plain, pairs
 from rollyard.node.image_builds.work_root import Change, WorkRoot
+from rollyard.node.images.site_certificates import certificates
 
 _DOWNLOAD_SECONDS = 60.0
 _SCRIPT = "/dev/rollyard-step"
@@ -158,7 +160,10 @@ class StageSteps:
         runtime = await asyncio.to_thread(self._parts.runtime)
         own = await asyncio.to_thread(self._parts.own_python)
         folder = "/" if one.keyword.startswith("%") else self._state.workdir
-        trusted = certificates() if network == "host" else None
+        try:
+            trusted = certificates() if network == "host" else None
+        except ValueError as error:
+            raise ImageBuildFailed(str(error)) from None
         command = StepCommand(argv, env, folder, script, trusted)
         output = self._parts.output if output is None else output
         status = await run_step(runtime, own, root, self._work, command, network, output)

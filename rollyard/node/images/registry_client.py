@@ -24,6 +24,7 @@ from rollyard.node.images.base import DiskFull
 from rollyard.node.images.credentials import UnusableCredentials, basic_credentials
 from rollyard.node.images.oci_manifest import INDEX_TYPES, MANIFEST_TYPES, Descriptor
 from rollyard.node.images.registry_health import RegistryHealth
+from rollyard.node.images.site_certificates import tls_context
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -84,9 +85,17 @@ class RegistryClient:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=STALL_SECONDS)
 
     async def __aenter__(self) -> RegistryClient:
+        try:
+            tls = await asyncio.to_thread(tls_context) if self._root.startswith("https:") else None
+        except ValueError as error:
+            raise ImageUnavailable(self._image.text, str(error), permanent=True) from None
         # trust_env: many compute nodes reach other hosts only through their site's proxy
         self._http = aiohttp.ClientSession(
-            timeout=self._timeout, trust_env=True, auto_decompress=False, read_bufsize=_CHUNK
+            connector=aiohttp.TCPConnector(ssl=tls or True),
+            timeout=self._timeout,
+            trust_env=True,
+            auto_decompress=False,
+            read_bufsize=_CHUNK,
         )
         return self
 
@@ -189,6 +198,12 @@ class RegistryClient:
                 yield response
         except TimeoutError:
             raise _Failed(f"the registry {host} sent nothing for {self._timeout.sock_read:g} s", again=True) from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise _Failed(
+                f"the certificate of {error.host} cannot be verified ({connection_failure_text(error)}): if the site has a CA "
+                "of its own, name the CA's file in REQUESTS_CA_BUNDLE or SSL_CERT_FILE in the job's environment",
+                again=False,
+            ) from None
         except aiohttp.ClientError as error:
             raise _Failed(
                 f"the registry {host} does not answer properly: {connection_failure_text(error)}", again=True

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.errors import ImageBuildFailed
-from rollyard.node.image_builds.site_network import PROXIES, certificates
+from rollyard.node.image_builds.site_network import PROXIES
+from rollyard.node.images.site_certificates import certificates
 from tests.node.image_builds.conftest import Builder
 
 
@@ -50,5 +50,5 @@ def test_certificates_are_added_to_those_of_the_machine(tmp_path: Path) -> None:
     given = {"SSL_CERT_FILE": str(site), "REQUESTS_CA_BUNDLE": str(site)}
     assert certificates(given, [str(tmp_path / "none"), str(machine)]) == "site\n\nmachine\n"
     assert certificates({}, [str(machine)]) is None
-    with pytest.raises(ImageBuildFailed, match=r"\$SSL_CERT_FILE names /nowhere, which cannot be read"):
+    with pytest.raises(ValueError, match=r"\$SSL_CERT_FILE names /nowhere, which cannot be read"):
         certificates({"SSL_CERT_FILE": "/nowhere"})
