@@ -91,8 +91,12 @@ async def resident(runtime: Runtime, calls: int) -> tuple[list[float], list[floa
         return await timed(bash, calls), await timed(ipython, calls)
 
 
-async def tmux() -> list[float]:
-    """A loop of send-keys and capture-pane, without pauses."""
+async def tmux() -> tuple[list[float], list[float]]:
+    """Loops of tmux commands on the host, without a sandbox and without pauses.
+
+    The first waits until the command says that it has ended, as agents' tmux tools do, and reads the screen. The second
+    reads the screen until it shows what it looks for, so it serves only where the output is known.
+    """
     folder = tempfile.mkdtemp()
     base = ["tmux", "-f", "/dev/null", "-S", f"{folder}/socket"]
     numbers = itertools.count(1000)
@@ -100,7 +104,13 @@ async def tmux() -> list[float]:
     def run(*words: str) -> str:
         return subprocess.run([*base, *words], capture_output=True, text=True, check=True).stdout
 
-    async def call() -> None:
+    async def to_the_end() -> None:
+        mark = f"hi{next(numbers)}"
+        run("send-keys", f"echo {mark}; tmux wait-for -S ended", "Enter")
+        run("wait-for", "ended")
+        assert mark in run("capture-pane", "-p").splitlines()
+
+    async def to_the_output() -> None:
         mark = f"hi{next(numbers)}"
         run("send-keys", f"echo {mark}", "Enter")
         while mark not in run("capture-pane", "-p").splitlines():
@@ -108,7 +118,8 @@ async def tmux() -> list[float]:
 
     try:
         run("new-session", "-d", "-x", "160", "-y", "50", "bash --norc --noprofile")
-        return (await timed(call, PEER_CALLS + 5))[5:]
+        await timed(to_the_end, 5)
+        return await timed(to_the_end, PEER_CALLS), await timed(to_the_output, PEER_CALLS)
     finally:
         subprocess.run([*base, "kill-server"], check=False)  # noqa: ASYNC221 - nothing else runs
         shutil.rmtree(folder)
@@ -295,7 +306,9 @@ async def main() -> None:
     if apptainer is not None:
         line("hpc-sandbox", peer["hpc-sandbox call"], bash)
     if shutil.which("tmux"):
-        line("tmux loop, no sandbox", await tmux(), bash)
+        to_the_end, to_the_output = await tmux()
+        line("tmux loop to the command's end, no sandbox", to_the_end, bash)
+        line("tmux loop to a known output, no sandbox", to_the_output, bash)
     head(f"1+1 in IPython (ratio: beside {runtimes[0].name})")
     for name, (_, seconds) in called.items():
         line(name, seconds)
