@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -83,20 +82,20 @@ def test_what_the_child_cannot_have_meant_is_no_empty_queue(answer: object) -> N
 async def test_a_child_that_fails_is_ended_in_time_and_holds_up_nobody(script: str, words: str) -> None:
     silent = words.startswith("did not answer")
     child = process(*shell(script), limit_seconds=LIMIT_SECONDS if silent else PATIENT_SECONDS)
-    ticks: list[float] = [time.monotonic()]
+    turns = 0
 
-    async def tick() -> None:
+    async def others() -> None:
+        nonlocal turns
         while True:
-            await asyncio.sleep(0.01)
-            ticks.append(time.monotonic())
+            await asyncio.sleep(LIMIT_SECONDS / 50)
+            turns += 1
 
-    ticking = asyncio.create_task(tick())
-    with pytest.raises(SlurmUnreachable, match=words):
-        await child.ask("jobs", prefix="")
-    ticking.cancel()
-    ticks.append(time.monotonic())
-    assert ticks[-1] - ticks[0] < 60
-    assert max(after - before for before, after in itertools.pairwise(ticks)) < LIMIT_SECONDS * 0.75
+    working = asyncio.create_task(others())
+    async with asyncio.timeout(60):
+        with pytest.raises(SlurmUnreachable, match=words):
+            await child.ask("jobs", prefix="")
+    working.cancel()
+    assert turns > 3 or not silent  # a wait that blocked the loop would leave room for one
     assert child.pid is None
     await child.close()
 
