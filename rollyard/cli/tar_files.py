@@ -7,7 +7,6 @@ and setuid bits are left out. The copy gets its name when it is whole.
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 import tarfile
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rollyard.core.errors import RollyardError
+from rollyard.core.removed_folder import remove_folder
 from rollyard.node.images.tar_stream import BrokenArchive, ByteStream, TarEntry, entries, skip_padding
 
 CHUNK = 1 << 16
@@ -53,7 +53,7 @@ def unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note) -> None:
     except BrokenArchive as error:
         raise RollyardError(f"the stream from the sandbox cannot be unpacked: {error}") from None
     finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        remove_folder(staging)
 
 
 class _Unpacker:

@@ -21,13 +21,11 @@ from pathlib import Path
 
 from rollyard.node.image_builds.file_patterns import IgnoreRules, pattern
 from rollyard.node.image_builds.tree_changes import add_file
+from rollyard.node.images.archive_member import ArchiveMember
 
 MOST_UNPACKED = 16 << 30
 """Greatest size of what ADD takes from an archive. A small file may name any size."""
 _MOST_LINKS = 40
-_MOST_HEADER_BYTES = 1 << 20
-_HEADERS = (b"L", b"K", b"x", b"g", b"X")
-"""Types of entries that say something about the next ones."""
 _MAGIC = ("*", "?", "[")
 
 
@@ -175,7 +173,7 @@ def write_copy(
             if unpack and not source.is_folder and _is_archive(source.files[0][1]):
                 try:
                     _add_content(out, source.files[0][1], place)
-                except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
+                except (tarfile.TarError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
                     whole = f"this archive is damaged, or cannot be unpacked safely ({error}): COPY the folder with its content"
                     raise OSError(errno.EINVAL, whole, source.name) from None
                 continue
@@ -191,26 +189,15 @@ def _is_archive(path: str) -> bool:
     try:
         if not os.path.isfile(path):
             return False
-        with tarfile.open(path, tarinfo=_Member):
+        with tarfile.open(path, tarinfo=ArchiveMember):
             return True
     except (OSError, tarfile.TarError):
         return False
 
 
-class _Member(tarfile.TarInfo):
-    """Entry of an archive that anybody may have written. `tarfile` reads a header as a whole, however long it says to be."""
-
-    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
-        if self.type in _HEADERS and self.size > _MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"it has a header of more than {_MOST_HEADER_BYTES >> 20} MiB")
-        if self.type == tarfile.GNUTYPE_SPARSE:  # the list of its parts may have any length too
-            raise tarfile.ReadError("it has a sparse file in GNU's format")
-        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
-
-
 def _add_content(out: tarfile.TarFile, path: str, place: str) -> None:
     left = MOST_UNPACKED
-    with tarfile.open(path, tarinfo=_Member) as inner:
+    with tarfile.open(path, tarinfo=ArchiveMember) as inner:
         for member in inner:
             left -= tarfile.BLOCKSIZE + member.size
             if left < 0:

@@ -11,12 +11,11 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollyard.core.removed_folder import remove_folder
 from rollyard.node.image_builds.tree_changes import Layer
 from rollyard.node.images.locks import try_lock
 
@@ -78,7 +77,7 @@ class LayerStore:
             folder.chmod(0o755)
             yield folder, lock.fd
         finally:
-            remove_tree(folder)
+            remove_folder(folder)
             lock.release_and_delete()
             if users is not None:
                 users.release()
@@ -108,16 +107,5 @@ class LayerStore:
         for lock_path in (self._folder / "work").glob("*.lock"):
             lock = try_lock(lock_path, shared=False)
             if lock is not None:
-                remove_tree(lock_path.with_suffix(""))
+                remove_folder(lock_path.with_suffix(""))
                 lock.release_and_delete()
-
-
-def remove_tree(folder: Path) -> None:
-    """Delete a folder, also if its owner may not read some folders below it."""
-    for above, names, _ in os.walk(folder):
-        for name in names:
-            path = os.path.join(above, name)
-            mode = os.lstat(path).st_mode
-            if stat.S_ISDIR(mode) and mode & 0o700 != 0o700:
-                os.chmod(path, 0o700)
-    shutil.rmtree(folder, ignore_errors=True)

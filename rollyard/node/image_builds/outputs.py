@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import ImageBuildFailed
+from rollyard.core.removed_folder import remove_folder
 from rollyard.kinds.values.image_reference import LayoutImage, PathImage, parse_image
 from rollyard.node.image_builds.image_state import MANIFEST_TYPE, ImageState, sha256
-from rollyard.node.image_builds.layer_store import LayerStore, remove_tree
+from rollyard.node.image_builds.layer_store import LayerStore
 from rollyard.node.image_builds.tree_changes import Layer
 from rollyard.node.image_builds.work_root import unpack
 from rollyard.node.images.base import FillRoom
@@ -122,7 +123,7 @@ def _growing(path: Path) -> Iterator[Path]:
 
 def _delete(path: Path) -> None:
     if path.is_dir():
-        remove_tree(path)
+        remove_folder(path)
     else:
         path.unlink(missing_ok=True)
 

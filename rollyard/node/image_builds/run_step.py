@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Literal
 
 from rollyard.core.errors import SandboxStartFailed
+from rollyard.core.removed_folder import remove_folder
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.image_builds.copied_files import resolve_in
-from rollyard.node.image_builds.layer_store import remove_tree
 from rollyard.node.image_builds.tree_changes import KERNEL_FOLDERS
 from rollyard.node.sandbox.apptainer import Apptainer
 from rollyard.node.sandbox.base import OWN, Runtime
@@ -159,7 +159,7 @@ def _name_service(root: Path, work: Path) -> Iterator[None]:
             with contextlib.suppress(FileNotFoundError):  # none was kept, or the command has deleted the folder
                 os.rename(kept / name, name, dst_dir_fd=etc)
         os.close(etc)
-        remove_tree(kept)
+        remove_folder(kept)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rollyard.core.errors import ImageBuildFailed
+from rollyard.core.removed_folder import remove_folder
 from rollyard.core.sandbox_account import sandbox_account
-from rollyard.node.image_builds.layer_store import LayerStore, remove_tree
+from rollyard.node.image_builds.layer_store import LayerStore
 from rollyard.node.image_builds.tree_changes import Layer, Snapshot, changes, take_snapshot, write_layer
 from rollyard.node.images.base import DiskFull, FillRoom
 from rollyard.node.images.unpack import BrokenLayer, run_child, unpack_layers
@@ -59,7 +60,7 @@ class WorkRoot:
         self._snapshot = before
         if before != await asyncio.to_thread(take_snapshot, root):
             self._snapshot = None
-            await asyncio.to_thread(remove_tree, root)
+            await asyncio.to_thread(remove_folder, root)
 
     async def unpack_archive(self, archive: Path) -> None:
         """Unpack a tar archive over the root, as the account of the sandboxes. No path leads out of it."""

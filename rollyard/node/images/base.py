@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from rollyard.core.errors import ImageUnavailable
+
 
 @dataclass(frozen=True)
 class ImageConfig:
@@ -57,6 +59,14 @@ class ImageSource(Protocol):
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
         """Make `root` in `folder`, which is empty. The account of the sandboxes owns the files. Raises ImageUnavailable."""
+
+
+def too_big(image: str, limit_bytes: int) -> ImageUnavailable:
+    return ImageUnavailable(
+        image,
+        f"it needs more than the {limit_bytes} bytes of the node's cache: raise `sandbox.images.cacheSize`",
+        permanent=True,
+    )
 
 
 class DiskFull(Exception):

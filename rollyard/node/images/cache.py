@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from rollyard.core.aio import Signal
 from rollyard.core.errors import ImageNotFound, ImageUnavailable
+from rollyard.core.removed_folder import remove_folder
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.image_reference import BuiltImage, ImageReference, LayoutImage, RegistryImage, parse_image
 from rollyard.kinds.values.quantity import size_bytes
@@ -228,7 +228,7 @@ class ImageCache:
         if isinstance(reference, BuiltImage):
             archive = LayoutImage("oci-archive", self._built(reference), None)
             return LayoutSource(archive, self._blobs, self._resolved, reference)
-        return local_source(reference, self._blobs, self._resolved)
+        return local_source(reference, self._blobs, self._resolved, self._limit)
 
     def _built(self, image: BuiltImage) -> str:
         """Return the path of a built image: in the shared folder, or else of this machine."""
@@ -463,6 +463,6 @@ def bytes_on_disk(folder: Path) -> int:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
+        remove_folder(path)
     else:
         path.unlink(missing_ok=True)

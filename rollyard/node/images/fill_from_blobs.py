@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from rollyard.node.images.base import FillRoom, ImageConfig
+from rollyard.node.images.base import FillRoom, ImageConfig, too_big
 from rollyard.node.images.blob_store import BlobOrigin, BlobStore
 from rollyard.node.images.oci_manifest import BadManifest, Manifest, parse_json, read_config
 from rollyard.node.images.unpack import BrokenLayer, unpack_layers
@@ -16,6 +16,8 @@ async def fill_from_blobs(
 ) -> ImageConfig:
     """Fetch the blobs that are missing, and unpack the layers into `root` in `folder`. Raises ImageUnavailable, DiskFull and
     BadManifest."""
+    if sum(layer.size for layer in manifest.layers) > room.limit_bytes:  # before anything is downloaded
+        raise too_big(name, room.limit_bytes)
     with ExitStack() as held:
         layers = await blobs.fetch(origin, manifest.layers, held)
         await blobs.fetch(origin, [manifest.config], held)

@@ -6,12 +6,16 @@ import os
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from rollyard.node.images.archive_member import ArchiveMember
+from rollyard.node.images.image_file import open_image_file
 from rollyard.node.images.oci_manifest import BadManifest
 
 _MOST_JSON = 8 << 20
+_MOST_MEMBERS = 50_000
 _COMPRESSED = {b"\x1f\x8b": "gunzip", b"\xfd7": "unxz", b"BZ": "bunzip2", b"\x28\xb5": "unzstd"}
 
 
@@ -35,7 +39,7 @@ class FolderFiles:
 
     def open(self, name: str) -> BinaryIO:
         try:
-            return open(self._folder / name, "rb")
+            return open_image_file(self._folder / name)
         except (FileNotFoundError, NotADirectoryError):
             raise BadManifest(f"{self._folder} has no {name}") from None
 
@@ -46,13 +50,17 @@ class ArchiveFiles:
     def __init__(self, path: Path, archive: tarfile.TarFile) -> None:
         self._path = path
         self._archive = archive
-        self._members = {os.path.normpath(member.name): member for member in archive}
+        self._members = {os.path.normpath(member.name): member for member in islice(archive, _MOST_MEMBERS + 1)}
+        if len(self._members) > _MOST_MEMBERS:
+            raise BadManifest(f"{path} has more than {_MOST_MEMBERS} files, so it is no archive of an image")
 
     def open(self, name: str) -> BinaryIO:
         member = self._members.get(os.path.normpath(name))
         if member is not None and member.issym():  # `docker save` of old releases links equal layers
             member = self._members.get(os.path.normpath(os.path.join(os.path.dirname(name), member.linkname)))
-        file = self._archive.extractfile(member) if member is not None and not member.issym() else None
+        elif member is not None and member.islnk():
+            member = self._members.get(os.path.normpath(member.linkname))
+        file = self._archive.extractfile(member) if member is not None and member.isreg() else None
         if file is None:
             raise BadManifest(f"{self._path} has no {name}")
         return file  # type: ignore[return-value]
@@ -64,13 +72,16 @@ def layout_files(path: Path) -> Iterator[LayoutFiles]:
     if path.is_dir():
         yield FolderFiles(path)
         return
-    with open(path, "rb") as file:
+    with open_image_file(path) as file:
         start = file.read(2)
         if start in _COMPRESSED:
             raise BadManifest(f"{path} is compressed: unpack it with {_COMPRESSED[start]}, and name the tar archive")
         file.seek(0)
         try:
-            with tarfile.open(fileobj=file, mode="r:") as archive:
+            with tarfile.open(fileobj=file, mode="r:", tarinfo=ArchiveMember) as archive:
                 yield ArchiveFiles(path, archive)
-        except (tarfile.TarError, EOFError):
+        except (EOFError, tarfile.ReadError) as error:
+            why = str(error) if str(error).startswith("it ") else "it is no tar archive, or ends too early"
+            raise BadManifest(f"{path} cannot be read: {why}") from None
+        except (tarfile.TarError, ValueError):
             raise BadManifest(f"{path} is no tar archive, or ends too early") from None

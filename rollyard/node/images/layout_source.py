@@ -11,11 +11,12 @@ from typing import BinaryIO, TypeVar
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.kinds.values.image_reference import BuiltImage, LayoutImage
-from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig
+from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig, too_big
 from rollyard.node.images.blob_store import BlobStore
 from rollyard.node.images.fill_from_blobs import fill_from_blobs
 from rollyard.node.images.image_file import ImageFile
 from rollyard.node.images.layer_chunks import layer_chunks
+from rollyard.node.images.layer_unpacker import TooBig
 from rollyard.node.images.layout_files import layout_files
 from rollyard.node.images.layouts import DockerArchive, Layout, OciLayout
 from rollyard.node.images.oci_manifest import BadManifest, Descriptor, parse_json, read_manifest
@@ -46,6 +47,8 @@ class LayoutSource:
             )
         )
         self._blobs = blobs
+        self._left = 0
+        """Bytes that the blobs of an image may still have."""
         self._path = Path(image.path)
         self._content = self._path / "index.json" if image.kind == "oci" else self._path
         self._file = ImageFile(self._name, self._content, _KINDS[image.kind], resolved, missing)
@@ -64,10 +67,12 @@ class LayoutSource:
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
         """Raises ImageUnavailable and DiskFull."""
-        identity = self._file.identity()
+        identity, self._left = self._file.identity(), room.limit_bytes
         data = await asyncio.to_thread(self._read, _manifest)
         try:
             config = await fill_from_blobs(self.name, read_manifest(parse_json(data)), self, self._blobs, folder, room)
+        except TooBig:
+            raise too_big(self.name, room.limit_bytes) from None
         except BadManifest as error:
             raise ImageUnavailable(self.name, str(error), permanent=True) from None
         self._file.check_unchanged(identity)
@@ -97,6 +102,10 @@ class LayoutSource:
         try:
             with open(path, "wb") as file:
                 for chunk in chunks:
+                    self._left -= len(chunk)  # a small archive may unpack to any size
+                    if self._left < 0:
+                        file.truncate(0)
+                        raise TooBig
                     hashed.update(chunk)
                     file.write(chunk)
         except BrokenArchive as error:

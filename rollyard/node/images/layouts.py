@@ -78,7 +78,7 @@ class DockerArchive:
         """Return a manifest for the image, which has none of its own."""
         try:
             listed = json.loads(read_json_file(self._files, "manifest.json"))
-        except ValueError:
+        except (ValueError, RecursionError):
             listed = None
         chosen = self._chosen(objects({"images": listed}, "images"))
         config_name = str(chosen.get("Config"))

@@ -23,16 +23,16 @@ class FolderInPlace:
 
 
 def local_source(
-    reference: LayoutImage | PathImage, blobs: BlobStore, resolved: ResolvedTags
+    reference: LayoutImage | PathImage, blobs: BlobStore, resolved: ResolvedTags, limit_bytes: int
 ) -> ImageSource | FolderInPlace:
-    """Raises ImageNotFound for what must be built before."""
+    """`limit_bytes`: greatest size of an image. Raises ImageNotFound for what must be built before."""
     if isinstance(reference, LayoutImage):
         return LayoutSource(reference, blobs, resolved)
     match reference.kind:
         case "folder":
             return FolderInPlace(Path(reference.path))
         case "sif" | "squashfs":
-            return SquashfsSource(reference, resolved)
+            return SquashfsSource(reference, resolved, limit_bytes)
         case "def":
             raise ImageNotFound(
                 f"{reference.text} is a recipe: build the image once with `rollyard images build {reference.text}`, "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -10,8 +12,8 @@ from rollyard.core.errors import ImageUnavailable
 from rollyard.core.find_apptainer import apptainer_programs
 from rollyard.core.node_cache import node_cache
 from rollyard.kinds.values.image_reference import PathImage
-from rollyard.node.images.base import FillRoom, ImageConfig
-from rollyard.node.images.image_file import ImageFile
+from rollyard.node.images.base import FillRoom, ImageConfig, too_big
+from rollyard.node.images.image_file import ImageFile, open_image_file
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.sif_header import UnusableFile, squashfs_offset
 from rollyard.node.images.unpack import unpack_squashfs
@@ -22,9 +24,10 @@ _FOLDERS = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class SquashfsSource:
     shared = False
 
-    def __init__(self, image: PathImage, resolved: ResolvedTags) -> None:
+    def __init__(self, image: PathImage, resolved: ResolvedTags, limit_bytes: int) -> None:
         self._image = image
         self._path = Path(image.path)
+        self._limit = limit_bytes
         self._file = ImageFile(image.text, self._path, "file", resolved)
 
     @property
@@ -40,7 +43,7 @@ class SquashfsSource:
 
     async def fill(self, folder: Path, room: FillRoom) -> ImageConfig:
         """Raises ImageUnavailable and DiskFull."""
-        identity, offset = self._file.identity(), self._offset()
+        identity, offset = self._file.identity(), await asyncio.to_thread(self._offset)
         program, path = self._unpacker()
         env = await unpack_squashfs(self.name, self._path, offset, (program, path), folder, room)
         self._file.check_unchanged(identity)
@@ -49,14 +52,16 @@ class SquashfsSource:
     def _digest(self) -> str:
         self._offset()
         try:
-            with open(self._path, "rb") as file:
+            with open_image_file(self._path) as file:
+                if os.fstat(file.fileno()).st_size > self._limit:  # a sparse file may seem to have exabytes
+                    raise too_big(self.name, self._limit)
                 return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
         except OSError as error:
             raise ImageUnavailable(self.name, f"it cannot be read: {error.strerror}") from None
 
     def _offset(self) -> int:
         try:
-            with open(self._path, "rb") as file:
+            with open_image_file(self._path) as file:
                 return squashfs_offset(file)
         except UnusableFile as error:
             raise ImageUnavailable(self.name, str(error), permanent=True) from None
@@ -69,7 +74,8 @@ class SquashfsSource:
         if found is not None:
             return "unsquashfs", found
         for name, program in apptainer_programs(node_cache()):
-            return name, program
+            own = Path(program).resolve().with_name("unsquashfs")
+            return ("unsquashfs", str(own)) if os.access(own, os.X_OK) else (name, program)
         raise ImageUnavailable(
             self.name,
             "this node has neither unsquashfs nor Apptainer: install the package squashfs-tools, or Apptainer without root "

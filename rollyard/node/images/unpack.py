@@ -12,7 +12,7 @@ from typing import Any
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.core.sandbox_account import Account, sandbox_account
-from rollyard.node.images.base import DiskFull, FillRoom
+from rollyard.node.images.base import DiskFull, FillRoom, too_big
 
 UNPACK_SECONDS = 3600.0
 
@@ -81,11 +81,7 @@ async def _run_as_account(module: str, job: dict[str, Any], image: str, root: Pa
     if "disk_full" in result:
         raise DiskFull(image, root)
     if "too_big" in result:
-        raise ImageUnavailable(
-            image,
-            f"it needs more than the {room.limit_bytes} bytes of the node's cache: raise `sandbox.images.cacheSize`",
-            permanent=True,
-        )
+        raise too_big(image, room.limit_bytes)
     return result
 
 

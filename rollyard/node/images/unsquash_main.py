@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shlex
 import stat
 import subprocess
@@ -27,12 +28,20 @@ _EXPORT = re.compile(r"\s*export\s+([A-Za-z_]\w*)=(.*)")
 _DEFAULT = re.compile(r'"\$\{\w+:-"(.*)"\}"')
 """The form in which Apptainer keeps a variable of a Docker image."""
 _MOST_TEXT = 1 << 20
+_MOST_DEPTH = 200
+"""Greatest depth of folders. Python's functions on trees of folders are recursive."""
+_BLOCK = 4096
+"""Least number of bytes that a file counts."""
+_SMALL = ("-p", "4", "-da", "64", "-fr", "64")
+"""Options for few threads, and caches of 64 MiB."""
+_MOST_MEMORY = 4 << 30
+"""Address space of unsquashfs, which keeps the tables of a file system in memory. A small file may have large tables."""
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
     """Unpack the file system at `offset` of `file` into the folder `root`."""
     parent = os.getppid()
-    file = os.open(job["file"], os.O_RDONLY)  # a folder above may be closed for the account
+    file = os.open(job["file"], os.O_RDONLY | os.O_NONBLOCK)  # a folder above may be closed for the account
     become_sandbox_account(job["uid"], job["gid"], parent)
     path, root = f"/proc/self/fd/{file}", job["root"]
     try:
@@ -40,9 +49,13 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     except PermissionError:
         return {"failed": f"the user of the sandboxes cannot read {job['file']}: allow it (chmod a+r)"}
     if job["program"] == "unsquashfs":
-        if _listed_bytes([job["path"], "-lln", "-o", str(job["offset"]), path], file) > job["limit"]:
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
+        sized, deepest = _listed([job["path"], "-lln", "-o", str(job["offset"]), path], file, job["limit"])
+        if sized > job["limit"]:
             return {"too_big": True}
-        argv = [job["path"], "-f", "-n", "-no-xattrs", "-o", str(job["offset"]), "-d", root, path]
+        if deepest > _MOST_DEPTH:
+            return {"failed": f"it has folders nested more than {_MOST_DEPTH} deep"}
+        argv = [job["path"], "-f", "-n", "-no-xattrs", *_SMALL, "-o", str(job["offset"]), "-d", root, path]
         accepted: tuple[int, ...] = (0, _UNSQUASHFS_SOME_FAILED)
     else:
         os.rmdir(root)
@@ -66,9 +79,10 @@ def _run(argv: Sequence[str], file: int, home: str) -> subprocess.CompletedProce
     )  # fmt: skip
 
 
-def _listed_bytes(argv: Sequence[str], file: int) -> int:
-    """Return the sum of the files' lengths, so that a file system that is too large is not unpacked first."""
-    total = 0
+def _listed(argv: Sequence[str], file: int, limit: int) -> tuple[int, int]:
+    """Return the sum of the files' lengths and the greatest depth, so that a file system that is too large is not unpacked
+    first. A list that is beyond the limit is not read to its end."""
+    total = deepest = 0
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, pass_fds=[file],
         preexec_fn=partial(die_with, os.getpid()),
@@ -76,9 +90,13 @@ def _listed_bytes(argv: Sequence[str], file: int) -> int:
         assert listing.stdout is not None
         for line in listing.stdout:
             words = line.split(None, 3)
-            if len(words) > 2 and words[0].startswith(b"-") and words[2].isdigit():
-                total += int(words[2])
-    return total
+            if len(words) > 2:
+                total += max(_BLOCK, int(words[2]) if words[0].startswith(b"-") and words[2].isdigit() else 0)
+                deepest = max(deepest, words[-1].partition(b" -> ")[0].count(b"/") - 1)
+            if total > limit or deepest > _MOST_DEPTH:
+                listing.kill()
+                break
+    return total, deepest
 
 
 def _open_up(root: str) -> int:
@@ -89,7 +107,7 @@ def _open_up(root: str) -> int:
         os.chmod(folder, os.lstat(folder).st_mode & 0o1777 | 0o700)
         for entry in list(os.scandir(folder)):
             info = entry.stat(follow_symlinks=False)
-            total += info.st_blocks * 512
+            total += max(_BLOCK, info.st_blocks * 512)
             if stat.S_ISDIR(info.st_mode):
                 waiting.append(entry.path)
             elif stat.S_ISREG(info.st_mode):

@@ -340,10 +340,15 @@ async def test_apptainer_alone_unpacks_them_too(
     real.chmod(0o644)
     monkeypatch.setattr(squashfs_source, "_FOLDERS", str(open_folder))
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    monkeypatch.setenv("ROLLYARD_APPTAINER", runtime.program)
-    for file in (real, squash("image.squashfs")):
-        with await cache.get(str(file)) as image:
-            assert (image.root / "closed/file").read_text() == "1"
+    alone = open_folder / "apptainer"
+    alone.write_text(f'#!/bin/sh\nexec {runtime.program} "$@"\n')
+    alone.chmod(0o755)
+    for program in (str(alone), runtime.program):  # the second has a program unsquashfs of its own
+        monkeypatch.setenv("ROLLYARD_APPTAINER", program)
+        for file in (real, squash("image.squashfs")):
+            with await cache.get(str(file)) as image:
+                assert (image.root / "closed/file").read_text() == "1"
+        await cache.prune(0.0, 1e12)
 
 
 _GET = """
