@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from contextlib import AsyncExitStack
 from functools import partial
@@ -19,6 +20,9 @@ HEADER_SECONDS = 30.0
 """Seconds within which the whole header of each request must arrive."""
 LINGER_SECONDS = 1.0
 """Seconds for which the server still reads after a refusal, so that the caller can send its body and read the response."""
+READER_SECONDS = 120.0
+"""Seconds after which the kernel ends a connection whose peer takes nothing of what the server sends. Until then the server
+keeps at most one piece of a response for this peer: a record of a stream, or some KiB of a log."""
 MAX_UNTRUSTED = 512
 """If this many connections have sent no valid token, each new connection closes the oldest of them. A connection is
 counted only after its TLS handshake."""
@@ -94,6 +98,8 @@ async def listen(
         if port or not preferred:
             raise
         server = await create(0)
+    for listening in server.sockets:  # the sockets of connections inherit the option
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(READER_SECONDS * 1000))
     stack.callback(server.close)
     return int(server.sockets[0].getsockname()[1])
 

@@ -278,7 +278,8 @@ class AsyncClient(BatchClient):
     ) -> AsyncIterator[bytes]:
         """Yield an allocation's output. With `follow`, continue until the job's end, and reconnect when necessary.
 
-        Raises NotFound if there is no output. Without `follow`, raises Unavailable if the connection breaks.
+        Raises NotFound if there is no output. Without `follow`, raises Unavailable if the connection breaks before anything
+        has come over it.
         """
         path, backoff = _path("Allocation", namespace, allocation) + "/log", Backoff()
         query = {"follow": "1"} if follow else {}
@@ -286,16 +287,17 @@ class AsyncClient(BatchClient):
         while True:
             start = {"tail": str(tail)} if tail is not None else {}
             start = {"offset": str(position)} if position is not None else start
+            begun = False
             try:
                 async with self._http.stream(path, query | start) as answer:
                     position = int(answer.headers[LOG_OFFSET])
                     async for chunk in answer.content.iter_any():
                         backoff.reset()
-                        position += len(chunk)
+                        position, begun = position + len(chunk), True
                         yield chunk
                     return
             except (aiohttp.ClientError, TimeoutError, OSError, Unavailable) as error:
-                if not follow:
+                if not follow and not begun:
                     raise Unavailable(f"the connection broke ({connection_failure_text(error)})") from None
             except NotFound:
                 if position is None:
