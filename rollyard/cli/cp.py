@@ -59,7 +59,7 @@ async def cp(
     async with client.attach(id, Start(kind=kind, path=path, eval=in_eval), namespace) as attached:
         with progress:
             copy = (
-                _copy_out(attached, Path(dest), limit, progress)
+                _copy_out(attached, Path(dest), limit, progress, _own_name(path))
                 if inside
                 else _copy_in(attached, Path(source), limit, progress)
             )
@@ -79,6 +79,13 @@ def _inside(word: str) -> tuple[str, str] | None:
     id, colon, path = word.partition(":/")
     id, colon, path = (id, colon, "/" + path) if colon else word.rpartition(":")
     return (id, path or ".") if colon and re.fullmatch(ID_PATTERN, id) else None
+
+
+def _own_name(path: str) -> str:
+    """Return the last part of a path as the person wrote it. The sandbox must not choose the name: a link there, or a forged
+    stream, could call the copy `.bashrc`. Empty: the path has no name of its own, such as `.` and `/`."""
+    last = path.rstrip("/").rpartition("/")[2]
+    return "" if last in (".", "..") else last
 
 
 class _Progress:
@@ -128,13 +135,13 @@ class _Progress:
         click.echo(f"\r{self._what}: {self.bytes / (1 << 20):.1f} MiB", nl=False, err=True)
 
 
-async def _copy_out(attached: Attachment, dest: Path, limit: int, progress: _Progress) -> None:
-    """Unpack the stream as it arrives. A pipe leads it to the thread that unpacks."""
+async def _copy_out(attached: Attachment, dest: Path, limit: int, progress: _Progress, name: str) -> None:
+    """Unpack the stream as it arrives. A pipe leads it to the thread that unpacks. `name`: of the copy in a folder."""
     take, give = os.pipe()
 
     def unpack_all() -> None:
         with open(take, "rb") as stream:
-            unpack(stream, dest, limit, progress.note)
+            unpack(stream, dest, limit, progress.note, name)
 
     unpacking = asyncio.create_task(asyncio.to_thread(unpack_all))
     try:

@@ -23,13 +23,19 @@ CHUNK = 1 << 16
 MOST_ENTRIES = 200_000
 _BLOCK = 4096
 """Least number of bytes that an entry counts."""
+_MOST_DEPTH = 200
+"""Greatest depth of folders. Many programs cannot delete or read deeper ones."""
+_MOST_REST = 1 << 20
+"""Greatest number of bytes of a stream beyond twice those that its files count. A header with a long name takes less than its
+file counts."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 Note = Callable[[str], None]
 """Function that gets a sentence about something that is left out."""
 
 
-def unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note) -> None:
-    """Unpack a stream with one file or folder. If `dest` is a folder, the copy is made in it, else it is the copy's name.
+def unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note, name: str = "") -> None:
+    """Unpack a stream with one file or folder. If `dest` is a folder, the copy is made in it under `name`, else `dest` is the
+    copy's name. Empty: nobody has chosen a name; the stream's own name is used if it replaces and hides nothing.
 
     Raises RollyardError if the stream is too large or not in order, or if the destination is a folder that exists; then
     nothing is left.
@@ -39,21 +45,38 @@ def unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note) -> None:
         raise RollyardError(f"there is no folder {beside}; make it, or name another destination")
     staging = Path(tempfile.mkdtemp(prefix=".rollyard-cp-", dir=beside))
     try:
-        name = _Unpacker(staging, limit_bytes, note).unpack(iter(lambda: stream.read(CHUNK), b""))
-        if name is None:
+        made = _Unpacker(staging, limit_bytes, note).unpack(_bounded(stream, 2 * limit_bytes + _MOST_REST))
+        if made is None:
             return  # the sandbox's side says why
-        if not os.path.lexists(staging / name):
+        if not os.path.lexists(staging / made):
             raise RollyardError("the sandbox sent a device or a link to another place, which is not copied")
-        target = dest / name if dest.is_dir() else dest
+        target = dest / (name or made) if dest.is_dir() else dest
         if target.is_dir() and not target.is_symlink():
             raise RollyardError(f"{target} exists and is a folder; remove it, or name another destination")
-        if (staging / name).is_dir() and os.path.lexists(target):
+        if (staging / made).is_dir() and os.path.lexists(target):
             raise RollyardError(f"{target} exists and is no folder; remove it, or name another destination")
-        os.replace(staging / name, target)
+        if dest.is_dir() and not name and (made.startswith(".") or os.path.lexists(target)):
+            raise RollyardError(
+                f"the sandbox calls the copy {made!r}; write the name that it shall have as the destination"
+            )
+        os.replace(staging / made, target)
     except BrokenArchive as error:
         raise RollyardError(f"the stream from the sandbox cannot be unpacked: {error}") from None
     finally:
         remove_folder(staging)
+
+
+def _bounded(stream: BinaryIO, limit_bytes: int) -> Iterator[bytes]:
+    """Yield the stream's bytes. Raises RollyardError if there are more: headers and what follows the last file may be endless
+    too."""
+    left = limit_bytes
+    while chunk := stream.read(CHUNK):
+        left -= len(chunk)
+        if left < 0:
+            raise RollyardError(
+                "the stream from the sandbox does not end; copy a part of it, or write a larger --max-size"
+            )
+        yield chunk
 
 
 class _Unpacker:
@@ -77,7 +100,7 @@ class _Unpacker:
         for entry in entries(stream):
             self._one(entry, stream)
         while not stream.at_end():
-            stream.take(1)
+            stream.drop_chunk()
         return os.fsdecode(self._top) if self._top is not None else None
 
     def _one(self, entry: TarEntry, stream: ByteStream) -> None:
@@ -88,6 +111,8 @@ class _Unpacker:
             self._top = parts[0]
         if any(part in (b"", b".", b"..") for part in parts) or (above and above not in self._folders):
             raise BrokenArchive(f"it has a path outside of its folder, {os.fsdecode(name)!r}")
+        if len(parts) > _MOST_DEPTH:
+            raise BrokenArchive(f"it has folders nested more than {_MOST_DEPTH} deep")
         if parts[0] != self._top or (not above and self._count):
             raise BrokenArchive("it has more than one file or folder")
         self._count += 1

@@ -131,7 +131,7 @@ def test_a_folder_that_exists_is_kept_as_it_is(tmp_path: Path) -> None:
         unpack(stream(FOLDER, entry("d/x")), tmp_path, LIMIT, print)
     assert os.listdir(tmp_path / "d") == ["mine"]
     (tmp_path / "file").write_text("old")
-    unpack(stream(entry("file", size=2)), tmp_path, LIMIT, print)
+    unpack(stream(entry("file", size=2)), tmp_path, LIMIT, print, "file")
     assert (tmp_path / "file").read_bytes() == b"\0\0"
     with pytest.raises(RollyardError, match="there is no folder"):
         unpack(stream(FOLDER), tmp_path / "no" / "where", LIMIT, print)
@@ -150,3 +150,42 @@ def test_a_packed_folder_comes_back(tmp_path: Path) -> None:
     assert (tmp_path / "copy" / "deep" / "file").read_text() == "content"
     with pytest.raises(RollyardError, match="copy a part of it"):
         pack(source, io.BytesIO(), 3, print)
+
+
+def test_the_sandbox_does_not_choose_the_name_of_the_copy(tmp_path: Path) -> None:
+    (tmp_path / ".bashrc").write_text("mine")
+    (tmp_path / "out").write_text("mine")
+    unpack(stream(entry(".bashrc", size=3)), tmp_path, LIMIT, print, "result.txt")
+    assert (tmp_path / "result.txt").read_bytes() == bytes(3)
+    for name in (".bashrc", ".profile", "out"):
+        with pytest.raises(RollyardError, match="write the name that it shall have as the destination"):
+            unpack(stream(entry(name, size=3)), tmp_path, LIMIT, print)
+    assert sorted(os.listdir(tmp_path)) == [".bashrc", "out", "result.txt"]
+    assert {(tmp_path / name).read_text() for name in (".bashrc", "out")} == {"mine"}
+
+
+class _Endless(io.RawIOBase):
+    """A start, and then the same bytes for ever."""
+
+    def __init__(self, start: bytes, rest: bytes) -> None:
+        self._start, self._rest = start, rest
+
+    def read(self, size: int = -1) -> bytes:
+        data, self._start = self._start, b""
+        return data or self._rest
+
+
+@pytest.mark.parametrize(
+    "rest", [bytes(1 << 16), entry("x", tarfile.XHDTYPE).tobuf() * 100, entry("g", tarfile.XGLTYPE).tobuf() * 100]
+)
+def test_a_stream_without_end_ends_at_the_bound(tmp_path: Path, rest: bytes) -> None:
+    start = entry("d").tobuf() + (b"" if rest.strip(b"\0") else bytes(1024))
+    with pytest.raises(RollyardError, match="does not end"):
+        unpack(_Endless(start, rest), tmp_path, LIMIT, print)  # type: ignore[arg-type]
+    assert os.listdir(tmp_path) == []
+
+
+def test_deep_folders_are_refused_and_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(RollyardError, match="nested more than 200 deep"):
+        unpack(stream(*(entry("/".join("d" * n), tarfile.DIRTYPE) for n in range(1, 300))), tmp_path, 4 * LIMIT, print)
+    assert os.listdir(tmp_path) == []

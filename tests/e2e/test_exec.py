@@ -347,13 +347,16 @@ async def test_files_and_folders_are_copied_in_and_out(site: Site, tmp_path: Pat
     await site.yard.rollyard("cp", str(folder / "run"), f"{id}:/tmp/walk")
     await site.yard.rollyard("cp", f"{id}:/tmp/walk", str(tmp_path))
     assert (tmp_path / "walk").read_text() == (folder / "run").read_text()
+    await site.exec(id, "bash", "-c", "echo hostile > .bashrc && ln -s .bashrc result")
+    await site.yard.rollyard("cp", f"{id}:result", str(tmp_path))
+    assert (tmp_path / "result").read_text() == "hostile\n", "the person chooses the name of the copy"
     _, err = await site.yard.rollyard("cp", f"{id}:/nowhere", str(tmp_path), code=1)
     assert "/nowhere: there is no such file or folder in the sandbox" in err
     _, err = await site.yard.rollyard("cp", str(folder), f"{id}:/no/such/folder", code=1)
     assert "there is no such folder in the sandbox" in err
     _, err = await site.yard.rollyard("cp", "--max-size", "1Mi", f"{id}:in", str(tmp_path / "more"), code=1)
     assert "write a larger --max-size" in err
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "walk"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "result", "walk"]
     words = [(e.event, e.message) for e in (await site.client.rollout_history(id)).entries if "Copy" in e.event]
     assert words[:2] == [("CopyIn", "/workspace"), ("CopyOut", "in")]
     await site.finish(id)

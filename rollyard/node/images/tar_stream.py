@@ -49,6 +49,10 @@ class ByteStream:
             self._at += len(part)
             count -= len(part)
 
+    def drop_chunk(self) -> None:
+        """Drop the rest of the present chunk."""
+        self._at = len(self._chunk)
+
     def at_end(self) -> bool:
         while self._at == len(self._chunk):
             chunk = next(self._chunks, None)
