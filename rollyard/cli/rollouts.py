@@ -140,6 +140,8 @@ def _summary(ended: Sequence[Trajectory]) -> list[str]:
         rewards = [t.reward for t in found if t.reward is not None]
         error = found[0].error
         why = f"{error.reason}: {' '.join(error.message.split())[:160]} (rollout {found[0].id})" if error else ""
+        if found[0].cut_short:
+            why = f"{' '.join(found[0].cut_short.split())[:160]} (rollout {found[0].id})"
         rows.append([status.value, str(len(found)), f"{sum(rewards) / len(rewards):.3f}" if rewards else "-", why])
     return align(rows)
 
@@ -331,6 +333,8 @@ def transcript(trajectory: Trajectory) -> list[str]:
             lines += [f"--- environment{reward}", turn.observation]
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     lines += ["", f"=== {trajectory.status.value}, reward {reward} {dict(trajectory.metrics)}"]
+    if trajectory.cut_short:
+        lines.append(f"    {trajectory.cut_short}")
     if trajectory.error:
         lines.append(f"    {trajectory.error.reason}: {trajectory.error.message}")
     return lines

@@ -391,6 +391,8 @@ class Outcome(WireModel):
     error: RolloutError | None = None
     harness_output: str | None = None
     """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
+    cut_short: str | None = None
+    """Sentence that says which limit ended the agent's work. Null if none did, and for results of older node agents."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -459,6 +461,8 @@ class Trajectory(WireModel):
 
     harness_output: str | None = None
     """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
+    cut_short: str | None = None
+    """Sentence that says which limit ended the agent's work. Null if none did, and for results of older node agents."""
 
     forked_from: ForkPoint | None = None
     """Turn of another rollout from which this one went on. All tokens up to there have a loss mask of 0 here; the other

@@ -41,6 +41,8 @@ class AgentResult:
     metrics: dict[str, float] = field(default_factory=dict)
     overdue: bool = False
     """True if RUN's budget ended the work."""
+    cut_short: str | None = None
+    """Sentence that says which limit ended the work."""
 
 
 class LoopRun:
@@ -78,7 +80,14 @@ class LoopRun:
         """Return the work so far."""
         run = self._run
         breaks: Counter[str] = Counter(one.cause for one in run.conversation.breaks)
-        return AgentResult(run.status, run.conversation.segments(), run.turns, dict(breaks), overdue=self._overdue)
+        return AgentResult(
+            run.status,
+            run.conversation.segments(),
+            run.turns,
+            dict(breaks),
+            overdue=self._overdue,
+            cut_short=run.cut_short,
+        )
 
     async def run(self, budget: float, turn_ended: Callable[[int], Awaitable[None]]) -> AgentResult:
         """Run the loop to its end, or for `budget` seconds. Raises as `run_agent`."""
@@ -91,7 +100,7 @@ class LoopRun:
                     self._run, policy, self._tools, lease.agent, lease.sampling, lease.sample_index, replies, turn_ended
                 )
         except TimeoutError:
-            self._run.status, self._overdue = Status.TRUNCATED, True
+            self._run.status, self._overdue, self._run.cut_short = Status.TRUNCATED, True, _budget_ended(budget)
         return await self.result()
 
 
@@ -121,6 +130,7 @@ class CommandRun:
         self._status = Status.TRUNCATED
         self._metrics: dict[str, float] = {}
         self._overdue = True
+        self._cut_short: str | None = None
 
     async def turns(self) -> list[Turn]:
         """Return the turns so far."""
@@ -131,19 +141,30 @@ class CommandRun:
         one = self._session
         return await one.run_serialized(
             lambda: AgentResult(
-                self._status, one.segments(), one.turns(), one.breaks(), self._metrics, overdue=self._overdue
+                self._status,
+                one.segments(),
+                one.turns(),
+                one.breaks(),
+                self._metrics,
+                overdue=self._overdue,
+                cut_short=self._cut_short,
             )
         )
 
     async def run(self, budget: float) -> AgentResult:
         """Run the command to its end, or for `budget` seconds. Then it is stopped, and the tokens sampled so far are kept.
         Raises as `Harness.run`."""
+        self._cut_short = _budget_ended(budget)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(budget) as self._policy.failover.limit:
                 self._status, code = await self.harness.run(self._lease.agent, self._prompt)
                 self._metrics = {"harness_exit_code": float(code)} if code is not None else {}
-                self._overdue = False
+                self._overdue, self._cut_short = False, self.harness.cut_short
         return await self.result()
+
+
+def _budget_ended(budget: float) -> str:
+    return f"RUN's budget of {budget:g} s ended"
 
 
 class _UncutReplies:

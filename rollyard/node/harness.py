@@ -66,6 +66,8 @@ class Harness:
     def __init__(self, sandbox: Sandbox, session: GatewaySession) -> None:
         self._sandbox = sandbox
         self._session = session
+        self.cut_short: str | None = None
+        """Sentence that says why `run` returned Truncated."""
         self._printed: str | None = None
         """Output of the command that has ended; in a long output the middle is missing."""
 
@@ -104,6 +106,9 @@ class Harness:
                 )
             )
         whole = done.exit_code == 0 and not session.truncated
+        if not whole:
+            code = "no exit code" if done.exit_code is None else f"exit code {done.exit_code}"
+            self.cut_short = session.reached_limit or f"the agent's command ended with {code}"
         return Status.COMPLETED if whole else Status.TRUNCATED, done.exit_code
 
     @asynccontextmanager

@@ -236,6 +236,7 @@ class LeaseRun:
             endpoint=self._endpoint,
             node=self._node.node,
             harness_output=self._output,
+            cut_short=run.cut_short,
         )
 
     async def _init(

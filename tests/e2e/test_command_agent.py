@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rollyard.cli.rollouts import transcript
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.rollout import RolloutView, Status
@@ -89,6 +90,8 @@ async def test_a_budget_truncates_a_harness_and_what_it_did_is_scored(served: tu
         if ended.status is Status.TRUNCATED:
             break
     assert ended.status is Status.TRUNCATED, ended.error
+    assert ended.cut_short == f"RUN's budget of {seconds} s ended"
+    assert f"    {ended.cut_short}" in transcript(ended)
     assert ended.reward is not None
     assert len(ended.segments) == 1
 

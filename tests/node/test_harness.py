@@ -109,10 +109,14 @@ async def test_a_harness_in_a_sandbox_becomes_one_exact_segment(sandbox: Sandbox
 
 async def test_an_exit_code_truncates_and_the_limit_of_calls_does_too(sandbox: Sandbox, template: ChatTemplate) -> None:
     async with session(template) as (mine, _):
-        assert await Harness(sandbox, mine).run(command(f"{PYTHON}\nexit 7"), PROMPT) == (Status.TRUNCATED, 7)
+        harness = Harness(sandbox, mine)
+        assert await harness.run(command(f"{PYTHON}\nexit 7"), PROMPT) == (Status.TRUNCATED, 7)
+        assert harness.cut_short == "the agent's command ended with exit code 7"
         assert mine.calls == 3
     async with session(template, max_calls=2) as (mine, _):
-        status, code = await Harness(sandbox, mine).run(command(f"{PYTHON} || true"), PROMPT)
+        harness = Harness(sandbox, mine)
+        status, code = await harness.run(command(f"{PYTHON} || true"), PROMPT)
+        assert harness.cut_short == "the agent used all of its model calls; `agent.max_turns` is 2"
         assert (status, code, mine.calls) == (Status.TRUNCATED, 0, 2)
 
 

@@ -146,6 +146,7 @@ OUTCOME = Outcome(
     status=Status.COMPLETED,
     reward=1.0,
     harness_output="done",
+    cut_short="RUN's budget of 60 s ended",
     metrics={"exact": 1.0},
     segments=[
         Segment(

@@ -117,6 +117,8 @@ class GatewaySession:
         """The last error about a prompt that did not fit into the context."""
         self.truncated = False
         """True: a limit of calls, of tokens or of the context was reached."""
+        self.reached_limit = ""
+        """Sentence about the first of these limits that this process saw."""
         self.opened_at = int(time.time())
         """Unix seconds."""
         self.last_used = time.monotonic()
@@ -214,13 +216,18 @@ class GatewaySession:
             return
         limit = self.config.max_calls
         if limit is not None and self._calls_admitted + calls > limit:
-            self.truncated |= counts
+            if counts:
+                self._truncate(f"the agent used all of its model calls; `agent.max_turns` is {limit}")
             raise turn_limit(limit, limit - self._calls_admitted)
         if self.config.max_at_once is not None and self._calls_in_progress + calls > self.config.max_at_once:
             raise too_many(self.config.max_at_once)
         if self.tokens + tokens >= self.config.max_tokens:
-            self.truncated |= counts
+            if counts:
+                self._truncate(f"the segments reached {self.config.max_tokens} tokens")
             raise token_limit(self.config.max_tokens)
+
+    def _truncate(self, why: str) -> None:
+        self.truncated, self.reached_limit = True, self.reached_limit or why
 
     def _check_open(self) -> None:
         """Raise GatewayError if the session is closed. Its trajectory may have been reported, and must not change when
@@ -231,7 +238,8 @@ class GatewaySession:
     def too_large(self) -> GatewayError:
         """Return the error for a request longer than `config.max_body`, and mark the session as truncated."""
         message = f"a request may have at most {self.config.max_body} bytes; more do not fit into the context"
-        self.exceeded, self.truncated = ContextExceeded(message), True
+        self.exceeded = ContextExceeded(message)
+        self._truncate(message)
         return too_long(message)
 
     @contextlib.asynccontextmanager
@@ -429,7 +437,8 @@ class GatewaySession:
                     await on_piece(piece)
                 return await asyncio.gather(*tasks)
         except ContextExceeded as error:
-            self.exceeded, self.truncated = error, True
+            self.exceeded = error
+            self._truncate(f"the conversation reached the end of the context: {error}")
             refusal = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
             raise refusal from error
         except GatewayError:

@@ -41,6 +41,8 @@ class AgentProgress:
     turns: list[Turn] = field(default_factory=list)
     status: Status = Status.TRUNCATED
     """`TRUNCATED` until a turn has no tool call and so ends the conversation."""
+    cut_short: str | None = None
+    """Sentence that says which limit ended the conversation."""
 
 
 async def run_agent(
@@ -72,6 +74,7 @@ async def run_agent(
                     f"the prompt has {len(prompt)} tokens and leaves no room for an answer: {error}",
                     context=error.context,
                 ) from error
+            run.cut_short = f"the conversation reached the end of the context: {error}"
             return
         text = run.conversation.add_sampled(
             sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason
@@ -104,12 +107,16 @@ async def run_agent(
         if turn_ended is not None:
             await turn_ended(number + 1)
         if cut:
+            length = len(sample.token_ids)
+            limit = "`sampling.max_tokens`" if length >= sampling.max_tokens else "the end of the context"
+            run.cut_short = f"turn {len(run.turns)} was cut off after {length} tokens, by {limit}"
             return
         if (reply is not None and reply.done) or (reply is None and answers):
             run.status = Status.COMPLETED
             return
         if reply is not None:
             run.conversation.add_messages([{"role": reply.role, "content": reply.text}])
+    run.cut_short = f"the agent used all of its turns; `agent.max_turns` is {agent.max_turns}"
 
 
 async def _record_reply(run: AgentProgress, environment: Environment) -> Reply | None:

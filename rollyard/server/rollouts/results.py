@@ -131,6 +131,7 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         "node": outcome["node"] or record.node,
         "error": record.error.model_dump(mode="json") if record.error else None,
         "harness_output": outcome.get("harness_output"),
+        "cut_short": outcome.get("cut_short"),
     }
 
 

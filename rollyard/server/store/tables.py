@@ -63,7 +63,7 @@ CREATE TABLE tallies (
 ) WITHOUT ROWID;
 """
 
-_VERSION_29 = """
+_VERSION_30 = """
 -- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
 DROP INDEX IF EXISTS rollouts_sessions;
 CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
@@ -159,7 +159,7 @@ CREATE TABLE snapshots (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 29: _VERSION_29}
+MIGRATIONS: dict[int, str] = {3: _VERSION_3, 30: _VERSION_30}
 """Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
 database."""
 

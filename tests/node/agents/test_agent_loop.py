@@ -87,6 +87,10 @@ async def test_a_prompt_larger_than_the_context_is_no_truncated_rollout_but_an_e
     policy = Full(template, prompt + 1, bash("echo more"))
     await run_agent(done, policy, tools, AgentSpec(), Sampling(), 0)
     assert (done.status, len(done.turns)) == (Status.TRUNCATED, 1), "later it is the agent's outcome"
+    assert (done.cut_short or "").startswith("the conversation reached the end of the context: ")
+    done = AgentProgress(Conversation(template, QUESTION, schemas), parser)
+    await run_agent(done, Told(template, bash("echo more")), tools, AgentSpec(max_turns=1), Sampling(), 0)
+    assert done.cut_short == "the agent used all of its turns; `agent.max_turns` is 1"
 
 
 async def test_a_prompt_of_a_million_characters_leaves_the_others_their_turns(model_dir: Path) -> None:
