@@ -42,7 +42,7 @@ _MOST_NOTES = 5
 async def cp(
     client: AsyncClient, namespace: str, source: str, dest: str, max_size: str, in_eval: bool, quiet: bool
 ) -> None:
-    """Copy files to or from the sandbox of a running rollout.
+    """Copy files to or from the sandbox of a running rollout, or of a failed one that is kept.
 
     Write rollyard cp ROLLOUT:/path DEST, or rollyard cp FILE ROLLOUT:/path. If the destination is a folder, the copy is
     made in it. The rollout's history says that somebody copied. A path in the sandbox that does not begin with / starts

@@ -47,7 +47,7 @@ async def exec_(
     rollout: str,
     command: tuple[str, ...],
 ) -> None:
-    """Run a command in the sandbox of a running rollout.
+    """Run a command in the sandbox of a running rollout, or of a failed one that is kept.
 
     For a shell: rollyard exec -it ROLLOUT -- bash. The exit code is the command's. The rollout's history says that
     somebody ran the command. When this process ends, the command ends too. When the rollout leaves its sandbox, the

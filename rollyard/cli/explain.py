@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 import click
 from pydantic import BaseModel
 
@@ -28,10 +30,11 @@ def explain(path: str) -> None:
         default = "" if shape.default is None else f" (default {shape.default!r})"
         click.echo(f"FIELD:    {parts[-1]} <{shape.type_name}>{' -required-' if shape.required else default}\n")
         model, text = shape.model, shape.description
-    click.echo(f"DESCRIPTION:\n  {text}")
+    if text:
+        click.echo("DESCRIPTION:\n" + indent(text, "  "))
     if model is not None:
         click.echo("\nFIELDS:")
         for name, shape in fields_of(model).items():
             click.echo(f"  {name} <{shape.type_name}>{' -required-' if shape.required else ''}")
             if shape.description:
-                click.echo(f"    {shape.description.splitlines()[0]}")
+                click.echo(indent(shape.description, "    "))

@@ -145,7 +145,9 @@ def build(
     if built is not None:
         _print_line(f"pools and tasks name it {built.text}")
     if not output:
-        _print_line("no image was written: add --output oci-archive:/FILE.tar, or --output /FOLDER; the steps are kept")
+        _print_line(
+            "no image was written: add --tag NAME, --output oci-archive:/FILE.tar or --output /FOLDER; the steps are kept"
+        )
 
 
 async def _build_many(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rollyard.core.errors import SandboxError
+from rollyard.core.errors import ImageUnavailable, SandboxError
 
 if TYPE_CHECKING:
     from rollyard.node.images.cache import ImageCache
@@ -86,7 +86,7 @@ async def _pull_all(cache: ImageCache, wanted: Sequence[str], at_once: int, *, s
             nonlocal failed
             async with places:
                 try:
-                    advance(f"{name} pulled" if await _pull(cache, name, shared=shared) else f"{name} is there")
+                    advance(f"{name} {await _pull(cache, name, shared=shared)}")
                 except SandboxError as error:
                     failed += 1
                     advance(f"error: {error}")
@@ -100,14 +100,19 @@ async def _pull_all(cache: ImageCache, wanted: Sequence[str], at_once: int, *, s
     return failed
 
 
-async def _pull(cache: ImageCache, name: str, *, shared: bool) -> bool:
-    if not shared:
-        before = cache.has(name)
-        await cache.stage(name)
-        return not before
-    done = await cache.share(name)
-    await cache.prune(0.0, float("inf"))
-    return done
+async def _pull(cache: ImageCache, name: str, *, shared: bool) -> str:
+    """Return what was done, as the rest of a sentence. Raises ImageNotFound and ImageUnavailable."""
+    if shared:
+        done = await cache.share(name)
+        await cache.prune(0.0, float("inf"))
+        return "pulled" if done else "is there"
+    before = cache.has(name)
+    with await cache.get(name) as image:
+        if image.digest:
+            return "is there" if before else "pulled"
+        if not image.root.is_dir():
+            raise ImageUnavailable(name, "there is no such folder: make it, or correct the name", permanent=True)
+        return "is a folder, which sandboxes use where it is"
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from rollyard.cli.output import align
 
 @click.group()
 def images() -> None:
-    """List, pull or delete sandbox images of this node, or of a shared folder."""
+    """Build, list, pull or delete sandbox images of this node, or of a shared folder."""
 
 
 images.add_command(build)
@@ -41,7 +41,9 @@ def list_(shared: Path | None) -> None:
         for entry in cache.entries():
             used = datetime.fromtimestamp(entry.last_used, UTC)
             held = "yes" if entry.held else "no"
-            rows.append([entry.name, entry.digest[:19], megabytes(entry.bytes), held, age(used, now)])
+            older = entry.name.startswith("built:") and cache.known(entry.name) != entry.digest
+            name = f"{entry.name} (older build)" if older else entry.name
+            rows.append([name, entry.digest[:19], megabytes(entry.bytes), held, age(used, now)])
         for one in BuiltImages(folder).archives():
             used, held = datetime.fromtimestamp(one.last_used, UTC), "yes" if cache.is_held(one.image.text) else "no"
             rows.append([one.image.text, "archive", megabytes(one.bytes), held, age(used, now)])

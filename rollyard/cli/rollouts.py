@@ -16,7 +16,7 @@ import click
 
 from rollyard.cli.options import with_client
 from rollyard.cli.output import align
-from rollyard.cli.printable import printable
+from rollyard.cli.printable import printable, printable_line
 from rollyard.cli.progress import ProgressLine, follow_one
 from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
@@ -148,7 +148,7 @@ def _summary(ended: Sequence[Trajectory]) -> list[str]:
 
 @click.group()
 def rollouts() -> None:
-    """Show or cancel rollouts."""
+    """Show, fork or cancel rollouts, and save their snapshots."""
 
 
 @rollouts.command("list")
@@ -166,7 +166,7 @@ async def list_(
     client: AsyncClient, namespace: str, pool: str | None, group: str | None, status: tuple[str, ...], prefix: str
 ) -> None:
     """List rollouts, one line each."""
-    rows = [["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"]]
+    rows = [["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"]]
     async for view in client.rollouts(namespace, pool=pool, group=group, status=status):
         if view.id.startswith(prefix):
             rows.append(_row(view))
@@ -176,6 +176,8 @@ async def list_(
 def _row(view: RolloutView) -> list[str]:
     reward = "-" if view.reward is None else f"{view.reward:g}"
     stage, error = view.stage.value if view.stage else "-", view.error.reason if view.error else "-"
+    if view.error is None and view.waiting:
+        error = printable_line(view.waiting.partition(":")[0])
     return [view.id, view.pool, view.task_kind, view.status.value, stage, str(view.attempt), reward, error]
 
 
@@ -215,7 +217,7 @@ async def cancel(
 async def describe(client: AsyncClient, namespace: str, id: str) -> None:
     """Describe a rollout for people: state, history, turns, score."""
     view, trajectory = await client.rollout(id, namespace)
-    click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "ERROR"], _row(view)])))
+    click.echo("\n".join(align([["ID", "POOL", "KIND", "STATUS", "STAGE", "ATTEMPT", "REWARD", "REASON"], _row(view)])))
     if view.waiting:
         click.echo(printable(f"\n{view.waiting}"))
     if view.weights_version:

@@ -70,7 +70,9 @@ def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: Allocatio
     wanted = []
     if by_cores < total:
         cores = math.ceil(total * sandbox.cpus - 1e-9)
-        wanted.append(f"`allocation.cpusPerTask` {cores} or a `sandbox.cpus` below {sandbox.cpus:g}")
+        wanted.append(
+            f"`allocation.cpusPerTask` {cores} or a `sandbox.cpus` of at most {_most(allocation.cpus_per_task / total)}"
+        )
     if by_memory is not None and by_memory < total:
         wanted.append(f"more memory in `allocation` or a `sandbox.memory` below {sandbox.memory}")
     if sandbox.gpus and allocation.gpus < total * sandbox.gpus:
@@ -80,6 +82,12 @@ def _workers_fit(stages: Stages, sandbox: SandboxTemplate, allocation: Allocatio
             f"the stages need at least {' + '.join(map(str, least))} = {total} workers, but an allocation has room for "
             f"{sandbox_capacity(sandbox, allocation)} sandboxes: lower `stages.*.workers.min`, or write {', and '.join(wanted)}"
         )
+
+
+def _most(cpus: float) -> str:
+    """Return a number that is not greater, with three digits."""
+    scale = 10.0 ** (2 - math.floor(math.log10(cpus)))
+    return f"{math.floor(cpus * scale + 1e-9) / scale:g}"
 
 
 def _walltime_suffices(allocation: AllocationTemplate, budget_seconds: int) -> None:

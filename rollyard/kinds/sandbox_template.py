@@ -45,8 +45,8 @@ class SandboxTemplate(KindModel):
     runtime: Literal["auto", "apptainer", "singularity", "bubblewrap"] = "auto"
     """Container runtime. auto: the first runtime of Apptainer, Singularity and bubblewrap that works on the node."""
     default_image: ImageName | None = None
-    """Image for tasks that name none: docker://HOST/REPOSITORY:TAG, a .sif file or a folder. Default: the node's own /usr,
-    read-only."""
+    """Image for tasks that name none: docker://HOST/REPOSITORY:TAG, built:NAME, an archive, a .sif file, a folder, or any
+    other name of an image. Default: the node's own /usr, read-only."""
     images: SandboxImages = SandboxImages()
     """The node's cache of images, and what is needed to fill it."""
     network: Literal["none"] = "none"

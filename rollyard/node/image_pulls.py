@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from rollyard.core.aio import Waker, wait_or_timeout
-from rollyard.core.errors import ImageNotReady, ImageUnavailable, RollyardError
+from rollyard.core.errors import ImageNotFound, ImageNotReady, ImageUnavailable, RollyardError
 from rollyard.kinds.values.image_reference import RegistryImage, parse_image
 from rollyard.node.images.cache import LocalImage
 from rollyard.node.sandbox.images import Images
@@ -41,6 +41,9 @@ LOOK_SECONDS = 10.0
 
 DEFAULT_CAP_SECONDS = 300.0
 """Greatest interval at which a pool's default image that cannot be had is tried again, while no rollout needs it."""
+
+DEFAULT_SAID_SECONDS = 900.0
+"""Interval at which the server is told again that the default image cannot be had. It forgets what no rollout asks for."""
 
 Send = Callable[[ImageChanges], Awaitable[object]]
 
@@ -132,23 +135,30 @@ class ImagePulls:
 
     async def _look_for_default(self) -> None:
         """Have the pool's default image before the first rollout needs it, and tell the server why it cannot be had."""
-        delay, said = LOOK_SECONDS, ""
+        loop = asyncio.get_running_loop()
+        delay, said, again = LOOK_SECONDS, "", 0.0
         while self._default is not None:
             try:
                 async with self.held(self._default):
                     return
             except ImageNotReady:
                 pass  # it is being pulled
-            except ImageUnavailable as error:
-                if str(error) != said:
-                    said = str(error)
-                    await self._send(ImageChanges(failed=[image_fault(error, default=True)]))
+            except (ImageUnavailable, ImageNotFound) as error:
+                if str(error) != said or loop.time() >= again:
+                    said, again = str(error), loop.time() + DEFAULT_SAID_SECONDS
+                    await self._send(ImageChanges(failed=[self._default_fault(self._default, error)]))
             except RollyardError as error:
                 log.warning("the pool's default image cannot be used: %s", error)
                 return
             await asyncio.sleep(delay)
             if self._images.name_in_cache(self._default) is not None:  # no registry is asked often
                 delay = min(2 * delay, DEFAULT_CAP_SECONDS)
+
+    @staticmethod
+    def _default_fault(name: str, error: ImageUnavailable | ImageNotFound) -> ImageFault:
+        if isinstance(error, ImageUnavailable):
+            return image_fault(error, default=True)
+        return ImageFault(image=name, message=str(error), permanent=True, default=True)
 
     async def _stage(self) -> None:
         while True:

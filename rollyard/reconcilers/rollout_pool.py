@@ -90,7 +90,8 @@ def _enough_memory(pool: RolloutPool, agents: Sequence[ConnectedAgent]) -> list[
     """Return the condition. It appears when a job has too little memory for the first time."""
     short = [agent for agent in agents if agent.memory_shortage]
     if short:
-        others = f"; {len(short) - 1} more nodes have too little memory" if len(short) > 1 else ""
+        jobs = "allocation has" if len(short) == 2 else "allocations have"
+        others = f"; {len(short) - 1} more {jobs} too little memory" if len(short) > 1 else ""
         advice = "set more memory in `allocation`, or less in `sandbox.memory`"
         words = f"node {short[0].identity.node} {short[0].memory_shortage}{others} ({advice})"
         return [ConditionUpdate("EnoughMemory", False, "FewerSandboxes", words)]

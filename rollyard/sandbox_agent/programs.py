@@ -184,7 +184,8 @@ def _become(stdio: list[int], tty: bool, held: int, argv: list[str], cwd: str, e
         os.chdir("/")
     program = find_program(argv[0], env["PATH"])
     if program is None:
-        os.write(2, f"{argv[0]}: there is no such program in the sandbox\r\n".encode())
+        shell = "; a line of shell needs bash -c 'LINE'" if " " in argv[0].strip() else ""
+        os.write(2, f"{argv[0]}: there is no such program in the sandbox{shell}\r\n".encode())
         os._exit(NOT_FOUND)
     try:
         os.execve(program[0], [*program, *argv[1:]], env)

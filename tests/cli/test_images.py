@@ -64,13 +64,16 @@ def test_pulls_fill_the_cache_and_say_why_one_failed(registry: Pusher, node: Pat
     registry.image("cli/pull", "v1")
     good, bad = f"docker://{registry.host}/cli/pull:v1", f"docker://{registry.host}/cli/pull:v2"
     names = open_folder / "names"
-    names.write_text(f"# images\n{good}  # twice\n\n{bad}\nlibrary://x\n{good}\n")
+    folder = open_folder / "root"
+    folder.mkdir()
+    names.write_text(f"{folder}\n{folder}/nowhere\n# images\n{good}  # twice\n\n{bad}\nlibrary://x\n{good}\n")
     done = _run("pull", "--file", str(names), "--at-once", "1")
     assert done.exit_code == 1
-    assert done.stdout.splitlines() == [f"{good} pulled"]
+    assert done.stdout.splitlines() == [f"{folder} is a folder, which sandboxes use where it is", f"{good} pulled"]
+    assert f"the image {folder}/nowhere cannot be used now: there is no such folder" in done.stderr
     assert "has no cli/pull:v2: check the name" in done.stderr
     assert "'library://x' has a form that is not supported" in done.stderr
-    assert "error: 2 of 3 images could not be had" in done.stderr
+    assert "error: 3 of 5 images could not be had" in done.stderr
     done = _run("pull", good)
     assert (done.exit_code, done.stdout) == (0, f"{good} is there\n")
     assert good in _run("list").output

@@ -18,6 +18,8 @@ def test_a_node_with_too_little_memory_is_named_until_it_has_enough() -> None:
     assert _enough_memory(pool, [enough]) == []
     (update,) = _enough_memory(pool, [enough, short])
     assert update.message.startswith("node n runs 6 of 10 sandboxes: its job has 8.0 GiB of memory (set more memory")
+    (twice,) = _enough_memory(pool, [short, short])
+    assert "; 1 more allocation has too little memory (set more memory" in twice.message
     status = evolve(pool.status, conditions=set_conditions([], [update], generation=1, now=NOW))
     assert [event.reason for event in changes(pool.status, status)] == ["FewerSandboxes"]
     pool = evolve(pool, status=status)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rollyard.core.errors import ImageBuildFailed
+from rollyard.kinds.schema.validation import did_you_mean
 
 PASSED_OVER = {
     "EXPOSE": "a sandbox has no ports that others reach",
@@ -167,7 +168,10 @@ class _Lines:
         word, _, rest = text.partition(" ") if " " in text.split("\t")[0] else text.partition("\t")
         keyword, rest = word.upper(), rest.strip()
         if keyword not in KEYWORDS:
-            raise self._file.at(line, f"there is no instruction {word[:40]!r}: write {', '.join(KEYWORDS[:-1])}")
+            raise self._file.at(
+                line,
+                f"there is no instruction {word[:40]!r}: write {', '.join(KEYWORDS[:-1])}{did_you_mean(keyword, KEYWORDS)}",
+            )
         flags = {}
         while keyword in _FLAGS and (flag := _FLAG.match(rest)):
             if flag[1] not in _FLAGS[keyword]:

@@ -67,8 +67,6 @@ async def run_build(options: BuildOptions, output: int, say: Callable[[str], Non
     try:
         with store.work_folder() as (work, lock_fd):
             state = await ImageBuild(request, parts, work, lock_fd).run()
-            if not outputs:
-                say("the image is in the build cache only; --output PLACE writes it where sandboxes find it")
             for one in outputs:
                 say(f"writing {one.text}")
                 await write_output(one, state, store, lock_fd)
@@ -80,6 +78,10 @@ async def run_build(options: BuildOptions, output: int, say: Callable[[str], Non
 
 def _request(options: BuildOptions) -> BuildRequest:
     context = options.context.resolve()
+    if context.is_file():
+        raise ImageBuildFailed(
+            f"{options.context} is a file: name its folder, and the file with --file if it is not Dockerfile"
+        )
     if not context.is_dir():
         raise ImageBuildFailed(f"there is no folder {options.context}: name the folder that COPY takes files from")
     file = options.file or context / "Dockerfile"

@@ -27,7 +27,7 @@ from rollyard.kinds.values.image_reference import BuiltImage, ImageReference, La
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.images.base import DiskFull, FillRoom, ImageConfig, ImageSource
 from rollyard.node.images.blob_store import BlobStore, file_name
-from rollyard.node.images.built_images import mark_used
+from rollyard.node.images.built_images import BuiltImages, mark_used
 from rollyard.node.images.layout_source import LayoutSource
 from rollyard.node.images.local_sources import FolderInPlace, local_source
 from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock, wait_for_lock_unless
@@ -44,6 +44,8 @@ _POLL_SECONDS = 0.5
 _WRITE_SECONDS = 3600.0
 """Age at which a hidden file is left over from a dead process."""
 _TRIES = 20
+MOST_TAGS = 10
+"""Greatest number of names that a sentence about a missing built image lists."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +128,11 @@ class ImageCache:
 
     def is_current(self, image: str, held: LocalImage) -> bool:
         """Return whether `get` would return the same image, without asking a registry or reading a whole file."""
-        return self._known(image) == held.digest
+        return self.known(image) == held.digest
 
     def here(self, image: str) -> LocalImage | None:
         """Return an image, and hold it, if it is on this machine and `get` would return it without a look elsewhere."""
-        known = self._known(image)
+        known = self.known(image)
         with contextlib.suppress(OSError):
             held = self._hold(image, known) if known is not None else None
             return held and self._used_now(image, held)
@@ -143,7 +145,8 @@ class ImageCache:
             mark_used(Path(self._built(reference)))
         return held
 
-    def _known(self, image: str) -> str | None:
+    def known(self, image: str) -> str | None:
+        """Return the digest that an image's name means, as far as this machine knows without a look elsewhere."""
         try:
             source = self._source(image)
             return source.known() if not isinstance(source, FolderInPlace) else None
@@ -226,8 +229,10 @@ class ImageCache:
             names = ResolvedTags(tier.names) if tier is not None else None
             return RegistrySource(reference, self._settings, self._blobs, self._resolved, names, self._registries)
         if isinstance(reference, BuiltImage):
-            archive = LayoutImage("oci-archive", self._built(reference), None)
-            return LayoutSource(archive, self._blobs, self._resolved, reference)
+            path = self._built(reference)
+            others = [] if os.path.exists(path) else self._other_tags(reference)
+            archive = LayoutImage("oci-archive", path, None)
+            return LayoutSource(archive, self._blobs, self._resolved, reference, others[:MOST_TAGS])
         return local_source(reference, self._blobs, self._resolved, self._limit)
 
     def _built(self, image: BuiltImage) -> str:
@@ -235,6 +240,12 @@ class ImageCache:
         shared = self._settings.shared_folder
         path = "" if shared is None else image.archive(shared)
         return path if os.path.exists(path) else image.archive(os.fspath(self._folder))
+
+    def _other_tags(self, image: BuiltImage) -> list[str]:
+        shared = self._settings.shared_folder
+        folders = [self._folder] if shared is None else [Path(shared), self._folder]
+        names = (one.image for folder in folders for one in BuiltImages(folder).archives())
+        return sorted({one.text for one in names if one.name == image.name})
 
     def _tier(self) -> SharedTier | None:
         """Return the shared tier, if the pool has one that can be used now."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -33,19 +33,17 @@ class LayoutSource:
     shared = False
 
     def __init__(
-        self, image: LayoutImage, blobs: BlobStore, resolved: ResolvedTags, built: BuiltImage | None = None
+        self,
+        image: LayoutImage,
+        blobs: BlobStore,
+        resolved: ResolvedTags,
+        built: BuiltImage | None = None,
+        others: Sequence[str] = (),
     ) -> None:
-        """`built`: the image's name, if it is not the path."""
+        """`built`: the image's name, if it is not the path. `others`: names that one could mean instead."""
         self._image = image
         self._name = image.text if built is None else built.text
-        missing = (
-            ""
-            if built is None
-            else (
-                f"no image with this name is here: `rollyard images build --tag {built.name}:{built.tag}` makes it for this "
-                "machine, with --shared FOLDER for all nodes of a pool with this sharedFolder"
-            )
-        )
+        missing = "" if built is None else _missing(built, others)
         self._blobs = blobs
         self._left = 0
         """Bytes that the blobs of an image may still have."""
@@ -116,6 +114,14 @@ class LayoutSource:
             raise
         if f"sha256:{hashed.hexdigest()}" != digest:
             raise BadManifest(f"its blob {digest} is damaged: make the layout or archive again")
+
+
+def _missing(built: BuiltImage, others: Sequence[str]) -> str:
+    only = f", only {', '.join(others)}" if others else ""
+    return (
+        f"no image with this name is here{only}: `rollyard images build --tag {built.name}:{built.tag}` makes it for this "
+        "machine, with --shared FOLDER for all nodes of a pool with this sharedFolder"
+    )
 
 
 def _manifest(layout: Layout) -> bytes:

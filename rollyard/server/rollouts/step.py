@@ -394,6 +394,8 @@ def _hold(record: RolloutRecord, event: ImageHeld) -> tuple[RolloutRecord, tuple
     if event.at >= event.ends_at:
         return _end_without_image(record, event.message, event.at)
     history = with_entry(record, event.at, HistoryEvent.IMAGE_HELD, reason=IMAGE_REASON, message=event.message)
+    if record.stage is Stage.INIT:
+        record = replace(record, endpoints={})  # no model server has seen its prompt
     queued, effects = _requeue(record, event.at, event.not_before, history)
     return replace(queued, attempt=record.attempt, image=event.image), effects
 

@@ -118,7 +118,7 @@ def test_all_mistakes_are_told_together_in_order() -> None:
         (
             "{replicas: 1, stages: {run: {workers: {min: 6, max: 8}}}}",
             "at least 1 + 6 + 1 = 8 workers, but an allocation has room for 4 sandboxes: lower `stages.*.workers.min`, or "
-            "write `allocation.cpusPerTask` 2 or a `sandbox.cpus` below 0.25",
+            "write `allocation.cpusPerTask` 2 or a `sandbox.cpus` of at most 0.125",
         ),
         (
             "{replicas: 1, allocation: {cpusPerTask: 8, memory: 4G}}",
@@ -127,7 +127,7 @@ def test_all_mistakes_are_told_together_in_order() -> None:
         ),
         (
             "{replicas: 1, sandbox: {cpus: 1, memory: 8G}, allocation: {memory: 16G}}",
-            "`allocation.cpusPerTask` 3 or a `sandbox.cpus` below 1, and more memory in `allocation`",
+            "`allocation.cpusPerTask` 3 or a `sandbox.cpus` of at most 0.333, and more memory in `allocation`",
         ),
         (
             "{replicas: 1, sandbox: {gpus: 2}, allocation: {gpusPerNode: 4}}",

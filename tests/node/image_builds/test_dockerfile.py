@@ -40,6 +40,7 @@ def test_texts_after_an_instruction() -> None:
     ("text", "error"),
     [
         ("FROM a\nRUM b\n", r"^Dockerfile:2: there is no instruction 'RUM': write FROM, RUN, COPY"),
+        ("FORM a\n", r"^Dockerfile:1: there is no instruction 'FORM': write .*; did you mean `FROM`\?"),
         ("RUN a\n", r"^Dockerfile:1: RUN stands before the first FROM"),
         ("", "it has no FROM"),
         ("FROM a b\n", "FROM IMAGE AS NAME"),

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rollyard.cli.image_build import build
+from rollyard.cli.main import cli
 from rollyard.core.errors import ImageUnavailable
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.image_reference import absolute_image, normal_form, parse_image
@@ -50,6 +51,25 @@ async def test_a_tagged_image_is_found_by_its_name(builder: Builder, open_folder
     assert await number(own, "built:numbers") == "3\n", "a newer image replaces an older one"
     assert own.has("built:numbers:latest")
     assert sorted(os.listdir(shared / "built/numbers")) == ["latest.tar"]
+    with pytest.raises(ImageUnavailable, match=r"is here, only built:numbers:latest: `rollyard images build --tag n"):
+        await number(node, "built:numbers:v1")
+
+
+async def test_the_list_says_which_image_is_of_an_older_build(
+    builder: Builder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROLLYARD_CACHE", str(builder.cache))
+
+    def listed() -> list[str]:
+        lines = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()[1:]
+        return [line.split("   ")[0] for line in lines if " archive " not in line]
+
+    made(builder, "1", "--tag", "numbers")
+    assert listed() == []
+    assert await number(ImageCache(builder.cache / "image-cache"), "built:numbers") == "1\n"
+    assert listed() == ["built:numbers:latest"]
+    made(builder, "2", "--tag", "numbers")
+    assert listed() == ["built:numbers:latest (older build)"]
 
 
 def test_a_wrong_tag_is_refused_with_what_one_can_write() -> None:

@@ -287,5 +287,23 @@ async def test_the_default_image_is_looked_for_before_any_rollout_needs_it(
     await pulls.close()
 
 
+async def test_a_recipe_as_default_image_is_told_to_the_server(
+    site: Site, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(image_pulls, "DEFAULT_SAID_SECONDS", 0.05)
+
+    async def send(message: ImageChanges) -> None:
+        site.told.append(message)
+
+    pulls = ImagePulls(site.images, send, str(open_folder / "Dockerfile"))
+    async with running(pulls.run()):
+        await until(lambda: len(site.failed()) > 1)  # again and again: the server forgets it
+    fault = site.told[0].failed[0]
+    assert (fault.image, fault.default, fault.permanent) == (str(open_folder / "Dockerfile"), True, True)
+    assert "is a recipe: build the image once with `rollyard images build`" in fault.message
+    await pulls.close()
+
+
 def push(front: Front, repository: str, layers: Sequence[bytes] = (BASE,)) -> None:
     Pusher(front.registry).image(repository, "v1", layers)

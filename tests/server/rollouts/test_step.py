@@ -91,6 +91,7 @@ def test_a_missing_image_costs_nothing_until_the_rollout_has_waited_too_long() -
     record, effects = step(record, held(record))
     assert (record.status, record.attempt, record.faults, record.losses) == (Status.QUEUED, 1, 0, 0)
     assert (record.image, record.stage, effects) == ("docker://r/a:1", Stage.INIT, (Requeued(2.0),))
+    assert not record.endpoints, "no model server has seen its prompt"
     assert '"ImageHeld",1,"INIT",{"reason":"ImageUnavailable","message":"the image a cannot' in record.history
     again = granted(record)
     record, effects = step(again, held(again, at=99.0))
