@@ -19,9 +19,11 @@ import aiohttp
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.inference_pool import InferencePool
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.top import TopView
+from rollyard.node.free_memory import whole_memory
 from tests.support.yard import ROOT, Yard, requests
 
 
@@ -62,7 +64,8 @@ async def endpoint_metrics(client: AsyncClient) -> dict[str, float]:
 @pytest.fixture
 async def served(yard: Yard) -> Yard:
     async with yard.client() as client:
-        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
+        sandbox = {"memory": str(whole_memory() // 8)}  # the cores have room for 20
+        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1, "sandbox": sandbox})
         await yard.ready(client)
         await yard.gather(client, await client.submit(requests(6, 0)))
     return yard
@@ -115,6 +118,19 @@ async def test_what_was_just_done_is_seen_in_top_in_metrics_and_in_status_and_go
             return policy.status.endpoints[0].kv_usage is not None and policy.status.load.running is not None
 
         assert await served.until(written)
+
+        async def short() -> str | None:
+            pool = await client.get(ObjectKey(kind="RolloutPool", namespace="default", name="demo"))
+            assert isinstance(pool, RolloutPool)
+            found = get_condition(pool.status.conditions, "EnoughMemory")
+            return f"{found.status} {found.reason}: {found.message}" if found is not None else None
+
+        words = str(await served.until(short))
+        assert re.fullmatch(
+            r"False FewerSandboxes: node \S+ runs 7 of 20 sandboxes: its job has [0-9.]+ GiB of memory, and each sandbox may "
+            r"take [0-9.]+ GiB \(set more memory in `allocation`, or less in `sandbox.memory`\)",
+            words,
+        ), words
 
         await client.delete(ObjectKey(kind="InferencePool", namespace="default", name="policy"))
 
