@@ -50,26 +50,18 @@ python3 /tmp/harness.py"""
 
 
 async def test_a_black_box_agent_gives_trainable_trajectories(served: tuple[Yard, AsyncClient]) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     yard, client = served
     agent: dict[str, Any] = {"type": "command", "command": HARNESS, "max_turns": 8}
     ended = await yard.gather(client, await client.submit(requests(6, 0, prefix="harness", agent=agent)))
     assert {t.status for t in ended} <= {Status.COMPLETED, Status.TRUNCATED}, [t.error for t in ended]
     assert sum(t.reward or 0 for t in ended) > 0
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    assert max(differences(ended, MODEL)) < 0.02
     for t in ended:
         assert t.metrics["harness_exit_code"] in (0, 1)
         (segment,) = t.segments
         assert t.breaks == {}
         assert len(t.turns) > 1
         assert sum(segment.loss_mask) == sum(turn.response_length for turn in t.turns)
-        with torch.no_grad():
-            table = torch.log_softmax(model(torch.tensor([segment.token_ids])).logits[0].float(), -1)
-        for i, logprob in enumerate(segment.logprobs):
-            if logprob is not None:
-                assert abs(table[i - 1, segment.token_ids[i]].item() - logprob) < 0.02
 
 
 async def test_a_command_that_is_none_fails_and_says_so(served: tuple[Yard, AsyncClient]) -> None:

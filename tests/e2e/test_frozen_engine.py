@@ -21,7 +21,7 @@ from tests.support.recompute import differences
 from tests.support.standstill import freeze
 from tests.support.yard import MODEL, Yard, requests
 
-pytestmark = pytest.mark.slow(50)
+pytestmark = pytest.mark.slow(40)
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 ENDLESS = Sampling(max_tokens=3000, temperature=1000, seed=1)

@@ -1,15 +1,14 @@
-"""Compares the logprobs that transformers computes for a trajectory's tokens with those of the engine."""
+"""Compares the logprobs that the reference model computes for a trajectory's tokens with those of the engine."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping
-from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from rollyard.kinds.rollout import Segment, Trajectory
 from rollyard.kinds.session import SessionTrajectory
+from tests.support.reference_model import Cache, ReferenceModel, reference_model
 
 
 def differences(
@@ -23,15 +22,13 @@ def differences(
     tokens of other versions in the same turn were sampled over the keys and values of those. If such a call goes on at
     another endpoint later, that endpoint computes all keys and values with the newer version.
     """
-    import torch
-
-    torch.set_num_threads(1)  # two threads of a small model mostly wait for each other, on cores that other tests need
     found = []
     for segment in (segment for trajectory in trajectories for segment in trajectory.segments):
         for turn in _turns(segment):
-            cache, fed = None, 0
+            cache: Cache | None = None
+            fed = 0
             for version, at in turn:
-                loaded = _model(model if isinstance(model, Path) else model[version])
+                loaded = reference_model(model if isinstance(model, Path) else model[version])
                 if version not in kept:
                     cache, fed = None, 0
                 over_kept, next_cache = _run(loaded, segment, at, cache, fed)
@@ -46,25 +43,15 @@ def differences(
     return found
 
 
-def _run(model: Any, segment: Segment, at: list[int], cache: Any, fed: int) -> tuple[list[float], Any]:
+def _run(
+    model: ReferenceModel, segment: Segment, at: list[int], cache: Cache | None, fed: int
+) -> tuple[list[float], Cache]:
     """Return the differences of the tokens at these positions, and the cache after them. The first `fed` are in `cache`."""
-    import torch
-
     ids = segment.token_ids
-    with torch.no_grad():
-        out = model(torch.tensor([ids[fed : at[-1]]]), past_key_values=cache, use_cache=True)
-    table = torch.log_softmax(out.logits[0].float(), -1)
+    table, next_cache = model.logprobs(ids[fed : at[-1]], cache)
     sampled = [(i, logprob) for i in at if (logprob := segment.logprobs[i]) is not None]
     assert len(sampled) == len(at)
-    return [abs(table[i - 1 - fed, ids[i]].item() - logprob) for i, logprob in sampled], out.past_key_values
-
-
-@lru_cache(maxsize=32)
-def _model(folder: Path) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return [abs(float(table[i - 1 - fed, ids[i]]) - logprob) for i, logprob in sampled], next_cache
 
 
 def _turns(segment: Segment) -> Iterator[list[tuple[str, list[int]]]]:

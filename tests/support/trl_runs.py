@@ -1,4 +1,4 @@
-"""Short runs of TRL's trainers on a served pool, each in a process of its own: `python -m tests.support.trl_runs`.
+"""Short runs of TRL's trainers on a served pool, each in processes of its own: `python -m tests.support.trl_runs`.
 
 They write what the trainer got as JSON lines. TRL's asynchronous trainer has its attention as a CUDA kernel only; here
 it gets the same function in torch.

@@ -24,6 +24,7 @@ from rollyard.tokens.sampled_tokens import Sampled, TurnSampling
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 from tests.support import make
+from tests.support.reference_model import sampled_logprobs
 
 MAX_TOKENS = 1500
 
@@ -65,17 +66,6 @@ async def listening(socket: Path, most: float = math.inf) -> AsyncIterator[str]:
 async def endpoint(name: str, socket: Path, most: float = math.inf) -> AsyncIterator[Endpoint]:
     async with listening(socket, most) as url:
         yield make.endpoint(name, url, version=f"weights of {name}")
-
-
-def exact_logprobs(model_dir: Path, prompt: list[int], ids: list[int]) -> list[float]:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    with torch.no_grad():
-        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-    exact: list[float] = torch.log_softmax(logits, -1)[torch.arange(len(ids)), torch.tensor(ids)].tolist()
-    return exact
 
 
 async def long_answer(client: TokenClient, one: Endpoint, prompt: list[int], stop_ids: Sequence[int]) -> Any:
@@ -121,7 +111,7 @@ async def test_a_turn_survives_its_engine(start_engine: Any, model_dir: Path) ->
     moved = sampled.weights_versions.index("weights of second")
     assert killed_at <= moved < len(streamed)
     assert sampled.weights_versions == ["weights of first"] * moved + ["weights of second"] * (len(streamed) - moved)
-    assert sampled.logprobs == pytest.approx(exact_logprobs(model_dir, prompt, sampled.token_ids), abs=0.02)
+    assert sampled.logprobs == pytest.approx(sampled_logprobs(model_dir, prompt, sampled.token_ids), abs=0.02)
     # the embedded engine goes on with the very draws that the first would have made
     assert sampled.token_ids == undisturbed.token_ids
     first_three, expected = ([lp for top in one.likeliest for _, lp in top] for one in (sampled, undisturbed))
@@ -175,5 +165,5 @@ async def test_a_constrained_turn_begins_again_at_the_other_engine(start_engine:
     assert re.fullmatch("([a-z]{2}-){300}end", template.decode(sampled.token_ids[:-1]))
     assert set(sampled.weights_versions) == {"weights of second"}
     assert len(streamed) > len(sampled.token_ids)
-    exact = exact_logprobs(model_dir, prompt, sampled.token_ids)
+    exact = sampled_logprobs(model_dir, prompt, sampled.token_ids)
     assert sampled.logprobs == pytest.approx(exact, abs=2e-3)

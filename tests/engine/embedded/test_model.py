@@ -20,6 +20,7 @@ from rollyard.engine.embedded.model import Model, Span
 from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
 from rollyard.engine.embedded.safetensors_files import Array
+from tests.support.reference_model import ReferenceModel
 
 pytestmark = pytest.mark.slow(40)
 
@@ -111,6 +112,10 @@ def test_logits_agree_with_transformers(random_model: Build, shape: dict[str, An
     first = run(model, cache, Span(0, 0, tokens[:30]))
     steps = [run(model, cache, Span(0, n, tokens[n : n + 1])) for n in range(30, 40)]
     np.testing.assert_allclose(np.concatenate([first, *steps]), expected[29:], atol=2e-4)
+    reference = ReferenceModel(folder)
+    begun, keys_and_values = reference.logits(tokens[:30])
+    rest, _ = reference.logits(tokens[30:], keys_and_values)
+    np.testing.assert_allclose(np.concatenate([begun, rest]), expected, atol=2e-4)
 
 
 def test_rope_theta_is_read_in_the_older_spelling(random_model: Build) -> None:
