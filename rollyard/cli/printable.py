@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""All control characters except tabs and newlines, and the halves of pairs that stand for bytes that are no UTF-8."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""All control characters except tabs and newlines, those that change the direction of text, and the halves of pairs that
+stand for bytes that are no UTF-8."""
 _SHORT = {"\n": "\\n", "\t": "\\t"}
 
 

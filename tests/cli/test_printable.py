@@ -21,6 +21,7 @@ SHOWN = "\\x1b]0;pwned\\x07x"
 def test_control_characters_are_shown_and_other_text_stays() -> None:
     assert printable.printable(f"{TITLE}\r\x9b31m\x7f\tä漢\n") == f"{SHOWN}\\x0d\\x9b31m\\x7f\tä漢\n"
     assert printable.printable("\udcff\ud83d") == "\\xff\\ud83d"
+    assert printable.printable("a\u202etxt.exe\u2066") == "a\\u202etxt.exe\\u2066", "no text is shown backwards"
     assert printable.printable_line(f"a\n\t{TITLE}") == f"a\\n\\t{SHOWN}"
 
 

@@ -94,10 +94,13 @@ def read_index(file: BinaryIO) -> FlatIndex:
     data = file.read(length)
     if hashlib.sha256(data).digest() != digest:
         raise BrokenFlatImage("it is damaged")
-    index = json.loads(data)
-    if "listed" not in index:
-        raise BrokenFlatImage("an older release made it")
-    return FlatIndex(index["config"], [Frame(*one) for one in index["frames"]], Frame(*index["listed"]))
+    try:
+        index = json.loads(data)
+        if "listed" not in index:
+            raise BrokenFlatImage("an older release made it")
+        return FlatIndex(index["config"], [Frame(*one) for one in index["frames"]], Frame(*index["listed"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BrokenFlatImage("it is damaged") from None
 
 
 def read_list(file: int, index: FlatIndex) -> FlatList:
@@ -113,9 +116,9 @@ def read_frame(file: int, at: int, frame: Frame, most: int = MOST_FRAME_BYTES) -
     data = os.pread(file, frame.length, at)
     if len(data) != frame.length or hashlib.sha256(data).hexdigest() != frame.sha256:
         raise BrokenFlatImage("it is damaged")
-    if frame.size > most or zstandard.frame_content_size(data) != frame.size:
-        raise BrokenFlatImage("it is damaged")
     try:
+        if frame.size > most or zstandard.frame_content_size(data) != frame.size:
+            raise BrokenFlatImage("it is damaged")
         return _DECOMPRESSOR.decompress(data)
     except zstandard.ZstdError:
         raise BrokenFlatImage("it is damaged") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import signal
 import sys
 from typing import Any
@@ -16,17 +17,21 @@ from typing import Any
 from rollyard.node.images.child_account import become_sandbox_account, die_with
 from rollyard.node.images.flat_image import BrokenFlatImage, read_index, read_list
 from rollyard.node.images.flat_unpacker import FlatUnpacker
+from rollyard.node.images.regular_file import open_regular
 from rollyard.node.images.unpack_outcome import outcome
 
 _MOST_PROCESSES = 4
+_MOST_MEMORY = 4 << 30
+"""Address space of each process. The list of files is in memory."""
 
 
 def main(job: dict[str, Any]) -> dict[str, Any]:
     """Unpack the file into the folder `root`."""
     gc.disable()  # nothing here refers to itself
     parent = os.getppid()
-    with open(job["file"], "rb") as file:  # it may be readable for root only
+    with open_regular(job["file"]) as file:  # it may be readable for root only
         become_sandbox_account(job["uid"], job["gid"], parent)
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
         os.chdir(job["root"])
         try:
             index = read_index(file)
@@ -39,8 +44,10 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
             unpacker.finish()
         except BrokenFlatImage as error:
             return {"broken": 0, "why": str(error)}
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             return {"broken": 0, "why": f"its list is damaged: {error}"}
+        except MemoryError:
+            return {"broken": 0, "why": "it has too many files"}
         except OSError as error:
             return outcome(error, 0)
     return {"bytes": unpacker.bytes}

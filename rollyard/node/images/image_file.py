@@ -7,26 +7,13 @@ again.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import stat
 from collections.abc import Callable
-from io import BufferedReader
 from pathlib import Path
 
 from rollyard.core.errors import ImageUnavailable
 from rollyard.node.images.locks import wait_for_lock
 from rollyard.node.images.resolved_tags import ResolvedTags
-
-
-def open_image_file(path: Path) -> BufferedReader:
-    """Open a file that a task names, or that belongs to such a layout. Raises OSError, also for a fifo, which would keep the
-    thread waiting, and for a device, which may have no end."""
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise OSError(errno.EINVAL, "it is a fifo or a device, not a file", os.fspath(path))
 
 
 class ImageFile:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from rollyard.node.images.archive_member import ArchiveMember
-from rollyard.node.images.image_file import open_image_file
 from rollyard.node.images.oci_manifest import BadManifest
+from rollyard.node.images.regular_file import open_regular
 
 _MOST_JSON = 8 << 20
 _MOST_MEMBERS = 50_000
@@ -39,7 +39,7 @@ class FolderFiles:
 
     def open(self, name: str) -> BinaryIO:
         try:
-            return open_image_file(self._folder / name)
+            return open_regular(self._folder / name)
         except (FileNotFoundError, NotADirectoryError):
             raise BadManifest(f"{self._folder} has no {name}") from None
 
@@ -72,7 +72,7 @@ def layout_files(path: Path) -> Iterator[LayoutFiles]:
     if path.is_dir():
         yield FolderFiles(path)
         return
-    with open_image_file(path) as file:
+    with open_regular(path) as file:
         start = file.read(2)
         if start in _COMPRESSED:
             raise BadManifest(f"{path} is compressed: unpack it with {_COMPRESSED[start]}, and name the tar archive")

@@ -12,9 +12,11 @@ from pathlib import Path
 
 from rollyard.kinds.values.image_reference import RegistryImage
 from rollyard.node.images.oci_manifest import machine
+from rollyard.node.images.regular_file import open_regular
 
 TAG_SECONDS = 300.0
 """Seconds after which a moved tag is seen."""
+_MOST_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class ResolvedTags:
 
 def _read(path: Path) -> Resolved | None:
     try:
-        data = json.loads(path.read_bytes())
+        with open_regular(path) as file:  # in a shared folder others write too
+            data = json.loads(file.read(_MOST_BYTES))
         return Resolved(data["image"], data["digest"], data["at"], data.get("identity", ""))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

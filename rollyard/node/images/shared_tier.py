@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -17,9 +18,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollyard.core.removed_folder import remove_folder
 from rollyard.node.images import flat_image
 from rollyard.node.images.base import FillRoom, ImageConfig, ImageSource
 from rollyard.node.images.blob_store import file_name
+from rollyard.node.images.regular_file import open_regular
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.shared_lease import shared_lease
 from rollyard.node.images.unpack import BrokenLayer, run_child, unpack_flat
@@ -82,7 +85,7 @@ class SharedTier:
             return None
         except (flat_image.BrokenFlatImage, BrokenLayer, ValueError, KeyError, TypeError) as error:
             log.warning("%s is damaged (%s), and is made again", path, error)
-            await asyncio.to_thread(path.unlink, missing_ok=True)
+            await asyncio.to_thread(_remove, path)
             await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
             return None
         return config, size
@@ -146,8 +149,21 @@ class SharedTier:
 
 
 def _read_config(path: Path) -> ImageConfig:
-    with open(path, "rb") as file:
+    try:
+        opened = open_regular(path)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EISDIR):
+            raise flat_image.BrokenFlatImage("it is no file") from None
+        raise
+    with opened as file:
         return ImageConfig.from_json(flat_image.read_index(file).config)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        remove_folder(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _remove_leftovers(path: Path) -> None:

@@ -13,7 +13,8 @@ from rollyard.core.find_apptainer import apptainer_programs
 from rollyard.core.node_cache import node_cache
 from rollyard.kinds.values.image_reference import PathImage
 from rollyard.node.images.base import FillRoom, ImageConfig, too_big
-from rollyard.node.images.image_file import ImageFile, open_image_file
+from rollyard.node.images.image_file import ImageFile
+from rollyard.node.images.regular_file import open_regular
 from rollyard.node.images.resolved_tags import ResolvedTags
 from rollyard.node.images.sif_header import UnusableFile, squashfs_offset
 from rollyard.node.images.unpack import unpack_squashfs
@@ -52,7 +53,7 @@ class SquashfsSource:
     def _digest(self) -> str:
         self._offset()
         try:
-            with open_image_file(self._path) as file:
+            with open_regular(self._path) as file:
                 if os.fstat(file.fileno()).st_size > self._limit:  # a sparse file may seem to have exabytes
                     raise too_big(self.name, self._limit)
                 return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
@@ -61,7 +62,7 @@ class SquashfsSource:
 
     def _offset(self) -> int:
         try:
-            with open_image_file(self._path) as file:
+            with open_regular(self._path) as file:
                 return squashfs_offset(file)
         except UnusableFile as error:
             raise ImageUnavailable(self.name, str(error), permanent=True) from None

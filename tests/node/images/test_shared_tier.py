@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from rollyard.kinds.sandbox_template import SandboxImages
-from rollyard.node.images import shared_lease
+from rollyard.node.images import flat_image, shared_lease
+from rollyard.node.images.base import ImageConfig
 from rollyard.node.images.cache import ImageCache
 from tests.support.image_registry import BASE, Front, Pusher, gz, hard_link, symlink, tar
 
@@ -62,7 +67,9 @@ async def test_eight_nodes_pull_an_image_once(registry: Pusher, front: Front, op
     assert len(listed.splitlines()) == 10
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "flip", "empty", "forged index", "forged list", "forged frame", "fifo", "folder"]
+)
 async def test_a_damaged_file_is_made_again(registry: Pusher, front: Front, open_folder: Path, damage: str) -> None:
     registry.image("tier/damaged", "v1", [BASE, gz(tar(("big", os.urandom(5 << 20))))])
     name, (first, second) = f"docker://{front.host}/tier/damaged:v1", _nodes(open_folder, 2)
@@ -70,17 +77,35 @@ async def test_a_damaged_file_is_made_again(registry: Pusher, front: Front, open
     (packed,) = (open_folder / "tier/images").iterdir()
     whole = packed.read_bytes()
     middle = len(whole) // 2
-    packed.write_bytes(
-        {
-            "cut": whole[:middle],
-            "flip": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
-            "empty": b"",
-        }[damage]
-    )
+    packed.unlink()
+    if damage == "fifo":
+        os.mkfifo(packed)
+    elif damage == "folder":
+        (packed / "folder").mkdir(parents=True)
+    else:
+        packed.write_bytes(
+            {
+                "cut": whole[:middle],
+                "flip": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
+                "empty": b"",
+                "forged index": _forged(index=b"[" * 100_000),
+                "forged list": _forged(listed=b"[" * 100_000),
+                "forged frame": _forged(frame=b"no zstd"),
+            }[damage]
+        )
     with await second.get(name) as image:
         assert (image.root / "big").stat().st_size == 5 << 20
     assert packed.stat().st_size == len(whole)
     assert front.count("blobs") == 6
+
+
+def _forged(index: bytes = b"", listed: bytes = b"[[], [], [], []]", frame: bytes = b"") -> bytes:
+    """A file whose digests are right, and whose content is not."""
+    data = frame or zstandard.ZstdCompressor().compress(listed)
+    about = flat_image.Frame(len(data), len(listed), hashlib.sha256(data).hexdigest())
+    end = index or json.dumps({"config": ImageConfig().to_json(), "frames": [], "listed": about}).encode()
+    mark = struct.pack("<I32s8s", len(end), hashlib.sha256(end).digest(), b"RLYDFLT1")
+    return flat_image.skippable(data) + flat_image.skippable(end + mark)
 
 
 async def test_a_dead_puller_is_taken_over(
