@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.client.sync_client import BlockingWeightsReceiver, Client
@@ -18,11 +20,11 @@ from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.errors import Conflict, NotFound
 from rollyard.kinds.rollout import Stage, Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
-from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
+from tests.support.live_weights import crossings, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
-from tests.support.yard import MODEL, Yard, kill, requests
+from tests.support.yard import MODEL, Yard, end, kill, requests
 
-pytestmark = pytest.mark.slow(100)
+pytestmark = [pytest.mark.slow(80), pytest.mark.asyncio(loop_scope="module")]
 
 POLICY = {"replicas": 2, "autoscaling": None}
 LONG = {"temperature": 100.0, "max_tokens": 2000}
@@ -30,39 +32,61 @@ LONG = {"temperature": 100.0, "max_tokens": 2000}
 CLOSE = 0.02
 
 
-@pytest.mark.parametrize(  # test_vllm.py changes weights in all three modes; so do tests/engine, on this engine
-    "mode", [pytest.param("Drain", marks=pytest.mark.long), "Pause", pytest.param("Abort", marks=pytest.mark.long)]
-)
-async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> None:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
+    """A yard with two engines and a node agent. Each test begins with weights of its own name."""
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    yard.start()
     async with yard.client() as client:
         await yard.apply(client, policy=POLICY, demo={"replicas": 1})
         await yard.ready(client)
+    yield yard
+    await end(yard)
+
+
+@asynccontextmanager
+async def begun_with(yard: Yard, version: str) -> AsyncIterator[AsyncClient]:
+    """Open a client when both engines serve the pool's own model as this version."""
+    async with yard.client() as client:
         await yard.until(lambda: serves_something(client, 2))
-        old = newest = await current_version(client)
-        folders = {old: MODEL}
-        ids = await client.submit(requests(4, 2, n=2, sampling={"temperature": 1.0}))
+        await client.update_weights("default", "policy", WeightsUpdate(version=version, path=str(MODEL), mode="Abort"))
+        await yard.until(lambda: serves(client, version, 2))
+        yield client
+
+
+@pytest.mark.parametrize(  # test_vllm.py aborts, and test_weights_follow.py drains; tests/engine does all three
+    "mode", [pytest.param("Drain", marks=pytest.mark.long), "Pause", pytest.param("Abort", marks=pytest.mark.long)]
+)
+async def test_an_update_under_load_loses_nothing(served: Yard, mode: Mode) -> None:
+    yard, old = served, f"{mode}1"
+    async with begun_with(yard, old) as client:
+        newest, folders = old, {old: MODEL}
+        before = await completed(client)
+        ids = await client.submit(requests(3, 1, n=2, prefix=mode, sampling={"temperature": 1.0}))
         asked: dict[str, list[str]] = {}
         """Rollouts that asked for a version as their least, while it was on its way."""
 
         async def under_way() -> bool:
-            live = [r async for r in client.rollouts() if r.id.startswith("long") and not r.status.terminal]
+            live = [r async for r in client.rollouts() if r.id.startswith(f"{mode}-long") and not r.status.terminal]
             if not live:  # none was submitted yet, or a busy machine looks only when they have ended
-                more = requests(4, 0, prefix=f"long-{len(ids)}", priority=1, sampling=LONG, agent={"max_turns": 1})
+                more = requests(
+                    4, 0, prefix=f"{mode}-long-{len(ids)}", priority=1, sampling=LONG, agent={"max_turns": 1}
+                )
                 ids.extend(await client.submit(more))
             in_run = sum(r.stage is Stage.RUN for r in live)
-            return in_run >= 2 and (await client.counts(pool="demo"))["Completed"] >= 2
+            return in_run >= 2 and await completed(client) >= before + 2
 
         async def change() -> list[Trajectory]:
             """Serve other weights, which come under load; return all trajectories so far."""
             nonlocal newest
-            newest = f"v{len(folders) + 1}"
+            newest = f"{mode}{len(folders) + 1}"
             folders[newest] = other_weights(MODEL, yard.folder / newest, seed=len(folders), amount=0.02)
             await yard.until(under_way)
             update = WeightsUpdate(version=newest, path=str(folders[newest]), mode=mode)
             begun = await client.update_weights("default", "policy", update)
             assert begun.operation is not None
             hot = {"temperature": 5.0, "max_tokens": 200}  # what it is sure of shows little of a small step
-            after = requests(8, 0, prefix=f"after-{newest}", min_weights_version=newest, sampling=hot)
+            after = requests(6, 0, prefix=f"after-{newest}", min_weights_version=newest, sampling=hot)
             asked[newest] = await client.submit(after)
             ids.extend(asked[newest])
             await yard.until(lambda: serves(client, newest, 2))
@@ -93,7 +117,7 @@ async def test_an_update_under_load_loses_nothing(yard: Yard, mode: Mode) -> Non
 
         await yard.until(gone)
         await yard.until(lambda: serves(client, newest, 2))
-        last = await yard.gather(client, await client.submit(requests(4, 0, prefix="last")))
+        last = await yard.gather(client, await client.submit(requests(2, 0, prefix=f"{mode}-last")))
         assert all(versions(t) == [newest] for t in last)
 
 
@@ -115,21 +139,18 @@ def halves(folder: Path) -> list[bytes]:
 
 
 async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhile_gets_them_all_the_same(
-    yard: Yard,
+    served: Yard,
 ) -> None:
-    async with yard.client() as client:
-        await yard.apply(client, policy=POLICY, demo={"replicas": 1})
-        await yard.ready(client)
-        await yard.until(lambda: serves_something(client, 2))
-        current = (await pool_of(client)).status.weights.current
-        assert current is not None
-        ids = await client.submit(requests(4, 2, n=2, sampling={"temperature": 1.0}))
+    yard = served
+    async with begun_with(yard, "moved1") as client:
+        before = await completed(client)
+        ids = await client.submit(requests(4, 1, n=2, prefix="moved", sampling={"temperature": 1.0}))
 
         async def under_way() -> bool:
-            return (await client.counts(pool="demo"))["Completed"] >= 4
+            return await completed(client) >= before + 3
 
         await yard.until(under_way)
-        folder, groups = other_weights(MODEL, yard.folder / "v2", amount=0.02), list[Sequence[WeightsReceiver]]()
+        folder, groups = other_weights(MODEL, yard.folder / "moved2", amount=0.02), list[Sequence[WeightsReceiver]]()
 
         async def send(receivers: Sequence[WeightsReceiver]) -> None:
             groups.append(receivers)
@@ -141,22 +162,22 @@ async def test_a_trainer_moves_the_weights_and_an_engine_that_is_killed_meanwhil
                         kill(*yard.engines(receiver.id))  # the second half finds it dead, or without the first
                 await receiver.call("finish_weight_update")
 
-        update = WeightsUpdate(version="v2", path=str(folder), mode="Pause", transfer=True)
+        update = WeightsUpdate(version="moved2", path=str(folder), mode="Pause", transfer=True)
         ended = await client.transfer_weights("default", "policy", update, send)
         assert ended.operation is not None
         assert ended.operation.phase == "Complete", ended.operation.message
         assert "without a transfer" not in ended.operation.message
         assert len(groups[0]) == 2, "all at once"
         assert len(groups) > 1, "who was killed has waited once more"
-        await yard.until(lambda: serves(client, "v2", 2))
+        await yard.until(lambda: serves(client, "moved2", 2))
         trajectories = await yard.gather(client, ids)
         assert {t.status for t in trajectories} <= {Status.COMPLETED, Status.TRUNCATED}
         found = [versions(t) for t in trajectories]
-        assert all(runs in ([current.version], ["v2"], [current.version, "v2"]) for runs in found), found
-        last = await yard.gather(client, await client.submit(requests(4, 0, prefix="last")))
-        assert all(versions(t) == ["v2"] for t in last)
+        assert all(runs in (["moved1"], ["moved2"], ["moved1", "moved2"]) for runs in found), found
+        last = await yard.gather(client, await client.submit(requests(2, 0, prefix="moved-last")))
+        assert all(versions(t) == ["moved2"] for t in last)
         await asyncio.to_thread(move_back, yard.data / "admin.kubeconfig")
-        await yard.until(lambda: serves(client, "v3", 2))
+        await yard.until(lambda: serves(client, "moved3", 2))
         engine = groups[0][0]
         with pytest.raises(Conflict, match="this engine expects no transfer now"):
             await engine.call("start_weight_update")
@@ -177,10 +198,10 @@ def move_back(kubeconfig: Path) -> None:
             receiver.call("finish_weight_update")
 
     with Client(kubeconfig=kubeconfig) as client:
-        update = WeightsUpdate(version="v3", path=str(MODEL), mode="Abort", transfer=True)
+        update = WeightsUpdate(version="moved3", path=str(MODEL), mode="Abort", transfer=True)
         ended = client.transfer_weights("default", "policy", update, send)
     assert ended.operation is not None
-    assert ended.operation.message.startswith("v3 is served by 2 of 2 endpoints"), ended.operation.message
+    assert ended.operation.message.startswith("moved3 is served by 2 of 2 endpoints"), ended.operation.message
     assert "without a transfer" not in ended.operation.message
 
 
@@ -194,11 +215,13 @@ async def serves_something(client: AsyncClient, count: int) -> bool:
     return sum(e.ready for e in (await pool_of(client)).status.endpoints) == count
 
 
-async def test_a_server_that_is_killed_goes_on_with_the_update(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client, policy=POLICY, demo={"replicas": 1})
-        await yard.ready(client)
-        await yard.until(lambda: serves_something(client, 2))
+async def completed(client: AsyncClient) -> int:
+    return (await client.counts(pool="demo"))["Completed"]
+
+
+async def test_a_server_that_is_killed_goes_on_with_the_update(served: Yard) -> None:
+    yard = served
+    async with begun_with(yard, "v1") as client:
         update = WeightsUpdate(version="v2", path=str(other_weights(MODEL, yard.folder / "v2", amount=0.02)))
         await client.update_weights("default", "policy", update)
         yard.kill()
