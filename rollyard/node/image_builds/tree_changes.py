@@ -14,11 +14,15 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
+from rollyard.core.errors import ImageBuildFailed
+
 THREADS = 4
 LEVEL = 3
 KERNEL_FOLDERS = ("dev", "proc", "sys")
 """Folders whose content the kernel shows in a container. It never belongs to a layer."""
 _WHITEOUT = ".wh."
+MOST_DEPTH = 200
+"""Greatest depth of folders, as for all images."""
 
 Signature = tuple[int, ...]
 """Values that stay equal as long as nobody changes a file. For a folder the times are left out."""
@@ -47,6 +51,11 @@ def take_snapshot(root: Path, *, foreign: bool = False) -> Snapshot:
 
 
 def _walk(folder: str, above: str, foreign: bool) -> Iterator[tuple[str, Signature]]:
+    if above.count("/") > MOST_DEPTH:
+        raise ImageBuildFailed(
+            f"{above[:40]}… has folders nested more than {MOST_DEPTH} deep, which no image may have: delete them in the step "
+            "that makes them"
+        )
     with os.scandir(folder) as listed:
         found = sorted(listed, key=lambda one: one.name)
     for one in found:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from rollyard.core.errors import ImageUnavailable
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MOST_VARIABLE, _MOST_VARIABLES = 120 << 10, 1 << 20
+"""Greatest number of bytes of one variable and of all. Linux starts no program with a longer one, or with twice as many."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,19 @@ class ImageConfig:
     user: str | None = None
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
+
+    @property
+    def fault(self) -> str | None:
+        """Why no program can be started with this configuration; None if one can. `str()` is the end of a sentence."""
+        texts = [*self.env, *self.env.values(), self.workdir or "", self.user or "", *self.entrypoint, *self.cmd]
+        if any("\0" in text or _SURROGATE.search(text) for text in texts):
+            return "its configuration has text that no program can be given, with a zero or half a character"
+        if "" in self.env:
+            return "its configuration has a variable without a name"
+        sizes = [len(f"{name}={value}".encode()) for name, value in self.env.items()]
+        if sum(sizes) > _MOST_VARIABLES or max(sizes, default=0) > _MOST_VARIABLE:
+            return f"its variables have more than {_MOST_VARIABLES >> 10} KiB, or one has more than {_MOST_VARIABLE >> 10} KiB"
+        return None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -21,10 +21,13 @@ def read_folder_config(root: Path) -> ImageConfig:
     """Return the configuration; an empty one if the folder has none. Raises BadFolderConfig if it cannot be read."""
     try:
         with open(os.open(root / CONFIG_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            return ImageConfig.from_json(json.loads(file.read(_MOST_BYTES)))
+            config = ImageConfig.from_json(json.loads(file.read(_MOST_BYTES)))
+        if config.fault is not None:
+            raise ValueError(config.fault)
+        return config
     except FileNotFoundError:
         return ImageConfig()
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadFolderConfig(
             f"{root / CONFIG_FILE} cannot be read ({error}): delete it, or build the image again"
         ) from None

@@ -90,13 +90,16 @@ def read_config(config: Mapping[str, Any]) -> ImageConfig:
     if not isinstance(inner, dict):
         raise BadManifest("its configuration cannot be read")
     env = dict(entry.split("=", 1) for entry in strings(inner, "Env") if "=" in entry)
-    return ImageConfig(
+    made = ImageConfig(
         env=env,
         workdir=str(inner["WorkingDir"]) if inner.get("WorkingDir") else None,
         user=str(inner["User"]) if inner.get("User") else None,
         entrypoint=tuple(strings(inner, "Entrypoint")),
         cmd=tuple(strings(inner, "Cmd")),
     )
+    if made.fault is not None:
+        raise BadManifest(f"{made.fault}: build the image again")
+    return made
 
 
 def objects(data: Mapping[str, Any], key: str) -> list[dict[str, Any]]:

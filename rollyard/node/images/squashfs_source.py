@@ -48,7 +48,10 @@ class SquashfsSource:
         program, path = self._unpacker()
         env = await unpack_squashfs(self.name, self._path, offset, (program, path), folder, room)
         self._file.check_unchanged(identity)
-        return ImageConfig(env=env)
+        config = ImageConfig(env=env)
+        if config.fault is not None:
+            raise ImageUnavailable(self.name, f"{config.fault}: build the image again", permanent=True)
+        return config
 
     def _digest(self) -> str:
         self._offset()

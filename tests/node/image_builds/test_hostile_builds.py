@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ async def test_a_dockerfile_reads_no_folder_that_is_not_allowed(builder: Builder
     dockerfile = f"FROM ./own\nCOPY --from={victim} /hosts /copied\n"
     root = await builder.root(dockerfile, folders=[victim])
     assert ((root / "copied").read_text(), (root / "file").read_text()) == ("host", "text")
+
+
+async def test_a_command_that_nests_folders_without_end_fails_and_leaves_nothing(
+    builder: Builder, left_over: Callable[[], list[str]]
+) -> None:
+    deep = "i=0; while [ $i -lt 1500 ]; do mkdir d && cd d && i=$((i+1)) || exit 1; done"
+    with pytest.raises(ImageBuildFailed, match="nested more than 200 deep, which no image may have"):
+        await builder.build(f"FROM ../base\nRUN {deep}\n")
+    assert left_over() == []
+    await builder.build(f"FROM ../base\nRUN {deep}; cd /; rm -r d\n")
 
 
 async def test_a_small_archive_with_a_huge_content_is_refused(builder: Builder) -> None:

@@ -19,6 +19,7 @@ from rollyard.core.errors import ImageUnavailable
 from rollyard.core.removed_folder import remove_folder
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.images.cache import ImageCache, bytes_on_disk
+from tests.node.images import test_local_files
 from tests.node.images.test_local_files import LayoutMaker, docker_archive
 from tests.support.image_registry import BASE, Pusher, debian_program, gz, hard_link, symlink, tar
 
@@ -183,10 +184,32 @@ async def test_a_folder_with_a_configuration_without_end_has_a_sentence(open_fol
     from rollyard.node.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
 
     config = open_folder / CONFIG_FILE
-    for data in (b"[" * 100_000, json.dumps({"entrypoint": 1}).encode()):
+    zero = {"env": {"A": "\0"}, "entrypoint": [], "cmd": []}
+    for data in (b"[" * 100_000, json.dumps({"entrypoint": 1}).encode(), json.dumps(zero).encode()):
         config.write_bytes(data)
         with pytest.raises(BadFolderConfig, match="delete it, or build the image again"):
             read_folder_config(open_folder)
     os.truncate(config, 1 << 40)
     with pytest.raises(BadFolderConfig, match="delete it, or build the image again"):
         read_folder_config(open_folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"Env": ["A=\0b"]}, "text that no program can be given"),
+        ({"Env": ["A=\ud800"]}, "text that no program can be given"),
+        ({"WorkingDir": "/a\0b"}, "text that no program can be given"),
+        ({"Env": ["=x"]}, "a variable without a name"),
+        ({"Env": [f"A{number}={'x' * 1000}" for number in range(1100)]}, "its variables have more than 1024 KiB"),
+        ({"Env": ["A=" + "x" * (130 << 10)]}, "or one has more than 120 KiB"),
+    ],
+)
+async def test_an_image_with_which_no_program_can_start_is_refused(
+    small: ImageCache, open_folder: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object], why: str
+) -> None:
+    monkeypatch.setattr(test_local_files, "CONFIG", config)
+    layout = LayoutMaker(open_folder / "layout")
+    layout.image("v1", BASE)
+    with pytest.raises(ImageUnavailable, match=why):
+        await small.get(f"oci:{layout.folder}")
