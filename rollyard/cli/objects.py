@@ -240,7 +240,7 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
 @click.option("--for", "what", required=True, help="condition=TYPE[=STATUS] or delete")
 @click.option("--timeout", default=60.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
-@with_client
+@with_client_of_a_new_server
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
     """Wait until a condition holds, or an object is gone.
 

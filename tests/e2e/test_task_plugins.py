@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +18,18 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.core.errors import Invalid
+from rollyard.core.sandbox_account import sandbox_account
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from rollyard.node.agents.system_prompts import MATH
 from tests.support import environment_turns, small_games
+from tests.support.small_roots import busybox_root
 from tests.support.yard import ROOT, Yard, end
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PLUGINS = {
-    "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nbroken = my_broken_package:Handler\n",
+    "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nbroken = my_broken_package:Handler\n"
+    "repair = repair:RepairHandler\n",
     "METADATA": "Metadata-Version: 2.1\nName: plugged-in\nVersion: 1\n",
 }
 
@@ -35,9 +42,8 @@ async def plugged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yar
     info.mkdir(parents=True)
     for name, text in PLUGINS.items():
         (info / name).write_text(text)
-    documented = re.search(r"```python\n(.*?)```", (ROOT / "docs" / "task-handlers.md").read_text(), re.DOTALL)
-    assert documented is not None
-    (folder / "my_package.py").write_text(documented[1])
+    (folder / "my_package.py").write_text(_documented("task-handlers.md"))
+    (folder / "repair.py").write_text(_documented("repositories.md"))
     (folder / "my_broken_package.py").write_text("import nonesuch_package\n")
     shutil.copy(small_games.__file__, folder)
     made.env["PYTHONPATH"] = ":".join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -47,6 +53,11 @@ async def plugged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yar
         await made.ready(client)
     yield made
     await end(made)
+
+
+def _documented(page: str, number: int = 0) -> str:
+    """Return a block of Python of a page."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)[number]
 
 
 async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(plugged: Yard) -> None:
@@ -92,6 +103,35 @@ async def test_the_documented_plug_in_works_and_what_goes_wrong_is_told_at_once(
         assert (mute.status, mute.reward, mute.attempt) == (Status.FAILED, None, 1)
         assert mute.error is not None
         assert "exit code 0 before its first model call: no call" in mute.error.message
+
+
+async def test_the_documented_repair_of_a_repository_has_both_outcomes(plugged: Yard) -> None:
+    env = {**os.environ, "ROLLYARD_KUBECONFIG": str(plugged.data / "admin.kubeconfig")}
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # the sandboxes' account reaches the image
+        image, tests = busybox_root(Path(folder, "image")), Path(folder, "test_sums.py")
+        (image / "app").mkdir()
+        (image / "app/sums.py").write_text("def add(a, b):\n    return a - b\n")
+        for path in (image / "app", image / "app/sums.py"):
+            os.chown(path, sandbox_account().uid, sandbox_account().gid)  # the files of a folder keep their owners
+        tests.write_text(
+            "import unittest, sums\n"
+            "class Sums(unittest.TestCase):\n"
+            "    def test_add(self): self.assertEqual(sums.add(2, 3), 5)\n"
+        )
+        program = _documented("repositories.md", 1)
+        for words, here in (
+            ("built:sums:v1", str(image)),
+            ("/tmp/sums-env/repo/test_sums.py", str(tests)),
+            ("' sums.py", "' /app/sums.py"),  # a folder has no WORKDIR
+        ):
+            assert words in program
+            program = program.replace(words, here)
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+        )
+    ended = [line.split()[-3:] for line in done.stdout.splitlines()]
+    assert ended == [["Completed", "0.0", "None"], ["Completed", "1.0", "None"]], done.stdout + done.stderr
 
 
 async def test_a_class_with_reset_and_step_replies_to_the_policy(plugged: Yard) -> None:
