@@ -77,15 +77,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=seconds, reverse=True)
 
 
-class ByModule(LoadFileScheduling):
-    """Gives whole modules to workers, in order. Two kinds of modules form one group each.
+SHARING = ("tests/bridges", "tests/e2e/slurm_faults", "tests/e2e/slurm_accounts")
 
-    Memory suffices for one module with a vLLM at a time. The modules of bridges share one yard.
+
+class ByModule(LoadFileScheduling):
+    """Gives whole modules to workers, in order. Some modules form a group.
+
+    Memory suffices for one module with a vLLM at a time. The modules of some folders share one yard.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = str(super()._split_scope(nodeid))
-        return next((group for group in ("vllm", "tests/bridges") if group in module), module)
+        return next((group for group in ("vllm", *SHARING) if group in module), module)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -10,16 +10,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import yaml
 
 from tests.support.cluster import Cluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import MODEL, ROOT, merge
 
-pytestmark = pytest.mark.slow(50)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(50)]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def field(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
     async with field_on(cluster, tmp_path_factory) as found:
         yield found
@@ -41,32 +42,6 @@ def manifest(**changes: dict[str, Any]) -> str:
 
 
 AWAY: dict[str, Any] = {"policy": {"replicas": 1}, "demo": {"replicas": 1}}
-
-
-async def test_a_change_is_shown_before_it_is_made(field: Field) -> None:
-    out, _ = await field.yard.rollyard("apply", "--dry-run=server", "-f", "-", text=manifest())
-    assert "rolloutpool/demo created (server dry run)" in out
-    assert "#SBATCH --time=01:00:00" in out
-    assert "would submit 2 jobs of 1 node, 1 CPUs" in out
-    assert "in partition main, the default" in out
-    out, _ = await field.yard.rollyard("diff", "-f", "-", text=manifest(), code=1)
-    assert "+++ applied/rolloutpool/default/demo\n" in out
-    assert await field.yard.jobs() == []
-
-    await field.yard.rollyard("apply", "-f", "-", text=manifest(**AWAY))
-    assert await field.yard.rollyard("diff", "-f", "-", text=manifest(**AWAY)) == ("", "")
-    await field.yard.ready(field.client)
-    longer = manifest(**{**AWAY, "demo": {"replicas": 1, "allocation": {"timeLimit": "02:00:00"}}})
-    out, _ = await field.yard.rollyard("diff", "-f", "-", text=longer, code=1)
-    assert "-    timeLimit: 01:00:00" in out
-    assert "-#SBATCH --time=01:00:00\n+#SBATCH --time=02:00:00" in out
-    assert "would replace 1 job by as many of 1 node, 1 CPUs, 0 GPUs" in out
-    out, _ = await field.yard.rollyard(
-        "diff", "-f", "-", text=manifest(demo={"allocation": {"gpusPerNode": 64}}), code=2
-    )
-    assert "timeLimit" not in out
-    _, err = await field.yard.rollyard("diff", "-f", "nowhere.yaml", code=2)
-    assert "does not exist" in err
 
 
 async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Field) -> None:
@@ -115,6 +90,34 @@ async def test_what_is_going_to_wait_is_warned_of_and_its_logs_say_why(field: Fi
     assert out == log.splitlines(keepends=True)[-1]
     out, _ = await field.yard.rollyard("describe", f"allocation/{name}")
     assert "CANCELLED" in out
+
+
+async def test_a_change_is_shown_before_it_is_made(field: Field) -> None:
+    await field.yard.delete_pools(field.client)  # those of the last test
+    await field.yard.until(lambda: field.yard.nothing_left(field.client))
+    out, _ = await field.yard.rollyard("apply", "--dry-run=server", "-f", "-", text=manifest())
+    assert "rolloutpool/demo created (server dry run)" in out
+    assert "#SBATCH --time=01:00:00" in out
+    assert "would submit 2 jobs of 1 node, 1 CPUs" in out
+    assert "in partition main, the default" in out
+    out, _ = await field.yard.rollyard("diff", "-f", "-", text=manifest(), code=1)
+    assert "+++ applied/rolloutpool/default/demo\n" in out
+    assert await field.yard.jobs() == []
+
+    await field.yard.rollyard("apply", "-f", "-", text=manifest(**AWAY))
+    assert await field.yard.rollyard("diff", "-f", "-", text=manifest(**AWAY)) == ("", "")
+    await field.yard.ready(field.client)
+    longer = manifest(**{**AWAY, "demo": {"replicas": 1, "allocation": {"timeLimit": "02:00:00"}}})
+    out, _ = await field.yard.rollyard("diff", "-f", "-", text=longer, code=1)
+    assert "-    timeLimit: 01:00:00" in out
+    assert "-#SBATCH --time=01:00:00\n+#SBATCH --time=02:00:00" in out
+    assert "would replace 1 job by as many of 1 node, 1 CPUs, 0 GPUs" in out
+    out, _ = await field.yard.rollyard(
+        "diff", "-f", "-", text=manifest(demo={"allocation": {"gpusPerNode": 64}}), code=2
+    )
+    assert "timeLimit" not in out
+    _, err = await field.yard.rollyard("diff", "-f", "nowhere.yaml", code=2)
+    assert "does not exist" in err
 
 
 async def drained(field: Field) -> bool:

@@ -100,7 +100,7 @@ async def soak(of: Field, times: int, long_run: bool, enough: Callable[[Watch], 
             assert not looking.done(), looking.result()
             await of.submit(f"steady-{n}", 1)
             n += 1
-            await asyncio.sleep(4.0 * times)
+            await asyncio.sleep((4.0 if long_run else 8.0) * times)
     finally:
         looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.core.node_cache import node_cache
 from rollyard.kinds.allocation import Allocation
 from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
-from tests.support.cluster import NewCluster
 from tests.support.host_processes import HostProcess, descendants, host_processes
-from tests.support.slurm_field import Field, field_on
+from tests.support.slurm_field import QUICK, Field, field_of
 from tests.support.yard import kill, requests
 
 pytestmark = pytest.mark.slow(60)
@@ -26,42 +26,46 @@ FOREVER = {"type": "command", "command": "setsid nohup sleep 100000 > /tmp/x & e
 RUNTIMES: tuple[RuntimeName, ...] = ("bubblewrap", "apptainer")
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def field(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
+    async with field_of(tmp_path_factory, conf=QUICK) as found:
+        yield found
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("runtime", RUNTIMES)
-async def test_nothing_stays_of_many_sandboxes(
-    runtime: RuntimeName, new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory, long_run: bool
-) -> None:
+async def test_nothing_stays_of_many_sandboxes(runtime: RuntimeName, field: Field, long_run: bool) -> None:
     try:
         find_runtime(runtime)
     except SandboxStartFailed as error:
         pytest.skip(f"{runtime} does not start here: {error}")
-    conf = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
-    async with field_on(new_cluster(conf=conf), tmp_path_factory) as field:
-        count = 20 if long_run else 6
-        many: dict[str, Any] = {"min": count, "max": count}
-        stages = {"init": {"workers": {"min": 4, "max": 4}}, "run": {"workers": many, "timeoutSeconds": 3000}}
-        sandbox = {"runtime": runtime, "memory": "128M", "disk": "16M", "cpus": 0.03}
-        await field.apply(
-            policy={"replicas": 1}, demo={"replicas": 1, "sandbox": sandbox, "stages": stages, "maxAttempts": 9}
-        )
-        await field.yard.ready(field.client, BUSY_SECONDS)
-        await field.client.submit(requests(0, count, prefix="forever", agent=FOREVER))
+    count = 20 if long_run else 4
+    many: dict[str, Any] = {"min": count, "max": count}
+    stages = {"init": {"workers": {"min": 4, "max": 4}}, "run": {"workers": many, "timeoutSeconds": 3000}}
+    sandbox = {"runtime": runtime, "memory": "128M", "disk": "16M", "cpus": 0.03}
+    await field.become(
+        policy={"replicas": 1}, demo={"replicas": 1, "sandbox": sandbox, "stages": stages, "maxAttempts": 9}
+    )
+    await field.yard.ready(field.client, BUSY_SECONDS)
+    await field.client.submit(requests(0, count, prefix=runtime, agent=FOREVER))
 
-        for kill_all in (_kill_node_agent, _kill_allocation, _kill_slurm_daemons):
-            allocation, agent = await _node_agent(field)
-            family = await _live_sandboxes(field, agent, count)
-            killed = time.monotonic()
-            await kill_all(field, allocation, agent)
+    for kill_all in (_kill_node_agent, _kill_allocation, _kill_slurm_daemons):
+        allocation, agent = await _node_agent(field)
+        family = await _live_sandboxes(field, agent, count)
+        killed = time.monotonic()
+        await kill_all(field, allocation, agent)
 
-            async def gone(family: set[HostProcess] = family) -> bool:
-                return not family & set(host_processes())
+        async def gone(family: set[HostProcess] = family) -> bool:
+            return not family & set(host_processes())
 
-            await field.yard.until(gone, BUSY_SECONDS)
-            print(f"{runtime}, {kill_all.__name__}: nothing is left after {time.monotonic() - killed:.1f} s")
-            assert _mounts_below(field.yard.folder, node_cache()) == []
-            assert _sockets_below(field.yard.folder) == []
-        # a model server may have been on the node too: its process ends once Slurm or the server can tell it
-        await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{allocation.status.node}")
-        await field.settled(2)
+        await field.yard.until(gone, BUSY_SECONDS)
+        print(f"{runtime}, {kill_all.__name__}: nothing is left after {time.monotonic() - killed:.1f} s")
+        assert _mounts_below(field.yard.folder, node_cache()) == []
+        assert _sockets_below(field.yard.folder) == []
+    # a model server may have been on the node too: its process ends once Slurm or the server can tell it
+    await field.regain(allocation.status.node)
+    await field.client.cancel_rollouts(pool="demo")
+    await field.settled(2)
 
 
 async def _node_agent(field: Field) -> tuple[Allocation, int]:
@@ -101,7 +105,7 @@ async def _kill_slurm_daemons(field: Field, allocation: Allocation, agent: int) 
     for one in host_processes():
         if _command(one.pid).startswith(f"slurmstepd: [{allocation.status.job_id}."):
             kill(one.pid)
-    await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{allocation.status.node}")
+    await field.lose(allocation.status.node)
 
 
 def _command(pid: int) -> str:

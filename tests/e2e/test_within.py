@@ -52,7 +52,7 @@ async def test_pools_run_as_steps_of_a_held_job_and_move_to_the_next(field: Fiel
     assert sum(name.startswith("rollyard-") for name in steps) == 2
 
     # A server that comes back finds the same steps.
-    ids = await field.client.submit(requests(4, 0, prefix="first"))
+    ids = await field.client.submit(requests(0, 2, prefix="first"))
     field.yard.kill()
     field.yard.start()
     await field.connect()
@@ -62,7 +62,7 @@ async def test_pools_run_as_steps_of_a_held_job_and_move_to_the_next(field: Fiel
     }
 
     # The held job ends, with all that ran in it; the pools say what to do, and go on in the next.
-    ids = await field.client.submit(requests(4, 0, prefix="second"))
+    ids = await field.client.submit(requests(0, 2, prefix="second"))
     await field.slurm("scancel", first)
 
     async def told() -> bool:

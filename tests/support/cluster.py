@@ -88,6 +88,14 @@ class Cluster:
         self.run("scancel", "-u", getpass.getuser())
         self.wait_for(lambda: not self.run("squeue", "-h"))
 
+    def configure(self, line: str) -> None:
+        """Change a line of slurm.conf in the running cluster, such as `MinJobAge=2`."""
+        conf = self.folder / "slurm.conf"
+        key = line.partition("=")[0] + "="
+        kept = [old for old in conf.read_text().splitlines() if not old.startswith(key)]
+        conf.write_text("\n".join([*kept, line, ""]))
+        self.run("scontrol", "reconfigure")
+
     # faults
 
     def stop_daemon(self, name: str, number: int = signal.SIGKILL) -> None:

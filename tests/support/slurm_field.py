@@ -27,6 +27,8 @@ BUDGETS = {
     "eval": {"timeoutSeconds": 120, "workers": {"max": 1}},
 }
 ROLLOUTS = 4
+QUICK = ("SlurmdTimeout=60", "MessageTimeout=5", "ReturnToService=1")
+"""Settings of a cluster whose commands give up soon, and whose nodes are not lost because the machine is busy."""
 
 
 class Field:
@@ -36,8 +38,10 @@ class Field:
         self.yard, self.cluster, self.shims = yard, cluster, shims
         self.stranger = ""
         self.ids: list[str] = []
+        """Ids of the rollouts that `all_is_well` has not seen end."""
+        self.submitted = 0
         self.attempts: set[int] = set()
-        """Attempt numbers of the results."""
+        """Attempt numbers of the results that `all_is_well` saw last."""
         self.client: AsyncClient
         self._open = contextlib.AsyncExitStack()
 
@@ -86,18 +90,21 @@ class Field:
         await self.become()
         await self.settled()
         await self.yard.ready(self.client)
-        await self.submit(f"before-{len(self.ids)}", 2)
+        await self.submit("before", 2)
 
     async def submit(self, prefix: str, count: int = ROLLOUTS) -> None:
-        self.ids += await self.client.submit(requests(count, 0, prefix=prefix))
+        """Submit tasks in code: the first one in mathematics costs a node agent two seconds of CPU time."""
+        self.ids += await self.client.submit(requests(0, count, prefix=f"{prefix}-{self.submitted}"))
+        self.submitted += count
 
     async def all_is_well(self, *, jobs: int = 4, seconds: float = 300.0) -> None:
         """Finish more work, then check that as many jobs run as are declared, each of one allocation."""
-        await self.submit(f"after-{len(self.ids)}", 1)
+        await self.submit("after", 1)
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
         assert sorted(t.id for t in trajectories) == sorted(set(self.ids))
         assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
         self.attempts = {t.attempt for t in trajectories}
+        self.ids.clear()
         await self.settled(jobs)
         assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
 
@@ -173,6 +180,15 @@ class Field:
 
         await self.yard.until(told)
         assert f"job {old.status.job_id} was requeued, not by Rollyard" in " ".join(await self.said("Requeued"))
+
+    async def lose(self, node: str | None) -> None:
+        """Kill the node's slurmd, which slurmctld notices soon."""
+        await asyncio.to_thread(self.cluster.configure, "SlurmdTimeout=5")
+        await asyncio.to_thread(self.cluster.stop_daemon, f"slurmd-{node}")
+
+    async def regain(self, node: str | None) -> None:
+        await asyncio.to_thread(self.cluster.start_daemon, f"slurmd-{node}")
+        await asyncio.to_thread(self.cluster.configure, "SlurmdTimeout=60")
 
     async def slurm(self, *argv: str) -> str:
         return await asyncio.to_thread(self.cluster.run, *argv)

@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from rollyard.kinds.base import ObjectKey
-from tests.support.slurm_field import Field, field_of
+from tests.support.slurm_field import Field
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(100)]
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    async with field_of(tmp_path_factory, accounting=True, conf=("KillWait=3",)) as found:
-        await found.begin()
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def field(begun: Field) -> Field:
-    """Shared by the tests of this module, each of which finds it as it began."""
-    await begun.restore()
-    return begun
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(120)]
 
 
 async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Field) -> None:
     old = await field.running()
     assert old.status.job_id is not None
+    failures = (await field.pool()).status.failures
     # All of the nodes that ours may use: whatever runs there has to go.
     boss = await asyncio.to_thread(
         field.cluster.submit, "sleep 100000", "--qos=high", "--nodes=3", "--exclusive", "--exclude=n4"
@@ -44,8 +29,7 @@ async def test_what_a_higher_qos_preempts_hands_back_and_comes_again(field: Fiel
     await field.yard.until(told)
     await field.slurm("scancel", boss)
     await field.all_is_well()
-    pool = await field.pool()
-    assert pool.status.failures == 0, "a preemption is nobody's failure"
+    assert (await field.pool()).status.failures <= failures, "a preemption is nobody's failure"
 
 
 async def test_a_limit_of_a_qos_is_named_and_waited_for(field: Field) -> None:

@@ -4,35 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from rollyard.core.errors import Invalid
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey
-from tests.support.slurm_field import Field, field_of
+from tests.support.slurm_field import Field
 from tests.support.yard import alive
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(250)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(300)]
 
 DEMO = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
-CONF = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    async with field_of(tmp_path_factory, conf=CONF) as found:
-        await found.begin()
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def field(begun: Field) -> Field:
-    """Shared by the tests of this module, each of which finds it as it began."""
-    await begun.restore()
-    return begun
 
 
 # slurmctld
@@ -92,14 +75,14 @@ async def test_a_submit_whose_answer_is_lost_is_not_repeated(field: Field) -> No
 async def test_the_copy_on_a_lost_node_cannot_commit(field: Field) -> None:
     old = await field.running()
     (pid,) = field.yard.processes("node-agent", f"{old.metadata.name} ")  # and not demo-rp-12 for demo-rp-1
-    await asyncio.to_thread(field.cluster.stop_daemon, f"slurmd-{old.status.node}")
+    await field.lose(old.status.node)
     await field.ended(old, "NODE_FAIL", seconds=180)
 
     async def gone() -> bool:
         return not alive(pid)
 
     await field.yard.until(gone)  # told to exit, though no slurmd is there to end it
-    await asyncio.to_thread(field.cluster.start_daemon, f"slurmd-{old.status.node}")
+    await field.regain(old.status.node)
     await field.all_is_well()
 
 
@@ -124,6 +107,7 @@ async def test_a_node_that_an_administrator_takes_away_stays_away(field: Field, 
 # people and policies
 
 
+@pytest.mark.long  # slurm_accounts/test_deaths.py has this and the next one, on a cluster with accounts
 async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(field: Field) -> None:
     old = await field.running()
     assert old.status.job_id is not None
@@ -133,6 +117,7 @@ async def test_a_job_that_a_person_cancels_is_replaced_and_said_to_be(field: Fie
     assert any(f"job {old.status.job_id} ended" in m and "CANCELLED" in m for m in await field.said("JobEnded"))
 
 
+@pytest.mark.long
 async def test_a_job_that_is_requeued_is_replaced(field: Field) -> None:
     old = await field.running()
     assert old.status.job_id is not None
@@ -183,24 +168,6 @@ async def test_a_walltime_that_is_cut_short_ends_a_job_and_no_rollout(field: Fie
     await field.all_is_well()
 
 
-async def test_a_record_that_slurm_has_purged_is_missed(tmp_path_factory: pytest.TempPathFactory) -> None:
-    async with field_of(tmp_path_factory, conf=("MinJobAge=2", "KillWait=2")) as field:
-        await field.begin(policy={"replicas": 1}, demo={"replicas": 1})
-        old = await field.running()
-        assert old.status.job_id is not None
-        field.yard.stop()
-        await field.slurm("scancel", old.status.job_id)
-
-        async def purged() -> bool:
-            return old.status.job_id not in (await field.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")).split()
-
-        await field.yard.until(purged, 90)
-        field.yard.start()
-        await field.connect()
-        await field.ended(old, "GONE")
-        await field.all_is_well(jobs=2)
-
-
 async def test_what_slurm_refuses_is_said_in_its_words(field: Field) -> None:
     for wrong, message in (
         ({"gpusPerNode": 64}, "the largest node of partition main has 4 GPUs"),
@@ -248,3 +215,21 @@ async def test_a_server_killed_between_two_lines_makes_no_second_job(field: Fiel
     await field.all_is_well(jobs=5)
     names = [j.owner for j in await field.yard.jobs()]
     assert len(names) == len(set(names))
+
+
+async def test_a_record_that_slurm_has_purged_is_missed(field: Field) -> None:
+    """The last one, because ended jobs are purged from here on."""
+    old = await field.running()
+    assert old.status.job_id is not None
+    field.yard.stop()
+    await asyncio.to_thread(field.cluster.configure, "MinJobAge=2")
+    await field.slurm("scancel", old.status.job_id)
+
+    async def purged() -> bool:
+        return old.status.job_id not in (await field.slurm("squeue", "-h", "-r", "-t", "all", "-o", "%i")).split()
+
+    await field.yard.until(purged, 90)
+    field.yard.start()
+    await field.connect()
+    await field.ended(old, "GONE")
+    await field.all_is_well()

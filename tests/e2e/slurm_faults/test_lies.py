@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
-from tests.support.slurm_field import Field, field_of
+from tests.support.slurm_field import Field
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(302)]
 
 LIES = 5
 LONG_LIES = 40
 """Longer than what nobody contradicts has to last to be believed."""
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    async with field_of(tmp_path_factory, conf=("KillWait=2",)) as found:
-        found.shims.order("squeue", "record")  # a table without jobs, for `replay`
-        recorded = found.shims.folder / "squeue.recorded"
-
-        async def has_table() -> bool:
-            return recorded.exists() and recorded.stat().st_size > 0
-
-        await found.yard.until(has_table)
-        await found.begin()
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def field(begun: Field) -> Field:
-    """Shared by the tests of this module, each of which finds it as it began."""
-    await begun.restore()
-    return begun
 
 
 async def lie(field: Field, what: str, times: int, words: str) -> None:
@@ -87,17 +64,6 @@ async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_
     field.shims.order("squeue", "but-one", LIES, word=f"^{old.status.job_id}~")
     await nothing_has_changed(field, before)
     assert f"job {old.status.job_id} is missing from squeue" in " ".join(await field.said("MissingFromQueue"))
-
-
-async def test_accounting_speaks_for_a_job_too_and_is_not_needed(tmp_path_factory: pytest.TempPathFactory) -> None:
-    async with field_of(tmp_path_factory, accounting=True, conf=("KillWait=2",)) as field:
-        await field.begin(policy={"replicas": 1}, demo={"replicas": 1})
-        before = {j.id for j in await field.yard.jobs(live=False)}
-        await lie(field, "header", LIES, "; heartbeats and accounting say they run")
-        await field.condition("SlurmReachable", "True")
-        field.shims.order("sacct", "garbage", 10)
-        await lie(field, "header", LIES, "; heartbeats say they run")
-        await nothing_has_changed(field, before, jobs=2)
 
 
 async def test_a_queue_that_hangs_is_told_long_before_it_is_given_up(field: Field) -> None:

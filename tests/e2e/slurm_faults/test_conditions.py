@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 
 from rollyard.kinds.base import Condition
-from tests.support.slurm_field import Field, field_of
+from tests.support.slurm_field import Field
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(60)]
-
-
-CONF = ("SlurmdTimeout=5", "KillWait=2", "MessageTimeout=5", "ReturnToService=1")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def begun(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:
-    async with field_of(tmp_path_factory, conf=CONF) as found:
-        await found.begin()
-        yield found
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def field(begun: Field) -> Field:
-    """Shared by the tests of this module, each of which finds it as it began."""
-    await begun.restore()
-    return begun
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(304)]
 
 
 async def conditions(field: Field, kind: str = "RolloutPool", name: str = "demo") -> dict[str, Condition]:
