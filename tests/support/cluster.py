@@ -93,7 +93,9 @@ class Cluster:
         conf = self.folder / "slurm.conf"
         key = line.partition("=")[0] + "="
         kept = [old for old in conf.read_text().splitlines() if not old.startswith(key)]
-        conf.write_text("\n".join([*kept, line, ""]))
+        new = conf.with_name("slurm.conf.new")  # a command may read the file at any moment
+        new.write_text("\n".join([*kept, line, ""]))
+        new.replace(conf)
         self.run("scontrol", "reconfigure")
 
     # faults

@@ -156,15 +156,16 @@ class Field:
         return str(await self.yard.until(look))
 
     async def ended(self, old: Allocation, *states: str, seconds: float = 120.0) -> Allocation:
-        """Wait until its job has ended with one of these states, also for us; return the allocation."""
+        """Wait until its job has ended with one of these states, also for us; return the allocation.
 
-        async def look() -> Allocation | None:
-            now = {a.metadata.name: a for a in await self.yard.allocations(self.client)}.get(old.metadata.name)
-            return now if now is not None and now.status.job_state in states else None
-
-        found = await self.yard.until(look, seconds)
-        assert isinstance(found, Allocation)
-        return found
+        A pool keeps few ended allocations, so the changes are read: this one may be removed a moment later.
+        """
+        async with asyncio.timeout(seconds):
+            async for _, found in self.client.watch("Allocation", since=old.metadata.resource_version):
+                assert isinstance(found, Allocation)
+                if found.metadata.uid == old.metadata.uid and found.status.job_state in states:
+                    return found
+        raise AssertionError(f"{old.metadata.name} did not end as one of {states}")
 
     async def said(self, reason: str) -> list[str]:
         """Messages of the events with this reason."""
