@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -184,9 +184,7 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
         for number, point in enumerate(UP):
             yard.start(crash_at=point)
             async with yard.client() as client:
-                with contextlib.suppress(Unavailable):  # it may die before both pools are there
-                    await yard.apply(client, **jobs(2 + number))
-                await killed(yard)
+                await killed(yard, yard.apply(client, **jobs(2 + number)))
         yard.start()
         async with yard.client() as client:
             replicas = 2 + len(UP)
@@ -200,9 +198,7 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
         for point in DOWN:
             yard.start(crash_at=point)
             async with yard.client() as client:
-                with contextlib.suppress(Unavailable):  # it may die of the first one
-                    await yard.delete_pools(client)
-                await killed(yard)
+                await killed(yard, yard.delete_pools(client))
         yard.start()
         async with yard.client() as client:
             await yard.delete_pools(client)
@@ -211,10 +207,16 @@ async def test_a_server_killed_between_intent_and_record_has_no_second_job_and_n
         await end(yard)
 
 
-async def killed(yard: Yard) -> None:
-    """Wait until the failpoint has killed the server."""
+async def killed(yard: Yard, asked: Coroutine[Any, Any, None]) -> None:
+    """Ask, and wait until the failpoint has killed the server. It may die before all is asked."""
     assert yard.server is not None
-    assert await asyncio.to_thread(yard.server.wait, 120) == -signal.SIGKILL
+    asking = asyncio.create_task(asked)
+    try:
+        assert await asyncio.to_thread(yard.server.wait, 120) == -signal.SIGKILL
+    finally:
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Unavailable):
+            await asking
     yard.stop()
 
 

@@ -21,7 +21,7 @@ from deploy.slurm.throwaway.daemons import Daemons
 from deploy.slurm.throwaway.machine import missing
 from deploy.slurm.throwaway.options import Options
 from tests.support.standstill import freeze
-from tests.support.until import pauses
+from tests.support.until import COSTLY_PAUSE, pauses
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -74,7 +74,7 @@ class Cluster:
     def wait_for(self, predicate: Callable[[], Any], seconds: float = 120.0) -> Any:
         """Return the first true answer. Fails with Slurm's state after `seconds`."""
         deadline = time.monotonic() + seconds
-        pause = pauses()
+        pause = pauses(COSTLY_PAUSE)
         while not (found := predicate()):
             assert time.monotonic() < deadline, f"it did not happen in {seconds:g} s\n{self.run('squeue', '-t', 'all')}"
             time.sleep(next(pause))

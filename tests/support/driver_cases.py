@@ -22,7 +22,7 @@ from rollyard.slurm.pyslurm_driver import PyslurmDriver
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.rest_driver import RestDriver
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
-from tests.support.until import until
+from tests.support.until import COSTLY_PAUSE, until
 
 T = TypeVar("T")
 WAIT_SECONDS = 60.0
@@ -131,7 +131,7 @@ class Ground:
             job = await seen()
             return job if job is not None and done(job) else None
 
-        return await until(so, WAIT_SECONDS, seen=seen)
+        return await until(so, WAIT_SECONDS, seen=seen, least=COSTLY_PAUSE)
 
     async def state(self, id: str, state: JobState) -> Job:
         return await self.until(id, lambda job: job.state is state)
@@ -151,7 +151,7 @@ class Ground:
             jobs = (await self.answer(self.driver.snapshot)).jobs
             return all(jobs[id].state.ended for id in self._ids if id in jobs)
 
-        await until(over, WAIT_SECONDS)
+        await until(over, WAIT_SECONDS, least=COSTLY_PAUSE)
         await self.driver.close()
 
 

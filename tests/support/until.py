@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LEAST_PAUSE, MOST_PAUSE = 0.01, 0.25
+COSTLY_PAUSE = 0.08
+"""First pause between two looks that cost a process or a request each."""
 
 
-def pauses() -> Iterator[float]:
+def pauses(least: float = LEAST_PAUSE) -> Iterator[float]:
     """Yield the seconds between two looks: about a tenth of the time waited until then. Looks cost CPU time that other
     tests need."""
-    pause = LEAST_PAUSE
+    pause = least
     while True:
         yield pause
         pause = min(pause * 1.1, MOST_PAUSE)
@@ -24,14 +26,15 @@ async def until(
     seconds: float = 60.0,
     *,
     every: float | None = None,
+    least: float = LEAST_PAUSE,
     seen: Callable[[], Any] | None = None,
 ) -> Any:
     """Return the condition's first true answer; the condition may be a coroutine function.
 
-    `every`: seconds between two looks, for a condition that may hold for a moment only. Raises AssertionError after
-    `seconds`, with the result of `seen`, which shows the state found instead.
+    `every`: seconds between two looks, for a condition that may hold for a moment only. `least`: the first pause. Raises
+    AssertionError after `seconds`, with the result of `seen`, which shows the state found instead.
     """
-    pause = pauses()
+    pause = pauses(least)
     try:
         async with asyncio.timeout(seconds) as limit:
             while True:

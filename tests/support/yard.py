@@ -31,7 +31,7 @@ from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.process_identity import start_time
 from tests.support.cluster import Cluster
-from tests.support.until import until
+from tests.support.until import COSTLY_PAUSE, until
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "tiny_policy" / "model"
@@ -215,7 +215,9 @@ class Yard:
 
     async def until(self, condition: Callable[[], Awaitable[Any]], seconds: float = 120.0) -> Any:
         """Return the first true answer. Fails with the end of the server's log."""
-        return await until(condition, seconds, seen=lambda: (self.folder / "server.log").read_text()[-4000:])
+        return await until(
+            condition, seconds, least=COSTLY_PAUSE, seen=lambda: (self.folder / "server.log").read_text()[-4000:]
+        )
 
     async def gather(self, client: AsyncClient, ids: list[str], seconds: float = 300.0) -> list[Trajectory]:
         async with asyncio.timeout(seconds):
