@@ -40,9 +40,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # none.
 os.environ["SSL_CERT_FILE"] = str(_SUPPORT / "no_ca.pem")
 
-# vLLM keeps what it knows of models' classes, and Apptainer its settings, elsewhere than in the user's home folder.
+# vLLM keeps what it knows of models' classes, and Apptainer its settings, elsewhere than in the user's home folder; torch
+# what it compiles elsewhere than in /tmp.
 _CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
 os.environ.setdefault("VLLM_CACHE_ROOT", str(_CACHE / "vllm"))
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(_CACHE / "torchinductor"))
 os.environ.setdefault("APPTAINER_CONFIGDIR", str(_CACHE / "apptainer-settings"))
 
 # On a busy machine an example of a millisecond may take a second.
