@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support import forked_commands
 from tests.support.yard import MODEL, ROOT, Yard
 
 pytestmark = pytest.mark.slow(100)
@@ -26,20 +27,17 @@ TASK = {"kind": "math", "problem": "What is 417 * 36 + 58?", "answer": "15070"}
 
 def start(yard: Yard, *words: str, **more: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "rollyard.cli.main", *words]
-    env = {**os.environ, "HOME": str(yard.folder)}
-    env.pop("ROLLYARD_KUBECONFIG", None)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     # a suite that a shell started in the background ignores SIGINT, and so would its children
     ready = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
-    return subprocess.Popen(command, text=True, env=env, cwd=ROOT, **{**pipes, **ready, **more})  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen(command, text=True, env=yard.user_env, cwd=ROOT, **{**pipes, **ready, **more})  # type: ignore[call-overload, no-any-return]
 
 
 def rollyard(yard: Yard, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
     """(standard output, standard error)"""
-    process = start(yard, *words)
-    out, err = process.communicate(text, LIMIT_SECONDS)
-    assert process.returncode == code, out + err
-    return out, err
+    done = forked_commands.run(*words, env=yard.user_env, text=text, seconds=LIMIT_SECONDS)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout, done.stderr
 
 
 def pools(folder: Path, **spec: object) -> str:

@@ -18,7 +18,7 @@ from rollyard.node.sandbox.find_runtime import find_runtime
 from tests.support.memory_cgroup import kernel_kills, memory_cgroup, remove
 from tests.support.yard import Yard, requests
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(120)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(60)]
 
 JOB_MEMORY = 8 << 30
 CALL = """python3 - <<'EOF'
@@ -153,7 +153,9 @@ ARTIFACTS = {
 is an evaluation, only if the command succeeds."""
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["bubblewrap", "apptainer"])
+@pytest_asyncio.fixture(
+    loop_scope="module", scope="module", params=["auto", pytest.param("bubblewrap", marks=pytest.mark.long)]
+)
 async def attacked(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Yard, AsyncClient, Path]]:

@@ -30,6 +30,7 @@ from rollyard.slurm.base import Driver, Job
 from rollyard.slurm.cli_driver import CliDriver
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.process_identity import start_time
+from tests.support import forked_commands
 from tests.support.cluster import Cluster
 from tests.support.until import COSTLY_PAUSE, until
 
@@ -98,24 +99,33 @@ class Yard:
 
     # observe
 
+    @property
+    def user_env(self) -> dict[str, str]:
+        """Environment of the user of this yard."""
+        return {name: value for name, value in os.environ.items() if name != "ROLLYARD_KUBECONFIG"} | {
+            "HOME": str(self.folder)
+        }
+
     async def rollyard(self, *words: str, text: str = "", code: int = 0) -> tuple[str, str]:
         """Run a command as the user of this yard; return its standard output and standard error."""
+        done = await asyncio.to_thread(forked_commands.run, *words, env=self.user_env, text=text, seconds=120)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout, done.stderr
+
+    async def follow(self, *words: str) -> str:
+        """Run a command that `processes` finds, to its end; return its standard output."""
         command = [sys.executable, "-m", "rollyard.cli.main", *words]
-        env = {**os.environ, "HOME": str(self.folder)}
-        env.pop("ROLLYARD_KUBECONFIG", None)
         done = await asyncio.to_thread(
             subprocess.run,
             command,
-            input=text,
             capture_output=True,
             text=True,
-            env=env,
+            env=self.user_env,
             cwd=ROOT,
             timeout=120,
-            check=False,
+            check=True,
         )
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout, done.stderr
+        return done.stdout
 
     async def jobs(self, *, live: bool = True) -> list[Job]:
         snapshot = await self.driver.snapshot()

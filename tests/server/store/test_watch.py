@@ -7,11 +7,13 @@ import pytest
 
 from rollyard.core.errors import BadRequest, Expired, Unavailable
 from rollyard.kinds.base import ObjectKey
+from rollyard.server.store import objects as objects_module
 from rollyard.server.store import watch as watch_module
 from rollyard.server.store.base import WatchEvent
-from rollyard.server.store.objects import KEPT_CHANGES
 from rollyard.server.store.sqlite_store import SqliteStore
 from tests.support.make import event, rollout_pool
+
+KEPT_CHANGES = 2000
 
 
 def version(event: WatchEvent) -> int:
@@ -93,7 +95,9 @@ async def test_a_slow_watcher_reads_the_log_and_holds_up_nobody(
     assert (await anext(watch)).object.metadata.name == "last"
 
 
-async def test_a_watch_from_too_long_ago_is_expired(tmp_path: Path) -> None:
+async def test_a_watch_from_too_long_ago_is_expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (watch_module, objects_module):
+        monkeypatch.setattr(module, "KEPT_CHANGES", KEPT_CHANGES)
     store = await SqliteStore.open(tmp_path)
     sleeper = store.watch(None, "0")
     await store.create(event("e"))

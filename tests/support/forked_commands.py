@@ -1,0 +1,133 @@
+"""Commands of `rollyard` without the time of their imports: one process has imported all commands, and forks for each.
+
+A command has arguments, environment, folder and standard streams of its own. In /proc it has those of the process that
+forked it, so a test that looks for a command there must start it itself."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_INPUT = 1 << 20
+_ENDS_WITH_ITS_TEST_RUN = 0
+"""File descriptor of the forking process: the socket of the test run, whose end is the end of both."""
+
+
+def run(*words: str, env: Mapping[str, str], text: str = "", seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run `rollyard WORDS` in the repository's root."""
+    assert len(text.encode()) <= MOST_INPUT
+    pipes = [os.pipe() for _ in range(4)]
+    (read_in, write_in), *outputs = pipes
+    fcntl.fcntl(write_in, fcntl.F_SETPIPE_SZ, MOST_INPUT)
+    os.write(write_in, text.encode())
+    os.close(write_in)
+    request = json.dumps({"words": words, "env": dict(env)}).encode()
+    given = [read_in, *(write for _, write in outputs)]
+    asking, _ = _forking()
+    socket.send_fds(asking, [request], given)
+    for fd in given:
+        os.close(fd)
+    ours = [read for read, _ in outputs]
+    try:
+        out, err, told = (data.decode() for data in _read_all(ours, seconds))
+    except TimeoutError:
+        raise subprocess.TimeoutExpired(words, seconds) from None
+    finally:
+        for fd in ours:
+            os.close(fd)
+    return subprocess.CompletedProcess(["rollyard", *words], int(told or -signal.SIGKILL), out, err)
+
+
+def _read_all(fds: list[int], seconds: float) -> list[bytes]:
+    deadline, found = time.monotonic() + seconds, {fd: bytearray() for fd in fds}
+    with selectors.DefaultSelector() as selector:
+        for fd in fds:
+            selector.register(fd, selectors.EVENT_READ)
+        while selector.get_map():
+            ready = selector.select(deadline - time.monotonic())
+            if not ready and time.monotonic() > deadline:
+                raise TimeoutError
+            for key, _ in ready:
+                data = os.read(key.fd, 1 << 16)
+                found[key.fd] += data
+                if not data:
+                    selector.unregister(key.fd)
+    return [bytes(data) for data in found.values()]
+
+
+@functools.cache
+def _forking() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start this test run's forking process, which ends with the test run; return its socket too."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with its:
+        process = subprocess.Popen([sys.executable, "-m", __name__], stdin=its, cwd=ROOT)
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # runs first, and ends the process
+    return ours, process
+
+
+def main() -> None:
+    from rollyard.cli.main import COMMANDS
+
+    for module in {module for module, _ in COMMANDS.values()}:
+        importlib.import_module(f"rollyard.cli.{module}")
+    gc.freeze()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=os.dup(_ENDS_WITH_ITS_TEST_RUN)) as asked:
+        while True:
+            request, fds, _, _ = socket.recv_fds(asked, MOST_INPUT, 4)
+            if not request:
+                return
+            if os.fork() == 0:
+                asked.close()
+                _become(json.loads(request), fds)
+            for fd in fds:
+                os.close(fd)
+
+
+def _become(request: dict[str, object], fds: list[int]) -> None:
+    from rollyard.cli.main import main as rollyard
+
+    code = 1
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        *streams, status = fds
+        for number, fd in enumerate(streams):
+            os.dup2(fd, number)
+            os.close(fd)
+        os.environ.clear()
+        os.environ.update(request["env"])  # type: ignore[call-overload]
+        sys.argv = ["rollyard", *request["words"]]  # type: ignore[misc]
+        try:
+            rollyard()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os.write(status, str(code).encode())
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()
