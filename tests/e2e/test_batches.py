@@ -20,7 +20,7 @@ from tests.support.until import until
 from tests.support.yard import Yard
 
 pytestmark = pytest.mark.slow(60)
-TASKS, BATCHES, TARGET, N = 120, 8, 6, 4
+TASKS, BATCHES, TARGET, N = 120, 6, 6, 4
 
 
 def reward(lease: Lease) -> float:
@@ -32,7 +32,7 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
     yard: Yard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delivered: dict[str, list[Group]] = {}
-    storm = Storm(yard, seed=3, pause=(0.0, 1.2), most=12, victims=["server"])
+    storm = Storm(yard, seed=3, pause=(0.0, 1.2), most=6, victims=["server"])
 
     async def train() -> None:
         async with yard.client() as client:

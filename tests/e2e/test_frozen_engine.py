@@ -11,6 +11,7 @@ from pathlib import Path
 
 import openai
 import pytest
+import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.base import ObjectKey
@@ -19,9 +20,9 @@ from rollyard.kinds.rollout import Sampling, Stage
 from rollyard.kinds.session import SessionOpened, SessionRequest
 from tests.support.recompute import differences
 from tests.support.standstill import freeze
-from tests.support.yard import MODEL, Yard, requests
+from tests.support.yard import MODEL, Yard, end, requests
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(40)]
 
 KEY = ObjectKey(kind="InferencePool", namespace="default", name="policy")
 ENDLESS = Sampling(max_tokens=3000, temperature=1000, seed=1)
@@ -71,13 +72,25 @@ async def call(client: AsyncClient, opened: SessionOpened) -> AsyncIterator[tupl
             yield first, tasks.create_task(rest())
 
 
-async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client, policy=PATIENT, demo={"replicas": 1})
-        await yard.ready(client)
-        for attempt in range(5):
-            if await suspended_in_a_call(yard, client, f"try-{attempt}"):
-                return
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def patient(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    try:
+        yard.start()
+        async with yard.client() as client:
+            await yard.apply(client, policy=PATIENT, demo={"replicas": 1})
+            await yard.ready(client)
+            yield yard, client
+    finally:
+        await end(yard)
+
+
+async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended(
+    patient: tuple[Yard, AsyncClient],
+) -> None:
+    for attempt in range(5):
+        if await suspended_in_a_call(*patient, f"try-{attempt}"):
+            return
     pytest.fail("no call was under way when its engine was suspended")
 
 
@@ -124,28 +137,28 @@ async def suspended_in_a_call(yard: Yard, client: AsyncClient, prefix: str) -> b
     return True
 
 
-async def test_a_call_that_has_nowhere_to_go_waits_and_says_so(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client, demo={"replicas": 0}, policy={"replicas": 1, **PATIENT})
+async def test_a_call_that_has_nowhere_to_go_waits_and_says_so(patient: tuple[Yard, AsyncClient]) -> None:
+    yard, client = patient
+    await client.scale(KEY, 1)
 
-        async def one_ready() -> bool:
-            return any(e.ready for e in (await endpoints(client)).values())
+    async def one_is_left() -> bool:
+        return [e.ready and not e.draining for e in (await endpoints(client)).values()] == [True]
 
-        await yard.until(one_ready)
-        for _ in range(5):
-            opened = await client.open_session(SessionRequest(pool="policy", sampling=ENDLESS))
-            async with call(client, opened) as (_, rest):
-                with frozen(yard, opened.endpoint):
+    await yard.until(one_is_left)
+    for _ in range(5):
+        opened = await client.open_session(SessionRequest(pool="policy", sampling=ENDLESS))
+        async with call(client, opened) as (_, rest):
+            with frozen(yard, opened.endpoint):
 
-                    async def says_so_or_ended(opened: SessionOpened = opened, rest: asyncio.Task[str] = rest) -> bool:
-                        return rest.done() or "does not answer" in await waiting(client, opened)
+                async def says_so_or_ended(opened: SessionOpened = opened, rest: asyncio.Task[str] = rest) -> bool:
+                    return rest.done() or "does not answer" in await waiting(client, opened)
 
-                    await yard.until(says_so_or_ended)
-                    waited = not rest.done()  # else a busy machine's engine sampled the last token before
-                await rest
-            record = await client.close_session(opened.id)
-            if waited:
-                break
+                await yard.until(says_so_or_ended)
+                waited = not rest.done()  # else a busy machine's engine sampled the last token before
+            await rest
+        record = await client.close_session(opened.id)
+        if waited:
+            break
     assert waited, "no call was under way when its engine was suspended"
     assert record.session.waiting == ""
     assert sum(record.trajectory.segments[0].loss_mask) == record.trajectory.turns[0].response_length

@@ -137,6 +137,27 @@ async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, 
     assert not scratch.exists()
 
 
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared_yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    try:
+        yard.start()
+        async with yard.client() as client:
+            yield yard, client
+    finally:
+        await end(yard)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def failing(shared_yard: tuple[Yard, AsyncClient]) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    """A yard without a pool. What the test has applied is deleted."""
+    yield shared_yard
+    yard, client = shared_yard
+    await yard.delete_pools(client)
+    await yard.until(lambda: yard.nothing_left(client))
+
+
+@shared
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
@@ -147,44 +168,48 @@ async def test_sigterm_ends_engine_and_job_and_leaves_nothing(serving: Serving, 
     ids=["option", "python", "scratch"],
 )
 async def test_what_keeps_an_engine_from_serving_is_said_in_the_pools_condition(
-    yard: Yard, spec: dict[str, Any], words: str
+    failing: tuple[Yard, AsyncClient], spec: dict[str, Any], words: str
 ) -> None:
-    async with yard.client() as client:
-        await apply(client, **spec)
+    yard, client = failing
+    await apply(client, **spec)
 
-        async def told() -> str | None:
-            conditions = (await pool(client)).status.conditions
-            return next((c.message for c in conditions if c.type == "Ready" and words in c.message), None)
+    async def told() -> str | None:
+        conditions = (await pool(client)).status.conditions
+        return next((c.message for c in conditions if c.type == "Ready" and words in c.message), None)
 
-        await yard.until(told)
+    await yard.until(told)
 
 
+@shared
 async def test_a_template_that_will_not_do_is_said_in_the_pools_condition_before_any_call(
-    yard: Yard, tmp_path: Path
+    failing: tuple[Yard, AsyncClient], tmp_path: Path
 ) -> None:
+    yard, client = failing
     model = shutil.copytree(MODEL, tmp_path / "model")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }")
-    async with yard.client() as client:
-        await apply(client, model={"path": str(model)})
-        served: list[str] = []
+    await apply(client, model={"path": str(model)})
+    served: list[str] = []
 
-        async def told() -> str | None:
-            status = (await pool(client)).status
-            served.extend(e.url for e in status.endpoints if e.ready)
-            words = "TemplateUnusable: the chat template fails on a conversation of one question"
-            return next((c.message for c in status.conditions if c.type == "Ready" and words in c.message), None)
+    async def told() -> str | None:
+        status = (await pool(client)).status
+        served.extend(e.url for e in status.endpoints if e.ready)
+        words = "TemplateUnusable: the chat template fails on a conversation of one question"
+        return next((c.message for c in status.conditions if c.type == "Ready" and words in c.message), None)
 
-        await yard.until(told)
-        assert served == []
+    await yard.until(told)
+    assert served == []
 
 
-async def test_an_interpreter_without_vllm_is_a_condition_that_says_what_one_can_do(yard: Yard) -> None:
-    async with yard.client() as client:
-        await apply(client, engine={"vllm": {"python": sys.executable}})
+@shared
+async def test_an_interpreter_without_vllm_is_a_condition_that_says_what_one_can_do(
+    failing: tuple[Yard, AsyncClient],
+) -> None:
+    yard, client = failing
+    await apply(client, engine={"vllm": {"python": sys.executable}})
 
-        async def told() -> bool:
-            conditions = {c.type: c for c in (await pool(client)).status.conditions}
-            found = conditions.get("Ready")
-            return found is not None and found.status == "False" and "has no vLLM; install it there" in found.message
+    async def told() -> bool:
+        conditions = {c.type: c for c in (await pool(client)).status.conditions}
+        found = conditions.get("Ready")
+        return found is not None and found.status == "False" and "has no vLLM; install it there" in found.message
 
-        await yard.until(told)
+    await yard.until(told)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
-from tests.support.yard import Yard, requests
+from tests.support.yard import Yard, end, requests
 
-pytestmark = pytest.mark.slow(50)
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(40)]
 
 HARNESS = """python3 - <<'EOF'
 import json, os, urllib.request
@@ -46,13 +48,24 @@ def hostile(id: str, solution: str, after: str = "", **more: Any) -> RolloutRequ
     return RolloutRequest.model_validate({"id": id, "pool": "demo", "task": task, "agent": agent})
 
 
-async def start(yard: Yard, client: AsyncClient) -> int:
-    """One node agent that evaluates all at once; its pid."""
-    wide = {"workers": {"min": 9, "max": 9}}
-    await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1, "stages": {"run": wide, "eval": wide}})
-    await yard.ready(client)
-    (pid,) = yard.processes("node-agent")
-    return pid
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def wide(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient, int]]:
+    """A yard with one node agent that evaluates all at once, and the node agent's pid."""
+    yard = Yard(tmp_path_factory.mktemp("yard"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.support.yard.LEASE_SECONDS", 30.0)  # no busy machine lets a lease expire
+        yard.start()
+    try:
+        async with yard.client() as client:
+            nine = {"workers": {"min": 9, "max": 9}}
+            await yard.apply(
+                client, policy={"replicas": 1}, demo={"replicas": 1, "stages": {"run": nine, "eval": nine}}
+            )
+            await yard.ready(client)
+            (pid,) = yard.processes("node-agent")
+            yield yard, client, pid
+    finally:
+        await end(yard)
 
 
 def memory(pid: int) -> int:
@@ -61,18 +74,16 @@ def memory(pid: int) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 
 
-@pytest.mark.usefixtures("long_leases")
-async def test_poisoned_results_earn_nothing_and_the_node_agent_goes_on(yard: Yard) -> None:
-    async with yard.client() as client:
-        pid = await start(yard, client)
-        await yard.gather(client, await client.submit(requests(2, 2, prefix="before")))
-        before = memory(pid)
-        poisons = [hostile(f"poison-{i}", poison(data)) for i, data in enumerate(WRITTEN.values())]
-        greedy = {"temperature": 0.0}
-        ids = await client.submit([*poisons, *requests(4, 4, prefix="innocent", sampling=greedy)])
-        ended = await yard.gather(client, ids, 300)
-        assert yard.processes("node-agent") == [pid]
-        grown = memory(pid) - before
+async def test_poisoned_results_earn_nothing_and_the_node_agent_goes_on(wide: tuple[Yard, AsyncClient, int]) -> None:
+    yard, client, pid = wide
+    await yard.gather(client, await client.submit(requests(2, 2, prefix="before")))
+    before = memory(pid)
+    poisons = [hostile(f"poison-{i}", poison(data)) for i, data in enumerate(WRITTEN.values())]
+    greedy = {"temperature": 0.0}
+    ids = await client.submit([*poisons, *requests(4, 4, prefix="innocent", sampling=greedy)])
+    ended = await yard.gather(client, ids, 300)
+    assert yard.processes("node-agent") == [pid]
+    grown = memory(pid) - before
     print(f"the node agent's peak grew by {grown >> 20} MiB")
     assert grown < LARGEST
     assert [t.attempt for t in ended] == [1] * len(ended), "no lease was lost"
@@ -81,26 +92,25 @@ async def test_poisoned_results_earn_nothing_and_the_node_agent_goes_on(yard: Ya
     assert sum(t.reward or 0 for t in ended[len(poisons) :]) >= 7
 
 
-async def test_a_cancelled_rollout_leaves_nothing_running(yard: Yard) -> None:
-    async with yard.client() as client:
-        pid = await start(yard, client)
-        spin = "import os\nfor _ in range(3):\n    os.fork()\nwhile True:\n    pass\n"
-        late = hostile("late", spin, case_seconds=50.0)
-        early = hostile("early", "", "exec sleep 1000")
-        for request, stage in ((late, Stage.EVAL), (early, Stage.RUN)):
-            (id,) = await client.submit([request])
+async def test_a_cancelled_rollout_leaves_nothing_running(wide: tuple[Yard, AsyncClient, int]) -> None:
+    yard, client, pid = wide
+    spin = "import os\nfor _ in range(3):\n    os.fork()\nwhile True:\n    pass\n"
+    late = hostile("late", spin, case_seconds=50.0)
+    early = hostile("early", "", "exec sleep 1000")
+    for request, stage in ((late, Stage.EVAL), (early, Stage.RUN)):
+        (id,) = await client.submit([request])
 
-            async def reached(id: str = id, stage: Stage = stage) -> bool:
-                view, _ = await client.rollout(id)
-                return view.stage is stage and bool(yard.sandboxes())
+        async def reached(id: str = id, stage: Stage = stage) -> bool:
+            view, _ = await client.rollout(id)
+            return view.stage is stage and bool(yard.sandboxes())
 
-            await yard.until(reached)
-            await client.cancel(id)
+        await yard.until(reached)
+        await client.cancel(id)
 
-            async def gone() -> bool:
-                return not yard.sandboxes()
+        async def gone() -> bool:
+            return not yard.sandboxes()
 
-            await yard.until(gone, 45)  # a case ends by itself after 50 s
-        ended = await yard.gather(client, await client.submit(requests(2, 2, prefix="after")))
-        assert {t.status for t in ended} == {Status.COMPLETED}
-        assert yard.processes("node-agent") == [pid]
+        await yard.until(gone, 45)  # a case ends by itself after 50 s
+    ended = await yard.gather(client, await client.submit(requests(2, 2, prefix="after")))
+    assert {t.status for t in ended} == {Status.COMPLETED}
+    assert yard.processes("node-agent") == [pid]

@@ -13,7 +13,7 @@ from tests.support.host_processes import descendants
 from tests.support.until import until
 from tests.support.yard import Yard, requests
 
-pytestmark = pytest.mark.slow(60)
+pytestmark = pytest.mark.slow(40)
 
 
 async def test_rollouts_get_warm_sandboxes_and_a_killed_node_agent_leaves_none(yard: Yard) -> None:
@@ -24,7 +24,7 @@ async def test_rollouts_get_warm_sandboxes_and_a_killed_node_agent_leaves_none(y
         await yard.ready(client)
 
         async def run(prefix: str) -> None:
-            ended = await yard.gather(client, await client.submit(requests(0, 8, prefix=prefix)))
+            ended = await yard.gather(client, await client.submit(requests(0, 5, prefix=prefix)))
             assert {(t.status, t.attempt) for t in ended} == {(Status.COMPLETED, 1)}
 
         async def counts(claims: int) -> SandboxTop | None:
@@ -33,9 +33,9 @@ async def test_rollouts_get_warm_sandboxes_and_a_killed_node_agent_leaves_none(y
             return found if found.warm + found.cold >= claims and found.ready else None
 
         await run("first")
-        before = await yard.until(lambda: counts(16))  # 8 for INIT, 8 for EVAL
+        before = await yard.until(lambda: counts(10))  # 5 for INIT, 5 for EVAL
         await run("second")
-        after = await yard.until(lambda: counts(32))
+        after = await yard.until(lambda: counts(20))
         assert after.warm > before.warm, (before, after)
         for pid in yard.processes("node-agent", "--allocation"):
             family = await until(lambda pid=pid: _with_a_sandbox(pid))  # type: ignore[misc]

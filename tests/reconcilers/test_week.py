@@ -28,7 +28,7 @@ from bench.week import (
 from rollyard.reconcilers.autoscaler import FLAP_BUDGET
 from simulation.yard import Yard
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = pytest.mark.slow(30)
 
 LOOK_SECONDS = 60.0
 
@@ -39,7 +39,9 @@ def check(found: Summary) -> None:
     assert found.turns <= FLAP_BUDGET, found
 
 
-@pytest.mark.parametrize("name", ["office", pytest.param("weekend", marks=pytest.mark.long), "sweeps"])
+@pytest.mark.parametrize(
+    "name", ["office", *(pytest.param(name, marks=pytest.mark.long) for name in ("weekend", "sweeps"))]
+)
 def test_a_week_as_trainers_make_it(name: str) -> None:
     yard = Yard(inference_pool(), rollout_pool(), seed=7, look_seconds=LOOK_SECONDS)
     check(run([*patterns(7)[name], Mishaps(11 * HOUR, 7 * HOUR)], days=7, yard=yard))

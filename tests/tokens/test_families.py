@@ -26,8 +26,8 @@ from tests.support import make
 from tests.support.small_tokenizers import LOSSLESS, SHAPES, fitted
 from tests.support.template_families import FAMILIES, Call, Family, Said
 
-TURNS = 56
-"""Turns for each shape under each family: with five shapes and eight families 2,240 in all."""
+TURNS = 28
+"""Turns for each shape under each family: with five shapes and eight families 1,120 in all."""
 CONVERSATION = 14
 TOOLS = [
     {

@@ -119,6 +119,7 @@ async def test_a_sandbox_starts_from_a_built_archive(builder: Builder, runtime: 
 
 
 @pytest.mark.heavy
+@pytest.mark.parametrize("runtime", ["bubblewrap", pytest.param("apptainer", marks=pytest.mark.long)], indirect=True)
 async def test_apt_installs_packages_with_one_user(builder: Builder, runtime: str) -> None:
     """A package whose files and set-up scripts belong to other users, from a file: no network is needed."""
     package = builder.context / "package"
