@@ -79,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=seconds, reverse=True)
 
 
-SHARING = ("tests/bridges", "tests/e2e/slurm_faults", "tests/e2e/slurm_accounts")
+SHARING = ("tests/bridges", "tests/e2e/slurm_faults", "tests/e2e/slurm_accounts", "tests/e2e/one_yard")
 
 
 class ByModule(LoadFileScheduling):

@@ -19,7 +19,7 @@ from tests.support.recompute import differences
 from tests.support.standstill import freeze
 from tests.support.yard import MODEL, Yard, kill, requests
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(40)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(40)]
 
 HARNESS = """cat > /tmp/harness.py <<'EOF'
 import json, os, subprocess, urllib.request

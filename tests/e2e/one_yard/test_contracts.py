@@ -1,4 +1,4 @@
-"""A whole Rollyard, as trainers, people and attackers see it. The module shares one; no test here kills anything."""
+"""A whole Rollyard, as trainers, people and attackers see it. It runs first in this folder: no test here kills anything."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from tests.support.small_roots import busybox_root
 from tests.support.until import until
 from tests.support.yard import MODEL, Yard, requests
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(50)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(90)]
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="package", scope="module")
 async def ended(served: tuple[Yard, AsyncClient]) -> list[Trajectory]:
     yard, client = served
     return await yard.gather(client, await client.submit(requests(4, 4, n=2, prefix="shared")))

@@ -15,7 +15,7 @@ from rollyard.kinds.rollout import ForkPoint, RolloutRequest, RolloutView, Stage
 from tests.e2e.test_command_line import rollyard
 from tests.support.yard import Yard, kill, requests
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(30)]
+pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(30)]
 
 COMMAND = """cat > /tmp/harness.py <<'EOF'
 import json, os, urllib.request
@@ -73,7 +73,7 @@ async def test_a_command_has_one_at_its_end(served: tuple[Yard, AsyncClient]) ->
 
 async def test_none_without_a_request(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
-    (ended,) = await yard.gather(client, await client.submit(requests(1, 0, prefix="none")))
+    (ended,) = await yard.gather(client, await client.submit(requests(1, 0, prefix="unasked")))
     assert await client.snapshots(ended.id) == []
 
 
