@@ -159,7 +159,15 @@ class Images:
                 raise _NoRoot(f"there is no such folder: make it, or {_IMAGE_FORMS}")
             if not os.path.isdir(name):
                 raise _NoRoot(f"it is no folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
-            return self._root_of_folder(Path(name).resolve())
+            folder = Path(name).resolve()
+            if own := next(
+                (own for own in (Path(os.path.expanduser("~")), self._cache) if own.resolve().is_relative_to(folder)),
+                None,
+            ):
+                raise ImageNotFound(
+                    f"the image {name}: it holds {own}, where the job's account keeps files of its own; {_IMAGE_FORMS}"
+                )
+            return self._root_of_folder(folder)
         except (_NoRoot, BadFolderConfig) as error:
             raise ImageUnavailable(name, str(error), permanent=True) from None
 

@@ -14,6 +14,7 @@ from rollyard.core.node_cache import node_cache
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.bundled_python import own_python
+from rollyard.node.sandbox.images import Images
 from rollyard.node.sandbox.sandbox import SandboxFactory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,6 +30,21 @@ async def test_an_image_with_nothing_in_it(sandboxes: SandboxFactory, empty_imag
         assert (await sandbox.ipython("1+1", 10)).output == "2\n"
         assert (await sandbox.edit("view", "/etc/mark")).output == "     1\tfrom the image"
         assert await sandbox.read_file("f", 10) == b"x\n"
+
+
+async def test_no_task_gets_the_home_folder_or_the_whole_node_as_its_image(
+    bubblewrap: Runtime, open_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = open_folder / "home/user"
+    (home / "bin").mkdir(parents=True)
+    (home / "image/bin").mkdir(parents=True)
+    (open_folder / "link").symlink_to(home)
+    monkeypatch.setenv("HOME", str(home))
+    images = Images(bubblewrap, node_cache(), open_folder)
+    for name in ("/", str(home), str(home.parent), str(open_folder / "link"), str(node_cache())):
+        with pytest.raises(ImageNotFound, match="where the job's account keeps files of its own"):
+            images.root(name)
+    assert images.root(str(home / "image")).folder == home / "image"
 
 
 async def test_changes_to_a_folder_image_stay_in_the_sandbox(sandboxes: SandboxFactory, empty_image: Path) -> None:
