@@ -187,10 +187,10 @@ def neighbours(prefix: str, count: int) -> list[RolloutRequest]:
 def attackers(prefix: str) -> list[RolloutRequest]:
     commands = {name: command for name, (command, _) in RESULTS.items()}
     commands |= {name: f"rm -f FILE; {command} && {CALL}" for name, (command, _) in ARTIFACTS.items()}
-    return [_attacker(f"{prefix}-{name}", command, 5 if name == "hours" else 60) for name, command in commands.items()]
+    return [attacker(f"{prefix}-{name}", command, 5 if name == "hours" else 60) for name, command in commands.items()]
 
 
-def _attacker(name: str, command: str, seconds: int) -> RolloutRequest:
+def attacker(name: str, command: str, seconds: int) -> RolloutRequest:
     (request,) = requests(0, 1, prefix=name, budgets={"run_seconds": seconds, "eval_seconds": 10})
     agent = AgentSpec(type="command", command=command.replace("FILE", request.task.fields["solution"]))
     return request.model_copy(update={"agent": agent})
