@@ -52,6 +52,7 @@ async def _sandboxes(client: AsyncClient, obj: KindObject) -> list[str]:
     pools = (await client.top(obj.metadata.namespace)).rollout_pools if isinstance(obj, RolloutPool) else []
     return [
         f"Sandboxes:  {s.ready} warm now; rollouts got {s.warm} warm and {s.cold} cold; {s.unused} warm ended unused"
+        + (f"; {s.kept} of failed attempts kept" if s.kept else "")
         for s in (pool.sandboxes for pool in pools if pool.name == obj.metadata.name)
     ]
 

@@ -40,6 +40,8 @@ class SandboxTop(StatusModel):
     """Sandboxes that were started when a rollout needed them."""
     unused: int = 0
     """Warm sandboxes that ended without a rollout."""
+    kept: int = 0
+    """Sandboxes of failed attempts that are kept now."""
 
 
 class RolloutPoolTop(PoolTop):

@@ -433,6 +433,7 @@ async def test_the_sandbox_of_a_failed_rollout_is_kept_for_a_while_if_asked_for(
     assert (await site.exec(id, "bash", "-c", "cat left; pgrep -c sleep"))[0] == "evidence\n1\n"
     assert f"rollyard exec -it {id} -- bash" in (await site.yard.rollyard("rollouts", "describe", id))[0]
     view = (await site.client.rollout(id))[0].kept
+    assert " of failed attempts kept" in (await site.yard.rollyard("describe", "rp/demo"))[0]
     assert view is not None
     assert (view.stage, 0 < view.until - time.time() < 600) == (Stage.RUN, True)
     short = await site.submit(kind="gated_failing", budgets={"keep_failed_seconds": 2})

@@ -107,7 +107,7 @@ def test_there_are_no_more_sandboxes_than_fit_into_the_jobs_memory() -> None:
     assert _room(whole_memory() // 4, places=100) == 3, "a reserve stays free"
     assert _room(whole_memory() * 2, places=100) == 1
     assert _memory_shortage(1 << 30, 10, 10) == ""
-    assert _memory_shortage(1 << 30, 6, 10).startswith("runs 6 of 10 sandboxes: its job has ")
+    assert _memory_shortage(1 << 30, 6, 10).startswith("has memory for 6 of 10 sandboxes: its job has ")
     assert _memory_shortage(1 << 30, 6, 10).endswith(" of memory, and each sandbox may take 1.0 GiB")
 
 

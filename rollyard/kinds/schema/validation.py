@@ -198,6 +198,9 @@ def _problem(kind: type[BaseModel], error: ErrorDetails) -> Problem:
             shape = find_field(kind, [p for p in path if isinstance(p, str)])
             choices = shape.choices if shape else ()
             meant = did_you_mean(given, choices)
+            if shape is not None and len(choices) == 1:
+                text = f" ({' '.join(shape.description.split())})" if shape.description else ""
+                return Problem(path, f"must be {choices[0]}, not {_given_text(given)}{text}", "FieldValueNotSupported")
             return Problem(
                 path, f"must be one of {', '.join(choices)}, not {_given_text(given)}{meant}", "FieldValueNotSupported"
             )

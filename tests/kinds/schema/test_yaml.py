@@ -112,6 +112,10 @@ def test_all_mistakes_are_told_together_in_order() -> None:
     ("spec", "advice"),
     [
         ("{replicas: 1, autoscaling: {maxReplicas: 3}}", "not both"),
+        (
+            "{replicas: 1, sandbox: {network: host}}",
+            'must be none, not "host" (Network of sandboxes: a loopback of their own. `allowedHosts` and `hostNetwork` give',
+        ),
         ("{suspend: true}", "set `replicas` for a fixed size, or `autoscaling`"),
         ("{autoscaling: {minReplicas: 3, maxReplicas: 2}}", "`maxReplicas` must be at least `minReplicas` (3)"),
         ("{replicas: 1, allocation: {extraDirectives: {job-name: x}}}", "Rollyard sets job-name"),
