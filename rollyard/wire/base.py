@@ -11,6 +11,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
+from rollyard.kinds.base import DEFER_BUILD
+
 PROTOCOL = 2
 """Version of the protocol. It grows only with a change that an older process would misunderstand."""
 MIN_PROTOCOL = 2
@@ -18,7 +20,7 @@ MIN_PROTOCOL = 2
 
 
 class WireMessage(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, defer_build=DEFER_BUILD)
 
     @classmethod
     def from_wire(cls, data: dict[str, Any]) -> Self:
