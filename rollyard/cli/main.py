@@ -8,6 +8,7 @@ import sys
 import click
 
 from rollyard.cli.printable import printable
+from rollyard.core import garbage_search
 from rollyard.core.errors import RollyardError
 
 COMMANDS = {
@@ -56,7 +57,8 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"rollyard.cli.{COMMANDS[cmd_name][0]}")
+        with garbage_search.imports():
+            module = importlib.import_module(f"rollyard.cli.{COMMANDS[cmd_name][0]}")
         command: click.Command = getattr(module, _FUNCTIONS.get(cmd_name, cmd_name.replace("-", "_")))
         return command
 

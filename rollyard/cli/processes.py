@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rollyard import __version__
+from rollyard.core import garbage_search
 from rollyard.core.lease_time import LEASE_SECONDS
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def serve(
 ) -> None:
     """Run the server, here or (with --in-slurm) as a Slurm job."""
     if not in_slurm:
-        from rollyard.server.main import ServeOptions, run
+        with garbage_search.imports():
+            from rollyard.server.main import ServeOptions, run
 
         if stop:
             raise click.UsageError("--stop works with --in-slurm only; stop a server in a shell with Ctrl-C or TERM")
@@ -115,7 +117,8 @@ def server_job(data: Path, arguments: tuple[str, ...]) -> None:
 @click.option("--allocation", type=click.Path(path_type=Path), required=True, help="folder of the allocation")
 def node_agent(allocation: Path) -> None:
     """Run a node agent; batch scripts of RolloutPools call this."""
-    from rollyard.node.main import main
+    with garbage_search.imports():
+        from rollyard.node.main import main
 
     sys.exit(main(allocation))
 
@@ -124,7 +127,8 @@ def node_agent(allocation: Path) -> None:
 @click.option("--allocation", type=click.Path(path_type=Path), required=True, help="folder of the allocation")
 def inference_server(allocation: Path) -> None:
     """Run an engine; batch scripts of InferencePools call this."""
-    from rollyard.engine.main import main
+    with garbage_search.imports():
+        from rollyard.engine.main import main
 
     sys.exit(main(allocation))
 

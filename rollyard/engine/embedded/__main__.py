@@ -12,6 +12,9 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("NUMPY_MADVISE_HUGEPAGE", "0")
 
 if __name__ == "__main__":
-    from rollyard.engine.embedded.main import main
+    from rollyard.core import garbage_search
+
+    with garbage_search.imports():
+        from rollyard.engine.embedded.main import main
 
     raise SystemExit(main())

@@ -9,11 +9,13 @@ import random
 import re
 from collections.abc import Iterator
 
-import sympy
-from latex2sympy2_extended import NormalizationConfig, latex2sympy
-from sympy import Expr
-
+from rollyard.core import garbage_search
 from rollyard.node.agents.scoring.numerals import TOLERANCE
+
+with garbage_search.imports():
+    import sympy
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from sympy import Expr
 
 DIGITS = 50
 CLOSE = sympy.Float("1e-30")
