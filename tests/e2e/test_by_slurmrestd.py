@@ -24,7 +24,7 @@ async def test_pools_live_by_slurmrestd(new_cluster: NewCluster, tmp_path_factor
     yard.start()
     try:
         async with yard.client() as client:
-            await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 3})
+            await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 2})
             await yard.ready(client)
             ids = await client.submit(requests(0, 3, prefix="r"))
             assert {t.status for t in await yard.gather(client, ids)} == {Status.COMPLETED}
@@ -33,7 +33,7 @@ async def test_pools_live_by_slurmrestd(new_cluster: NewCluster, tmp_path_factor
             await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
 
             async def fewer() -> bool:
-                return len(await yard.jobs()) == len(jobs) - 2
+                return len(await yard.jobs()) == len(jobs) - 1
 
             await yard.until(fewer)
     finally:

@@ -92,8 +92,8 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
 ) -> None:
     yard, client = whole
     before = {(job.id, job.start_time) for job in await yard.jobs()}
-    ids = await under_way(yard, client, requests(0, 4, n=2, prefix="server"), 2)
-    assert len(ids) == 8
+    ids = await under_way(yard, client, requests(0, 3, n=2, prefix="server"), 2)
+    assert len(ids) == 6
     was = endpoint(yard.data)
     yard.kill()
     yard.start_elsewhere()
@@ -111,7 +111,7 @@ async def test_a_killed_server_comes_back_elsewhere_adopts_its_jobs_and_loses_no
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
-    ids = await under_way(yard, client, requests(0, 6, prefix="agent"), 1)
+    ids = await under_way(yard, client, requests(0, 4, prefix="agent"), 1)
     victim = yard.processes("node-agent", "--allocation")[0]
     kill(victim)
     assert_scored(await yard.gather(client, ids))
@@ -123,7 +123,7 @@ async def test_a_killed_node_agent_is_replaced_and_its_rollouts_go_to_others(who
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_model_server_costs_no_rollout(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
-    ids = await under_way(yard, client, requests(0, 6, prefix="model"), 1)
+    ids = await under_way(yard, client, requests(0, 4, prefix="model"), 1)
     kill(yard.processes("inference-server")[0])
     assert_scored(await yard.gather(client, ids))
     await yard.ready(client)
@@ -146,7 +146,7 @@ async def test_a_killed_sandbox_is_an_attempt_and_never_a_reward(whole: tuple[Ya
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_engine_is_restarted_by_its_supervisor(whole: tuple[Yard, AsyncClient]) -> None:
     yard, client = whole
-    ids = await under_way(yard, client, requests(0, 6, prefix="engine"), 1)
+    ids = await under_way(yard, client, requests(0, 4, prefix="engine"), 1)
     jobs = {job.id for job in await yard.jobs()}
     old = yard.processes("rollyard.engine.embedded")[0]
     kill(old)

@@ -26,7 +26,7 @@ SMALL = {"init": {"workers": {"min": 2}}, "run": {"workers": {"min": 2}}, "eval"
 
 @dataclass
 class Watch:
-    """Values of the server's gauge of usable endpoints, read four times a second, and every change of the pool's conditions."""
+    """Values of the server's gauge of usable endpoints, read twice a second, and every change of the pool's conditions."""
 
     gaps: list[float] = field(default_factory=list)
     blocked: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Watch:
                     since = None
                 elif since is None:
                     since, self.gap_at = now, self.gap_at or now
-                await asyncio.sleep(0.25)
+                await asyncio.sleep(0.5)
 
     async def _conditions(self, of: Field) -> None:
         async for _, pool in of.client.watch("InferencePool"):

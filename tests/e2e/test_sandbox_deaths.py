@@ -50,6 +50,8 @@ async def test_nothing_stays_of_many_sandboxes(runtime: RuntimeName, field: Fiel
     await field.client.submit(requests(0, count, prefix=runtime, agent=FOREVER))
 
     for kill_all in (_kill_node_agent, _kill_allocation, _kill_slurm_daemons):
+        if kill_all is _kill_slurm_daemons and runtime != RUNTIMES[0] and not long_run:
+            break  # the node agent lives on and ends its sandboxes, as always
         allocation, agent = await _node_agent(field)
         family = await _live_sandboxes(field, agent, count)
         killed = time.monotonic()
@@ -62,8 +64,8 @@ async def test_nothing_stays_of_many_sandboxes(runtime: RuntimeName, field: Fiel
         print(f"{runtime}, {kill_all.__name__}: nothing is left after {time.monotonic() - killed:.1f} s")
         assert _mounts_below(field.yard.folder, node_cache()) == []
         assert _sockets_below(field.yard.folder) == []
-    # a model server may have been on the node too: its process ends once Slurm or the server can tell it
-    await field.regain(allocation.status.node)
+    else:  # a model server may have been on the node too: its process ends once Slurm or the server can tell it
+        await field.regain(allocation.status.node)
     await field.client.cancel_rollouts(pool="demo")
     await field.settled(2)
 

@@ -138,7 +138,7 @@ async def test_every_rollout_ends_once_and_every_batch_reaches_its_target_while_
             )
         else:
             storm = Storm(yard, 11, pause=(0.5, 2.0), most=len(VICTIMS))
-            training = Training(client, storm, yard.folder, seconds=8, updates=2, target=3, rollouts=0, limit=0)
+            training = Training(client, storm, yard.folder, seconds=8, updates=2, target=2, rollouts=0, limit=0)
         async with running(training.read_ends()):
             async with asyncio.timeout(training.limit + 600), storm, asyncio.TaskGroup() as trainers:
                 for trainer in (training.by_targets, training.by_stream, training.update_weights):

@@ -26,7 +26,9 @@ BUDGETS = {
     "run": {"timeoutSeconds": 240},
     "eval": {"timeoutSeconds": 120, "workers": {"max": 1}},
 }
-ROLLOUTS = 4
+ROLLOUTS = 2
+JOBS = 3
+"""Jobs of the pools as `begin` makes them."""
 QUICK = ("SlurmdTimeout=60", "MessageTimeout=5", "ReturnToService=1")
 """Settings of a cluster whose commands give up soon, and whose nodes are not lost because the machine is busy."""
 
@@ -54,7 +56,7 @@ class Field:
         await self._open.aclose()
 
     async def begin(self, **changes: dict[str, Any]) -> None:
-        """Start both pools and some rollouts."""
+        """Start both pools, one model server and two node agents unless `changes` say otherwise, and some rollouts."""
         options = ("--job-name=rollyard-demo-rp-0", "--comment=rollyard:another:uid", "--nodelist=n4", "--time=60")
         self.stranger = await asyncio.to_thread(self.cluster.submit, "sleep 100000", *options)
         await self.apply(**changes)
@@ -64,7 +66,7 @@ class Field:
     async def apply(self, **changes: dict[str, Any]) -> None:
         """Apply the pools on other nodes than the foreign job, so that faults of our nodes do not affect it."""
         ours: dict[str, dict[str, Any]] = {
-            "policy": {"allocation": {"exclude": ["n4"]}},
+            "policy": {"allocation": {"exclude": ["n4"]}, "replicas": 1},
             "demo": {"allocation": {"exclude": ["n4"]}, "stages": copy.deepcopy(BUDGETS)},
         }
         for name, spec in changes.items():
@@ -90,14 +92,14 @@ class Field:
         await self.become()
         await self.settled()
         await self.yard.ready(self.client)
-        await self.submit("before", 2)
+        await self.submit("before", 1)
 
     async def submit(self, prefix: str, count: int = ROLLOUTS) -> None:
         """Submit tasks in code: the first one in mathematics costs a node agent two seconds of CPU time."""
         self.ids += await self.client.submit(requests(0, count, prefix=f"{prefix}-{self.submitted}"))
         self.submitted += count
 
-    async def all_is_well(self, *, jobs: int = 4, seconds: float = 300.0) -> None:
+    async def all_is_well(self, *, jobs: int = JOBS, seconds: float = 300.0) -> None:
         """Finish more work, then check that as many jobs run as are declared, each of one allocation."""
         await self.submit("after", 1)
         trajectories = await self.yard.gather(self.client, self.ids, seconds)
@@ -108,7 +110,7 @@ class Field:
         await self.settled(jobs)
         assert await asyncio.to_thread(self.cluster.state, self.stranger) == "RUNNING"
 
-    async def settled(self, jobs: int = 4) -> None:
+    async def settled(self, jobs: int = JOBS) -> None:
         """Wait until as many jobs live as are declared, and each is one of an allocation."""
         seen: list[Any] = []
 

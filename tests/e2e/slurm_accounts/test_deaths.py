@@ -77,4 +77,4 @@ async def test_each_death_is_told_as_it_was_done(field: Field) -> None:
         return any("ended by Rollyard: " in said for said in {*await field.said("JobEnded")} - before)
 
     await field.yard.until(given_back)
-    await field.all_is_well(jobs=3)
+    await field.all_is_well(jobs=2)

@@ -8,7 +8,7 @@ import pytest
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
-from tests.support.slurm_field import Field
+from tests.support.slurm_field import JOBS, Field
 
 pytestmark = [pytest.mark.asyncio(loop_scope="package"), pytest.mark.slow(302)]
 
@@ -28,7 +28,7 @@ async def lie(field: Field, what: str, times: int, words: str) -> None:
     field.shims.order("squeue", what, times)
 
 
-async def nothing_has_changed(field: Field, before: set[str], *, jobs: int = 4) -> None:
+async def nothing_has_changed(field: Field, before: set[str], *, jobs: int = JOBS) -> None:
     async def happened() -> bool:
         return field.shims.done("squeue")
 
@@ -42,9 +42,9 @@ async def nothing_has_changed(field: Field, before: set[str], *, jobs: int = 4) 
 async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_run: bool) -> None:
     before = {j.id for j in await field.yard.jobs(live=False)}
     for what, words in (
-        ("header", "4 of 4 jobs missing from squeue; heartbeats say they run"),
+        ("header", "3 of 3 jobs missing from squeue; heartbeats say they run"),
         ("half", "jobs missing from squeue; heartbeats say they run"),
-        ("replay", "4 of 4 jobs missing from squeue; heartbeats say they run"),
+        ("replay", "3 of 3 jobs missing from squeue; heartbeats say they run"),
         ("rewound", "squeue's answer is older than an earlier one: job"),
     ):
         await lie(field, what, LONG_LIES if long_run else LIES, words)
@@ -86,7 +86,7 @@ async def test_ids_that_sbatch_printed_before_it_failed_are_kept_and_one_that_ha
     demo = ObjectKey(kind="RolloutPool", namespace="default", name="demo")
     field.shims.order("sbatch", "complaint")
     await field.client.scale(demo, 4)
-    await field.all_is_well(jobs=6)
+    await field.all_is_well(jobs=5)
     new = {j.id for j in await field.yard.jobs(live=False)} - before
     assert len(new) == 2, "one array of two: nothing was submitted again"
     assert "sbatch ended with exit code 1: the site's plug-in failed" in " ".join(await field.said("SubmitComplained"))
@@ -99,5 +99,5 @@ async def test_ids_that_sbatch_printed_before_it_failed_are_kept_and_one_that_ha
         return any(c is not None and "sbatch has not answered since 20" in c.message for c in found)
 
     await field.yard.until(told)
-    await field.all_is_well(jobs=7)
+    await field.all_is_well(jobs=6)
     assert field.attempts == {1}
