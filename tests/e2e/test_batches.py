@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from examples.tiny_policy.families import sample_math
+from examples.tiny_policy.families import sample_code
 from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, Group
 from rollyard.kinds.rollout import Status
 from rollyard.server.store.batch_records import GroupState
@@ -77,7 +77,7 @@ async def test_a_batch_over_real_sandboxes_and_a_real_policy(yard: Yard) -> None
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
         await yard.ready(client)
         rng = random.Random(7)
-        await client.put_dataset("held-out", [sample_math(rng, True) for _ in range(6)])
+        await client.put_dataset("held-out", [sample_code(rng, True) for _ in range(6)])
         request = BatchRequest(
             pool="demo", n=2, target=2, dataset=DatasetRef(name="held-out"), filter=BatchFilter(kind="none")
         )
