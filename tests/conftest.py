@@ -20,6 +20,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support.compatibility import Compatibility
+from tests.support.forked_trainers import ForkedTrainers, forked_trainers
 from tests.support.lazy_module import import_lazy_modules
 
 ROOT = Path(__file__).parents[1]
@@ -85,17 +86,26 @@ SHARING = ("tests/bridges", "tests/e2e/slurm_faults", "tests/e2e/slurm_accounts"
 class ByModule(LoadFileScheduling):
     """Gives whole modules to workers, in order. Some modules form a group.
 
-    Memory suffices for one module with a vLLM at a time. The modules of some folders share one yard.
+    Memory suffices for one module with a vLLM at a time. The modules of some folders share one yard. Two modules share
+    the process that has imported TRL.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         module = str(super()._split_scope(nodeid))
+        if module == "tests/examples/test_grpo.py":
+            return "tests/trainers/test_trl_runs.py"
         return next((group for group in ("vllm", *SHARING) if group in module), module)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule | None:
     return ByModule(config, log) if config.option.dist == "loadfile" else None
+
+
+@pytest.fixture(scope="session")
+def trainers() -> Iterator[ForkedTrainers]:
+    with forked_trainers() as found:
+        yield found
 
 
 @pytest.fixture

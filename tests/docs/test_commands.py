@@ -39,9 +39,10 @@ AT_REST = (
 FEWER = {
     "--kind code --n 8 --seed 1": "--kind code --n 2 --seed 1",
     "--pool demo --n 4 --wait": "--pool demo --n 1 --wait",
-    "n=4, target=2,": "n=2, target=1,",
+    "task=task, n=4)": "task=task, n=1)",
+    "n=4, target=2,": "n=2, target=1, epochs=1,",
 }
-"""Counts of the pages, and what suffices here: each rollout starts sandboxes."""
+"""Counts of the pages, and what suffices here: each rollout starts sandboxes, and a batch without an end draws ahead."""
 RUN = [b for b in BLOCKS if b.language in (*SHELL, "python") and not b.left_out]
 LEFT_OUT = [b for b in BLOCKS if b.left_out]
 

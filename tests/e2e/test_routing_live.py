@@ -21,7 +21,7 @@ async def test_an_endpoint_that_drains_is_empty_soon_and_one_that_is_killed_cost
     async with yard.client() as client:
         await yard.apply(client)
         await yard.ready(client)
-        ids = await client.submit(requests(16, 2, n=2))
+        ids = await client.submit(requests(12, 1, n=2))
 
         async def at_work() -> bool:
             (pool,) = (await client.top()).inference_pools  # a status has the sessions of up to 30 s ago

@@ -107,7 +107,7 @@ async def weights_of(client: AsyncClient) -> WeightsStatus:
 async def test_each_whole_checkpoint_is_served_while_rollouts_run_and_no_other(yard: Yard, long_run: bool) -> None:
     trainer, count = Trainer(yard.folder / "checkpoints"), 20 if long_run else 6
     async with yard.client() as client:
-        await yard.apply(client, policy={"replicas": 1, "autoscaling": None})
+        await yard.apply(client, policy={"replicas": 1, "autoscaling": None}, demo={"replicas": 1})
         await yard.ready(client)
 
         async def known() -> bool:
@@ -115,7 +115,7 @@ async def test_each_whole_checkpoint_is_served_while_rollouts_run_and_no_other(y
 
         await yard.until(known)
         own = await current_version(client)
-        ids = await client.submit(requests(6, 0, n=3, sampling={"temperature": 1.0}))
+        ids = await client.submit(requests(4, 0, n=3, sampling={"temperature": 1.0}))
 
         async with followed(yard, trainer.folder, "--each") as follower:
 

@@ -34,7 +34,7 @@ class SavedModel:
 
 
 async def one_engine(yard: Yard, client: AsyncClient) -> None:
-    await yard.apply(client, policy={"replicas": 1, "autoscaling": None})
+    await yard.apply(client, policy={"replicas": 1, "autoscaling": None}, demo={"replicas": 1})
     await yard.ready(client)
 
     async def known() -> bool:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -13,16 +10,14 @@ from typing import Any
 import pytest
 
 from examples.grpo.plot import PANELS, draw
-from tests.support.yard import ROOT
+from tests.support.forked_trainers import ForkedTrainers
 
 pytestmark = pytest.mark.slow(60)
 
 
-def trained(out: Path, *options: str) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "examples.grpo.train", "--out", str(out), *options]
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert "held-out reward by training step" in done.stdout
+def trained(trainers: ForkedTrainers, out: Path, *options: str) -> list[dict[str, Any]]:
+    text = trainers.run("examples.grpo.train", "--out", out, *options, home=out)
+    assert "held-out reward by training step" in text
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
 
@@ -30,10 +25,10 @@ def trained(out: Path, *options: str) -> list[dict[str, Any]]:
     "options", [pytest.param((), id="batches"), pytest.param(("--async",), id="stream", marks=pytest.mark.long)]
 )
 def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
-    tmp_path: Path, options: tuple[str, ...]
+    trainers: ForkedTrainers, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
     shape = ("--steps", "3", "--minutes", "60", "--groups", "2", "--n", "4", "--held-out", "4")
-    steps = trained(tmp_path, *shape, *options)
+    steps = trained(trainers, tmp_path, *shape, *options)
     assert [s["step"] for s in steps] == [0, 1, 2, 3]
     first = set(steps[1]["versions"])
     assert len(first) == 1, "before the first push there is one version"
@@ -64,6 +59,6 @@ def test_the_plot_has_a_line_for_each_run_in_each_panel(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow(1000)
-def test_the_held_out_reward_rises(tmp_path: Path) -> None:
-    held_out = [s["held_out"] for s in trained(tmp_path, "--minutes", "13") if s["held_out"] is not None]
+def test_the_held_out_reward_rises(trainers: ForkedTrainers, tmp_path: Path) -> None:
+    held_out = [s["held_out"] for s in trained(trainers, tmp_path, "--minutes", "13") if s["held_out"] is not None]
     assert sum(held_out[-3:]) / 3 > held_out[0] + 0.1, held_out

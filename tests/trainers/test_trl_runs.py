@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from rollyard.client import AsyncClient
 from rollyard.client.advantages import grpo
 from rollyard.kinds.rollout import Status
 from tests.support.compatibility import Compatibility, installed
-from tests.support.forked_trainers import ForkedTrainers, forked_trainers
+from tests.support.forked_trainers import ForkedTrainers
 from tests.support.live_weights import current_version, pool_of, versions
 from tests.support.yard import MODEL, Yard, end
 from tests.trainers.conftest import flaky_yard
 
-pytestmark = [pytest.mark.slow(80), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow(130), pytest.mark.asyncio(loop_scope="module")]
 COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask", "logprobs")
 
 
@@ -47,12 +47,6 @@ def write_tasks(folder: Path, count: int, failing: Collection[int]) -> Path:
     file = folder / "tasks.jsonl"
     file.write_text("\n".join(lines))
     return file
-
-
-@pytest.fixture(scope="module")
-def trainers() -> Iterator[ForkedTrainers]:
-    with forked_trainers() as found:
-        yield found
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
