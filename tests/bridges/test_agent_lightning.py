@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 
 VERSION, VERL, KEY = "1.0.2", "0.8.0", "agl-key"
 RUN_SECONDS = 1200.0
-STEPS, TASKS, SAMPLES = 3, 4, 2
+STEPS, TASKS, SAMPLES = 3, 2, 2
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.support.storm import Storm
 from tests.support.until import until
 from tests.support.yard import Yard
 
-pytestmark = pytest.mark.slow(60)
+pytestmark = pytest.mark.slow(30)
 TASKS, BATCHES, TARGET, N = 120, 6, 6, 4
 
 
@@ -29,10 +29,10 @@ def reward(lease: Lease) -> float:
 
 
 async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_group_twice(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, long_run: bool
 ) -> None:
     delivered: dict[str, list[Group]] = {}
-    storm = Storm(yard, seed=3, pause=(0.0, 1.2), most=6, victims=["server"])
+    storm = Storm(yard, seed=3, pause=(0.0, 1.2), most=12 if long_run else 6, victims=["server"])
 
     async def train() -> None:
         async with yard.client() as client:
@@ -72,6 +72,7 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
     assert [g.number for g in drawn] == list(range(len(drawn))), "no group without a number, no number without a group"
 
 
+@pytest.mark.long  # test_storm.py has batches over these, and tests/docs one without a filter
 async def test_a_batch_over_real_sandboxes_and_a_real_policy(yard: Yard) -> None:
     async with yard.client() as client:
         await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})

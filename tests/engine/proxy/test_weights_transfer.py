@@ -174,8 +174,15 @@ class Unstaged(EmbeddedControl):
     stages_transfers = False
 
 
-@pytest.mark.parametrize("control", [EmbeddedControl, Unstaged])
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize(
+    ("control", "begun"),
+    [
+        (EmbeddedControl, False),
+        pytest.param(EmbeddedControl, True, marks=pytest.mark.long),
+        pytest.param(Unstaged, False, marks=pytest.mark.long),
+        (Unstaged, True),
+    ],
+)
 async def test_a_trainer_that_falls_silent_is_not_waited_for(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch,
     control: Any, begun: bool,

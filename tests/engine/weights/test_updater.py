@@ -194,7 +194,7 @@ async def test_a_pools_own_model_that_was_written_over_has_another_version(
         assert furthest(answer, recomputed(answer, other_dir, other_dir)) < 1e-3
 
 
-@pytest.mark.parametrize("control", [EmbeddedControl, Unable])
+@pytest.mark.parametrize("control", [EmbeddedControl, pytest.param(Unable, marks=pytest.mark.long)])
 async def test_a_proof_counts_only_for_the_process_that_gave_it(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, monkeypatch: pytest.MonkeyPatch, control: Any
 ) -> None:
@@ -415,7 +415,7 @@ async def test_a_reload_that_went_wrong_is_found_and_none_of_its_tokens_gets_out
         assert furthest(answer, recomputed(answer, model_dir, model_dir)) < 1e-3
 
 
-@pytest.mark.parametrize("mode", ["Drain", "Pause"])
+@pytest.mark.parametrize("mode", [pytest.param("Drain", marks=pytest.mark.long), "Pause"])
 async def test_an_engine_that_cannot_reload_is_started_anew_and_hands_back_what_runs(
     model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any, mode: Any
 ) -> None:
