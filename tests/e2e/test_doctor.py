@@ -19,14 +19,13 @@ from rollyard.doctor.finding import Finding, findings
 from rollyard.doctor.slurm_cluster import check_config
 from rollyard.doctor.slurm_cluster import cluster as look_at_cluster
 from rollyard.kinds.allocation import AllocationTemplate
+from tests.support import forked_commands
 from tests.support.cluster import Cluster, NewCluster
 
 
 def doctor(cluster: Cluster, *options: str, **variables: str) -> tuple[int, dict[str, str]]:
     """(exit status, what was asked about -> level and detail)."""
-    command = [sys.executable, "-m", "rollyard.cli.main", "doctor", *options]
-    env = {**os.environ, **cluster.env, **variables}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    done = forked_commands.run("doctor", *options, env={**os.environ, **cluster.env, **variables}, seconds=120)
     assert done.stderr == ""
     return done.returncode, {line[6:26].strip(): line[:6] + line[27:] for line in done.stdout.splitlines()}
 

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import Status
 from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.store.folder_lock import FolderLock, JobRun
+from tests.support import forked_commands
 from tests.support.cluster import Cluster, start_cluster, stop_cluster
 from tests.support.standstill import freeze
-from tests.support.yard import ROOT, Yard, alive, end, kill, requests
+from tests.support.yard import Yard, alive, end, kill, requests
 
 pytestmark = pytest.mark.slow(120)
 
@@ -45,9 +45,19 @@ class JobYard(Yard):
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
         env = {**os.environ, **self.slurm.env, "HOME": str(self.folder)}
         env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
-        command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--in-slurm", "--data", str(self.data)]
-        command += ["--lease-seconds", "8", "--mem", "100M", "--wait", "60", *options]
-        return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=90)
+        words = [
+            "serve",
+            "--in-slurm",
+            "--data",
+            str(self.data),
+            "--lease-seconds",
+            "8",
+            "--mem",
+            "100M",
+            "--wait",
+            "60",
+        ]
+        return forked_commands.run(*words, *options, env=env, seconds=90)
 
     @property
     def place(self) -> ServerJobFolder:
