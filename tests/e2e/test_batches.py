@@ -1,15 +1,13 @@
-"""Batches on a real server that is killed at any moment, and once over real sandboxes and a real policy."""
+"""Batches on a real server that is killed at any moment."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 
 import pytest
 
-from examples.tiny_policy.families import sample_code
-from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, Group
+from rollyard.kinds.batch import BatchRequest, BatchStatus, DatasetRef, Group
 from rollyard.kinds.rollout import Status
 from rollyard.server.store.batch_records import GroupState
 from rollyard.wire.node import Lease
@@ -70,23 +68,3 @@ async def test_a_server_killed_at_any_moment_repeats_no_task_and_delivers_no_gro
     assert all(len(g.ended) == N for g in ended)
     assert max(Counter((g.epoch, g.task_index) for g in drawn).values()) == 1, "no task twice in an epoch"
     assert [g.number for g in drawn] == list(range(len(drawn))), "no group without a number, no number without a group"
-
-
-@pytest.mark.long  # test_storm.py has batches over these, and tests/docs one without a filter
-async def test_a_batch_over_real_sandboxes_and_a_real_policy(yard: Yard) -> None:
-    async with yard.client() as client:
-        await yard.apply(client, policy={"replicas": 1}, demo={"replicas": 1})
-        await yard.ready(client)
-        rng = random.Random(7)
-        await client.put_dataset("held-out", [sample_code(rng, True) for _ in range(6)])
-        request = BatchRequest(
-            pool="demo", n=2, target=2, dataset=DatasetRef(name="held-out"), filter=BatchFilter(kind="none")
-        )
-        async with asyncio.timeout(300):
-            groups = [group async for group in client.batch(request)]
-        assert [g.delivery for g in groups] == [1, 2]
-        for rollout in (r for g in groups for r in g.rollouts):
-            assert rollout.status.scored
-            assert sum(sum(s.loss_mask) for s in rollout.segments) > 0
-        (view,) = await client.batches()
-        assert view.status is BatchStatus.COMPLETED
