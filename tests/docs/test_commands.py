@@ -28,7 +28,7 @@ from tests.docs.blocks import BLOCKS, LANGUAGES, ROOT, SHELL, Block
 from tests.support.small_roots import busybox_root
 from tests.support.yard import Yard, end
 
-pytestmark = pytest.mark.slow(100)
+pytestmark = pytest.mark.slow(125)
 RUN_SECONDS = 1200.0
 """They take less than one minute on a machine of one's own."""
 AT_REST = (

@@ -19,7 +19,7 @@ import yaml
 from tests.support import forked_commands
 from tests.support.yard import MODEL, ROOT, Yard
 
-pytestmark = pytest.mark.slow(100)
+pytestmark = pytest.mark.slow(35)
 
 LIMIT_SECONDS = 180.0
 TASK = {"kind": "math", "problem": "What is 417 * 36 + 58?", "answer": "15070"}

@@ -18,7 +18,7 @@ from rollyard.core.errors import Unavailable
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
 from tests.support.yard import Yard, alive, end, endpoint, kill, requests
 
-pytestmark = pytest.mark.slow(150)
+pytestmark = pytest.mark.slow(100)
 IDLE = {"setup": "exec sleep 100000"}
 DOWN = ("after-cancel", "before-allocation-removal", "before-finalizer-removal")
 """The failpoints of a deletion, in their order."""

@@ -22,6 +22,8 @@ from rollyard.kinds.allocation import AllocationTemplate
 from tests.support import forked_commands
 from tests.support.cluster import Cluster, NewCluster
 
+pytestmark = pytest.mark.slow(35)
+
 
 def doctor(cluster: Cluster, *options: str, **variables: str) -> tuple[int, dict[str, str]]:
     """(exit status, what was asked about -> level and detail)."""

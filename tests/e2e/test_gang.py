@@ -14,6 +14,8 @@ from tests.support.cluster import Cluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import kill
 
+pytestmark = pytest.mark.slow(30)
+
 # In vLLM's place: the first rank serves the tiny policy once the second has come to the address that it was told.
 PYTHON = """#!{python}
 import json, os, socket, subprocess, sys, time

@@ -24,7 +24,7 @@ from rollyard.node.sandbox.bundled_python import own_python
 from tests.support.image_registry import BASE, Front, Pusher, gz, running_registry, tar
 from tests.support.yard import Yard, end
 
-pytestmark = pytest.mark.slow(120)
+pytestmark = pytest.mark.slow(55)
 
 
 @dataclass(frozen=True)

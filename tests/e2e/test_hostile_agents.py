@@ -18,7 +18,7 @@ from rollyard.node.sandbox.find_runtime import find_runtime
 from tests.support.memory_cgroup import kernel_kills, memory_cgroup, remove
 from tests.support.yard import Yard, requests
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(60)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(80)]
 
 JOB_MEMORY = 8 << 30
 CALL = """python3 - <<'EOF'

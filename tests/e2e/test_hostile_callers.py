@@ -20,7 +20,7 @@ from rollyard.client.kubeconfig import load_context
 from rollyard.kinds.rollout import Status
 from tests.support.yard import Yard, requests
 
-pytestmark = pytest.mark.slow(60)
+pytestmark = pytest.mark.slow(95)
 
 POOLS = "/apis/rollyard.dev/v1alpha1/namespaces/default/rolloutpools"
 SECONDS = 2.0

@@ -22,7 +22,7 @@ from tests.support.lazy_module import LazyModule
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, Yard, kill
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = pytest.mark.slow(75)
 
 if TYPE_CHECKING:
     import anthropic

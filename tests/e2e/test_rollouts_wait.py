@@ -11,6 +11,8 @@ from tests.support.cluster import NewCluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import requests
 
+pytestmark = pytest.mark.slow(30)
+
 
 @pytest.fixture
 async def field(new_cluster: NewCluster, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Field]:

@@ -25,7 +25,7 @@ from tests.support import environment_turns, small_games
 from tests.support.small_roots import busybox_root
 from tests.support.yard import ROOT, Yard, end
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow(20), pytest.mark.asyncio(loop_scope="module")]
 
 PLUGINS = {
     "entry_points.txt": "[rollyard.tasks]\nhaiku = my_package:HaikuHandler\nbroken = my_broken_package:Handler\n"

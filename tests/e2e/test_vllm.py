@@ -15,7 +15,7 @@ from tests.support.live_weights import crossings, current_version, other_weights
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, Yard, requests
 
-pytestmark = [pytest.mark.heavy, pytest.mark.slow(100)]
+pytestmark = [pytest.mark.heavy, pytest.mark.slow(330)]
 
 READY_SECONDS, END_SECONDS = 400.0, 300.0
 CLOSE = 0.02

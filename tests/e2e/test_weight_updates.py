@@ -24,7 +24,7 @@ from tests.support.live_weights import crossings, other_weights, pool_of, serves
 from tests.support.recompute import differences
 from tests.support.yard import MODEL, Yard, end, kill, requests
 
-pytestmark = [pytest.mark.slow(80), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow(150), pytest.mark.asyncio(loop_scope="module")]
 
 POLICY = {"replicas": 2, "autoscaling": None}
 LONG = {"temperature": 100.0, "max_tokens": 2000}

@@ -24,6 +24,8 @@ from simulation.upstream import LOGPROB, Upstream
 from tests.support import make
 from tests.support.mini_swe_agent import PACKAGES, image
 
+pytestmark = pytest.mark.slow(45)
+
 COMMAND = """
 export MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT=1
 export LITELLM_LOCAL_MODEL_COST_MAP=True

@@ -15,6 +15,8 @@ from rollyard.slurm.base import Job
 from rollyard.slurm.local_driver import LocalDriver
 from tests.support.reconciler_site import Site
 
+pytestmark = pytest.mark.slow(25)
+
 
 async def test_while_slurm_cannot_be_read_nothing_is_made_or_ended(site: Site) -> None:
     await site.apply(replicas=1)

@@ -21,6 +21,8 @@ from rollyard.slurm.base import BatchScript
 from rollyard.slurm.batch_script import batch_script
 from tests.support.reconciler_site import Site
 
+pytestmark = pytest.mark.slow(45)
+
 POLICY = {"policy": "policy"}
 AT_THE_END = r"(at the end|\d s before the end)"
 """On a busy machine, some time passes from the last line to the end that is recorded."""

@@ -21,7 +21,7 @@ from tests.support.cluster import Cluster, NewCluster
 from tests.support.driver_cases import EVERYWHERE, ON_SLURM, Case, Clusters, Ground, ground_of, open_cli
 from tests.support.job_history import NAME, History
 
-pytestmark = pytest.mark.slow(120)
+pytestmark = pytest.mark.slow(180)
 
 Histories = Callable[[Cluster], History]
 

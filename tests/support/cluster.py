@@ -176,6 +176,8 @@ def _make_sid_tree() -> subprocess.CompletedProcess[str]:
 
 
 def stop_cluster(cluster: Cluster) -> None:
+    for process in cluster.daemons.processes(cluster.daemons.by_name):
+        process.send(signal.SIGKILL)  # an end in order takes seconds, and nothing of it is kept
     down(cluster.folder)
     shutil.rmtree(cluster.folder)
 

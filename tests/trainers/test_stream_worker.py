@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 else:
     trl = LazyModule("rollyard.trainers.trl")
 
-pytestmark = pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")
+pytestmark = [pytest.mark.slow(20), pytest.mark.filterwarnings("ignore:You are importing from 'trl.experimental'")]
 REQUEST = BatchRequest(id="s", pool="swe", n=4, dataset=DatasetRef(name="d"), step_groups=2, max_staleness=1)
 
 

@@ -24,7 +24,7 @@ from tests.support.live_weights import current_version, pool_of, versions
 from tests.support.yard import MODEL, Yard, end
 from tests.trainers.conftest import flaky_yard
 
-pytestmark = [pytest.mark.slow(130), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow(190), pytest.mark.asyncio(loop_scope="module")]
 COLUMNS = ("prompts", "rollout_id", "rollout_reward", "prompt_ids", "completion_ids", "env_mask", "logprobs")
 
 

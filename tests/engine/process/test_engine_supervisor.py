@@ -29,6 +29,8 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from tests.support.standstill import freeze
 from tests.support.until import until
 
+pytestmark = pytest.mark.slow(25)
+
 WAIT_SECONDS = 60.0
 BRIEF = """
 import socket, sys

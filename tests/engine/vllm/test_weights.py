@@ -144,8 +144,8 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
     old = made.weights.report.version
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(made.stream(p, 1000, after=60)) for p in PROMPTS]
-        whole = group.create_task(made.whole(PROMPTS[0], 300))
-        spans = group.create_task(generate(made, PROMPTS[1], 300))
+        whole = group.create_task(made.whole(PROMPTS[0], 1000))
+        spans = group.create_task(generate(made, PROMPTS[1], 1000))
         await made.under_way(len(PROMPTS), 30)
         await made.order(WeightsTarget(version="read", mode="Pause", path=str(after)))
     for answer in (task.result() for task in streams):
@@ -156,7 +156,7 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
     answer, headers, _ = whole.result()  # it had nothing to show yet, so it was asked anew
     assert headers["X-Rollyard-Weights-Version"] == "read"
     assert furthest(answer, recomputed(answer, after, after)) < CLOSE
-    assert spans.result() == [{"version": "read", "start": 0, "end": 300}]
+    assert spans.result() == [{"version": "read", "start": 0, "end": 1000}]
     # a prompt that the old weights have in the cache
     answer = await made.stream(PROMPTS[0] * 8, 20)
     assert furthest(answer, recomputed(answer, after, after)) < CLOSE

@@ -27,7 +27,7 @@ from tests.node.image_builds.conftest import Builder
 from tests.support.image_registry import Pusher, digest, running_registry
 from tests.support.small_roots import debian_archive
 
-pytestmark = pytest.mark.slow(60)
+pytestmark = pytest.mark.slow(95)
 
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64)
 

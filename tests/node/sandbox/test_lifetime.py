@@ -22,7 +22,7 @@ from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
 from tests.support.host_processes import HostProcess, descendants, host_processes
 from tests.support.until import until
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.slow(20), pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest.fixture(scope="module", autouse=True)
