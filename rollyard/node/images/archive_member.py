@@ -9,12 +9,16 @@ _HEADERS = (b"L", b"K", b"x", b"g", b"X")
 """Types of entries that say something about the next ones."""
 
 
+class RefusedMember(tarfile.ReadError):
+    """`str()` says what the archive has, with "it" for the archive."""
+
+
 class ArchiveMember(tarfile.TarInfo):
-    """`tarfile` reads a header as a whole, however long it says to be. This class refuses it first."""
+    """`tarfile` reads a header as a whole, however long it says to be. This class refuses it first, by RefusedMember."""
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in _HEADERS and self.size > _MOST_HEADER_BYTES:
-            raise tarfile.ReadError(f"it has a header of more than {_MOST_HEADER_BYTES >> 20} MiB")
+            raise RefusedMember(f"it has a header of more than {_MOST_HEADER_BYTES >> 20} MiB")
         if self.type == tarfile.GNUTYPE_SPARSE:  # the list of its parts may have any length too
-            raise tarfile.ReadError("it has a sparse file in GNU's format")
+            raise RefusedMember("it has a sparse file in GNU's format")
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]

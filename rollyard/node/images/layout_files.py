@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from rollyard.node.images.archive_member import ArchiveMember
+from rollyard.node.images.archive_member import ArchiveMember, RefusedMember
 from rollyard.node.images.oci_manifest import BadManifest
 from rollyard.node.images.regular_file import open_regular
 
@@ -80,8 +80,7 @@ def layout_files(path: Path) -> Iterator[LayoutFiles]:
         try:
             with tarfile.open(fileobj=file, mode="r:", tarinfo=ArchiveMember) as archive:
                 yield ArchiveFiles(path, archive)
-        except (EOFError, tarfile.ReadError) as error:
-            why = str(error) if str(error).startswith("it ") else "it is no tar archive, or ends too early"
-            raise BadManifest(f"{path} cannot be read: {why}") from None
-        except (tarfile.TarError, ValueError):
+        except RefusedMember as error:
+            raise BadManifest(f"{path} cannot be read: {error}") from None
+        except (EOFError, tarfile.TarError, ValueError):
             raise BadManifest(f"{path} is no tar archive, or ends too early") from None
