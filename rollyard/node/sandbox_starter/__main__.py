@@ -4,7 +4,8 @@ The node agent is large, so a fork of it takes long. And the tmpfs around bubble
 process has both done in a millisecond.
 
 A launcher is a child of the node agent, not of this process (CLONE_PARENT of clone(2)). So the end of this process ends
-no sandbox, and the node agent waits for its launchers as for any child. This process ends when the node agent does.
+no sandbox, and the node agent waits for its launchers as for any child. This process ends when the node agent does, and
+ends what is left of its sandboxes: if bwrap dies before it has set up its child, the child waits for it for ever.
 
 Standard input is a socket of the node agent. Each packet is a request with the launcher's standard input and its output;
 the answer is the launcher's process id. The file imports nothing of ours, because it runs alone (`-I -S`), which takes half
@@ -21,9 +22,17 @@ import signal
 import socket
 import struct
 import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 MAX_BYTES = 1 << 17
+MOST_INPUTS = 4096
+"""Number of launchers, the last ones, whose processes are sought at the end."""
+ROUNDS, ROUND_SECONDS = 100, 0.05
+"""Number of looks for processes at the end, and the pause between two of them."""
 _CLONE = 56 if platform.machine() == "x86_64" else 220
 _CLONE3 = 435
 _CLONE_PARENT, _CLONE_INTO_CGROUP = 0x8000, 0x200000000
@@ -37,10 +46,12 @@ _LIBC.syscall.restype = ctypes.c_long
 
 def main() -> None:
     owner = socket.socket(fileno=os.dup(0))
+    inputs: deque[str] = deque(maxlen=MOST_INPUTS)
     while True:
         packet, fds, _, _ = socket.recv_fds(owner, MAX_BYTES, 2)
         if not packet:
-            return
+            return _end_processes(inputs)
+        inputs.append(os.readlink(f"/proc/self/fd/{fds[0]}"))
         answer: dict[str, Any]
         try:
             answer = {"pid": _start(json.loads(packet), *fds)}
@@ -51,7 +62,27 @@ def main() -> None:
         try:
             owner.send(json.dumps(answer).encode())
         except ConnectionError:
+            return _end_processes(inputs)
+
+
+def _end_processes(inputs: Iterable[str]) -> None:
+    """Kill the processes whose standard input is one of these sockets, as long as there are any. No other sandbox has them."""
+    sockets = {name for name in inputs if name.startswith("socket:")}
+    for _ in range(ROUNDS if sockets else 0):
+        found = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _standard_input(pid) in sockets]
+        if not found:
             return
+        for pid in found:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(ROUND_SECONDS)
+
+
+def _standard_input(pid: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/0")
+    except OSError:  # it has ended, or is another user's
+        return None
 
 
 def run_alone(request: dict[str, Any]) -> NoReturn:

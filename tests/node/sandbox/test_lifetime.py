@@ -79,6 +79,23 @@ async def test_the_owner_is_killed_while_the_agent_cannot_act(runtime: Runtime) 
         await until(lambda: not any(one.runs for one in family))
 
 
+async def test_what_a_launcher_leaves_behind_while_it_starts_ends_with_the_owner(open_folder: Path) -> None:
+    """A child of bwrap waits for ever for a bwrap that was killed. No parent and no signal ties it to the owner."""
+    bubblewrap = find_runtime("bubblewrap")
+    assert isinstance(bubblewrap, Bubblewrap)
+    leaving = open_folder / "leaving"
+    leaving.write_text(f'#!/bin/bash\nsetsid sleep 100000.{os.getpid()} <&0 &\nexec {bubblewrap.program} "$@"\n')
+    leaving.chmod(0o755)
+    owner = OWNER.replace("find_runtime(sys.argv[1])", "replace(find_runtime(sys.argv[1]), program=sys.argv[2])")
+    argv = [sys.executable, "-c", "from dataclasses import replace" + owner, "bubblewrap", str(leaving)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        assert await asyncio.to_thread(process.stdout.readline) == b"ready\n"
+        assert commands_with(f"sleep\x00100000.{os.getpid()}")
+        process.kill()
+    await until(lambda: not commands_with(f"sleep\x00100000.{os.getpid()}"))
+
+
 async def test_closing_ends_every_process(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     before = {one.pid for one in descendants(os.getpid())}
     sandbox = await sandboxes.start(spec)
