@@ -23,9 +23,9 @@ async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yar
         async def in_run() -> bool:
             live = [r async for r in client.rollouts() if not r.status.terminal]
             if not live:  # none was submitted yet, or a busy machine looks only when they have ended
-                more = requests(3, 0, prefix=f"long-{len(ids)}", sampling=LONG, agent={"max_turns": 1})
+                more = requests(8, 0, prefix=f"long-{len(ids)}", sampling=LONG, agent={"max_turns": 1})
                 ids.extend(await client.submit(more))
-            return bool(live) and all(r.stage is Stage.RUN for r in live)
+            return sum(r.stage is Stage.RUN for r in live) >= 3  # a turn may end by itself at any moment
 
         await yard.until(in_run)
         (engine,) = yard.processes("inference-server")

@@ -110,7 +110,10 @@ def test_the_kernel_limits_a_whole_sandbox(tmp_path: Path) -> None:
     assert found["hogs here"] == found["shared here"] == "1\n", "bash lives on"
     assert found["alive"] == "works"
     assert found["bomb"] <= 80
-    assert any("; ended: python3 (process " in note for note in found["guard"]), found["guard"]
+    # on a busy machine the kernel comes before the guard
+    assert any(re.search(r"; ended: python3 \(process |the kernel ended \d+", note) for note in found["guard"]), found[
+        "guard"
+    ]
     assert found["neighbour"] == "works\n"
     assert found["left"] == []
     assert found["end"] == ["rollyard"]
