@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-import subprocess
 
 from .conf import CLUSTER, Here
 from .daemons import Daemons
-from .machine import SEARCH_PATH
+from .machine import run
 from .options import ClusterError, Options, Place
 
 ACCOUNT = "rl"
@@ -17,7 +16,7 @@ def install_database(place: Place) -> None:
     """Create MariaDB's own tables. Its root has no password: the folder of its socket is closed to others."""
     command = ["mariadb-install-db", f"--defaults-file={place.folder}/db/my.cnf"]
     command += ["--auth-root-authentication-method=normal", "--skip-test-db"]
-    done = subprocess.run(command, env={"PATH": SEARCH_PATH}, capture_output=True, text=True)
+    done = run(command)
     if done.returncode:
         raise ClusterError(f"mariadb-install-db failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
@@ -48,7 +47,6 @@ def enter_accounts(place: Place, options: Options, here: Here) -> None:
         f"user {here.user} Account={ACCOUNT} DefaultAccount={ACCOUNT} QOS=normal,high,one DefaultQOS=normal",
     ):
         command = options.command("sacctmgr", "-i", "add", *words.split())
-        env = {"PATH": SEARCH_PATH, "SLURM_CONF": str(place.conf)}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+        done = run(command, {"SLURM_CONF": str(place.conf)})
         if done.returncode:
             raise ClusterError(f"{' '.join(command)}:\n{done.stdout}{done.stderr}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +12,10 @@ from . import accounting, rest
 from .conf import Here
 from .daemons import Daemons
 from .folder import lay_out
-from .machine import SEARCH_PATH, look_around, reserved_ports
+from .machine import STEP_SECONDS, look_around, reserved_ports, run
 from .options import ClusterError, Options, Place
 from .process import Process, ancestors, end, every_process, identities, with_descendants
 
-UP_SECONDS = 60.0
-"""Limit of each step of the start; all of them together take about one second."""
 DAEMON_SECONDS, JOB_SECONDS = 2.0, 3.0
 """Time that daemons and jobs have to end by themselves when their cluster goes down."""
 POLL_SECONDS = 0.02
@@ -123,13 +120,13 @@ def _start_munge(daemons: Daemons, options: Options) -> None:
 
 def _until(daemons: Daemons, what: str, condition: Callable[[], bool]) -> None:
     """Wait for the condition. Raises ClusterError when a daemon ends, or after the limit."""
-    deadline = time.monotonic() + UP_SECONDS
+    deadline = time.monotonic() + STEP_SECONDS
     while not condition():
         for name in daemons.dead():
             raise ClusterError(f"{name} ended by itself:\n{daemons.last_output(name)}")
         if time.monotonic() > deadline:
             words = "\n".join(f"{name}:\n{daemons.last_output(name)}" for name in daemons.by_name)
-            raise ClusterError(f"waited {UP_SECONDS:g} s for {what} in vain\n{words}")
+            raise ClusterError(f"waited {STEP_SECONDS:g} s for {what} in vain\n{words}")
         time.sleep(POLL_SECONDS)
 
 
@@ -141,8 +138,7 @@ def _listens(port: int, address: str = "127.0.0.1") -> bool:
 def _registered(place: Place, options: Options) -> int:
     """Count the nodes that slurmctld has heard of: an asterisk marks those that have not answered yet."""
     command = options.command("sinfo", "-h", "-N", "-o", "%N %T")
-    env = {"PATH": SEARCH_PATH, "SLURM_CONF": str(place.conf)}
-    answer = subprocess.run(command, env=env, capture_output=True, text=True, timeout=30)
+    answer = run(command, {"SLURM_CONF": str(place.conf)})
     nodes = {line for line in answer.stdout.splitlines() if not line.endswith("*") and "unknown" not in line}
     return len(nodes) if answer.returncode == 0 else 0
 

@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .conf import Here
@@ -18,9 +18,20 @@ from .options import ClusterError, Options
 
 SEARCH_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 """Daemons are in folders that an ordinary user's PATH leaves out."""
+STEP_SECONDS = 180.0
+"""Limit of each step of a start. All of them together take about one second; a machine whose disk is busy takes longer."""
 _PORTS = range(20_000, 31_000)
 """Ports below the range from which the kernel assigns ports itself."""
 _PLUGIN_FOLDERS = ("usr/lib/*/slurm-wlm", "usr/lib/*/slurm", "usr/lib64/slurm")
+
+
+def run(command: list[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, found by SEARCH_PATH. Raises ClusterError when it cannot start or takes too long."""
+    env = {"PATH": SEARCH_PATH, **(env or {})}
+    try:
+        return subprocess.run(command, env=env, capture_output=True, text=True, timeout=STEP_SECONDS)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ClusterError(f"{' '.join(command)}: {error}") from None
 
 
 def missing(options: Options) -> list[str]:
@@ -77,17 +88,12 @@ def look_around(options: Options, ports: range) -> Here:
 
 def _address(host: str, options: Options) -> str:
     """Resolve the host's name as Slurm does, perhaps in another tree; empty when it is unknown."""
-    command = options.command("getent", "ahostsv4", host)
-    done = subprocess.run(command, env={"PATH": SEARCH_PATH}, capture_output=True, text=True, timeout=10)
-    return done.stdout.partition(" ")[0]
+    return run(options.command("getent", "ahostsv4", host)).stdout.partition(" ")[0]
 
 
 def _version(options: Options) -> tuple[int, int]:
     command = options.command("slurmctld", "-V")
-    try:
-        answer = subprocess.run(command, env={"PATH": SEARCH_PATH}, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ClusterError(f"{' '.join(command)}: {error}") from None
+    answer = run(command)
     found = re.search(r"(\d+)\.(\d+)", answer.stdout)
     if found is None:
         raise ClusterError(f"{' '.join(command)} tells no version: {answer.stdout}{answer.stderr}")

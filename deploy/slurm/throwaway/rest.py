@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 
 from .conf import Here
 from .daemons import Daemons
-from .machine import SEARCH_PATH
+from .machine import run
 from .options import ClusterError, Options, Place
 
 SOCKET = "run/rest/restd.sock"
@@ -43,8 +42,7 @@ def start_rest(daemons: Daemons, options: Options, here: Here) -> None:
 
 def _plugins(program: list[str], place: Place, options: Options, env: dict[str, str]) -> list[str]:
     """List the plugins that this slurmrestd should serve; without slurmdbd, the database's plugins would end it."""
-    env = {"PATH": SEARCH_PATH, "SLURM_CONF": str(place.conf), **env}
-    done = subprocess.run([*program, "-s", "list"], env=env, capture_output=True, text=True, timeout=10)
+    done = run([*program, "-s", "list"], {"SLURM_CONF": str(place.conf), **env})
     words = (done.stdout + done.stderr).split()
     found = [word for word in words if word.startswith("openapi/")]
     if not found:
