@@ -4,7 +4,8 @@ read the other rollout here."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 
@@ -14,6 +15,7 @@ from rollyard.api.services import SERVICES, Services
 from rollyard.api.snapshots import for_node_agent, snapshot_of_turn
 from rollyard.core.errors import ApiError, Cause, Invalid, NotFound
 from rollyard.kinds.rollout import ForkPoint, RolloutRequest
+from rollyard.server.rollouts.results import turns
 from rollyard.server.store.base import RolloutRecord, StoredSnapshot
 from rollyard.wire.frames import framed
 
@@ -55,8 +57,20 @@ async def _check(services: Services, namespace: str, request: RolloutRequest, po
         raise Invalid(
             f"rollout {parent.id!r} ran a command, which has a conversation of its own; fork from the built-in loop"
         )
+    assert parent.result is not None
+    if await services.store.use_blobs([parent.result], lambda blobs: _ends(turns(blobs[0]), point.turn)):
+        raise Invalid(
+            f"turn {point.turn} of rollout {parent.id!r} ended the conversation: it has no tool calls, or the limit of "
+            "tokens cut it off; fork from an earlier turn"
+        )
     if len(await _ancestors(services, namespace, point)) > MAX_ANCESTORS:
         raise Invalid(f"at most {MAX_ANCESTORS} rollouts may go on one from another; begin with a rollout of its own")
+
+
+def _ends(turns: Sequence[Mapping[str, Any]], number: int) -> bool:
+    """Return whether a turn ended the conversation. The node agent checks the rest, because only it can repeat the turns."""
+    turn = turns[number - 1] if number <= len(turns) else None
+    return turn is not None and (turn["finish_reason"] == "length" or not turn.get("tool_results"))
 
 
 async def _fork_point(services: Services, namespace: str, point: ForkPoint) -> tuple[RolloutRecord, StoredSnapshot]:

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from rollyard.api.objects import BASE
 from rollyard.api.services import SERVICES, Services
-from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.schema.columns import pool_reason
 from rollyard.kinds.top import InferencePoolTop, RolloutPoolTop, SandboxTop, TopView
 from rollyard.server.rollouts.stage_load import stage_load
 from rollyard.server.routing.endpoint_metrics import endpoint_status, metrics_of, total_metrics
@@ -75,10 +75,9 @@ async def _rollouts(services: Services, pool: RolloutPool) -> RolloutPoolTop:
 
 
 def _common_fields(pool: Pool) -> dict[str, object]:
-    ready = get_condition(pool.status.conditions, "Ready")
     return {
         "namespace": pool.metadata.namespace,
         "name": pool.metadata.name,
         "replicas": pool.status.replicas,
-        "reason": ready.reason if ready is not None else "Unknown",
+        "reason": pool_reason(pool.status.conditions),
     }

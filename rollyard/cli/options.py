@@ -19,8 +19,9 @@ from rollyard.kinds.registry import KINDS, find_kind
 Run = Callable[..., Coroutine[Any, Any, None]]
 
 
-RETRY_SECONDS = 4.0
-"""Time for which a command waits for an unreachable server. A restart of the server takes a second or two."""
+RETRY_SECONDS = 10.0
+"""Time for which a command waits for an unreachable server. A restart of the server takes a second or two, on a busy machine
+some more."""
 START_SECONDS = 20.0
 """Time for which a command of `with_client_of_a_new_server` waits for a server that has just been started."""
 

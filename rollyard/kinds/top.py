@@ -16,7 +16,8 @@ class PoolTop(StatusModel):
     name: str
     replicas: Replicas
     reason: str
-    """Reason of the condition Ready, as one word."""
+    """Reason of the condition Ready; while it is True, also the conditions that report trouble:
+    `AllReady,ImagesReady=False`."""
 
 
 class InferencePoolTop(PoolTop):

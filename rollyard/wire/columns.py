@@ -102,7 +102,7 @@ class Columns:
         # A segment is validated without its tokens. These are valid already, and pydantic would check every token again.
         empty: dict[str, list[Any]] = {name: [] for name in _TOKEN_FIELDS}
         segments = [Segment.model_validate({**found, **empty}, extra=extra) for found in self._segments()]
-        turns = [Turn.model_validate(found, extra=extra) for found in self._turns()]
+        turns = [Turn.model_validate(found, extra=extra) for found in self.turns()]
         samples = [model.model_validate({**found, "segments": [], "turns": []}, extra=extra) for found in self.samples]
         whole = [evolve(sample, **parts) for sample, parts in zip(samples, self._parts(segments, turns), strict=True)]
         # Tokens are filled in after all objects exist. While objects are created, Python's garbage collector runs, and each
@@ -115,7 +115,7 @@ class Columns:
     def documents(self) -> list[dict[str, Any]]:
         """Return the samples as JSON objects."""
         segments = [{**tokens, **found} for tokens, found in zip(self._tokens(), self._segments(), strict=True)]
-        parts = self._parts(segments, self._turns())
+        parts = self._parts(segments, self.turns())
         return [{**sample, **part} for sample, part in zip(self.samples, parts, strict=True)]
 
     def _tokens(self) -> Iterator[dict[str, list[Any]]]:
@@ -139,7 +139,8 @@ class Columns:
         lengths = self.segment_prompt_length.tolist()
         return [{"prompt_length": length, **from_json(text)} for length, text in zip(lengths, texts, strict=True)]
 
-    def _turns(self) -> list[dict[str, Any]]:
+    def turns(self) -> list[dict[str, Any]]:
+        """Return the turns of all samples as JSON objects."""
         numbers = zip(
             self.turn_segment.tolist(),
             self.turn_prompt_length.tolist(),

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from rollyard.core.errors import Fenced
-from rollyard.kinds.rollout import ForkPoint, Outcome, RolloutRequest
+from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout import ForkPoint, Outcome, RolloutRequest, Turn
 from rollyard.wire.node import LeaseRef, SnapshotHeader
 from tests.api.test_columns import node_agent
 from tests.api.test_rollouts_waiting import pool, submit
@@ -17,16 +18,18 @@ from tests.support.played_pool import Played, PlayedPool
 
 
 async def parent(api: Api, folder: Path, id: str, **more: Any) -> None:
-    """An ended rollout with a snapshot after turn 2, and one after turn 3 that is too large."""
+    """An ended rollout with snapshots after turns 2 and 4, and one after turn 3 that is too large. It ended with turn 4."""
     status, answer = await submit(api, id, **more)
     assert status == 202, answer
     played = PlayedPool(api.parts)
     (record,) = await played.lease()
     ref = LeaseRef(namespace="default", id=id, fence=record.fence)
     async with node_agent(api, folder, as_columns=True) as uploads:
-        await uploads.snapshot(SnapshotHeader(lease=ref, turn=2, image="sha256:1"), f"files of {id}".encode())
+        for turn in (2, 4):
+            await uploads.snapshot(SnapshotHeader(lease=ref, turn=turn, image="sha256:1"), f"files of {id}".encode())
         await uploads.snapshot(SnapshotHeader(lease=ref, turn=3, error="it is too large"), b"")
-    await played.finish(record, Played())
+    call = Turn(segment=0, prompt_length=1, response_length=1, text="", finish_reason="stop", tool_results=["found"])
+    await played.finish(record, Played(turns=[call, call, call, evolve(call, tool_results=[])]))
 
 
 async def refused(api: Api, id: str, turn: int, **more: Any) -> str:
@@ -44,7 +47,8 @@ async def test_what_cannot_be_forked_is_refused_with_its_reason(serving: Serve, 
         await submit(api, "waits")
         assert "there is no rollout 'none' to fork from; results are deleted" in await refused(api, "none", 1)
         assert "rollout 'waits' has not ended yet" in await refused(api, "waits", 1)
-        assert "no snapshot after turn 1; there are snapshots after turns 2" in await refused(api, "r", 1)
+        assert "no snapshot after turn 1; there are snapshots after turns 2, 4" in await refused(api, "r", 1)
+        assert "turn 4 of rollout 'r' ended the conversation" in await refused(api, "r", 4)
         assert "no snapshot after turn 3: it is too large" in await refused(api, "r", 3)
         assert "had another task" in await refused(api, "r", 2, kind="code")
         await api.ask("DELETE", "/v1/rollouts/waits")

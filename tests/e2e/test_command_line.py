@@ -85,7 +85,7 @@ def test_apply_waits_for_a_server_that_was_started_just_before_it(yard: Yard, tm
     _, err = rollyard(yard, "get", "rp", code=1)
     assert time.monotonic() - began < 60
     assert "Connection refused" in err
-    assert "trying again for 4 s" in err
+    assert "trying again for 10 s" in err
     assert "is `rollyard serve` running?" in err
     assert "SSLContext" not in err
 

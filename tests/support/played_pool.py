@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import zstandard
 
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status
+from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status, Turn
 from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutRecord, Transaction
@@ -24,6 +24,7 @@ class Played:
     status: Status = Status.COMPLETED
     tokens: int = 10
     seconds: float = 1.0
+    turns: Sequence[Turn] = ()
 
 
 Play = Callable[[RolloutRecord], Played]
@@ -59,7 +60,9 @@ class PlayedPool:
             None if played.status.scored else RolloutError(stage=Stage.RUN, reason="Test", message="as the test has it")
         )
         reward = played.reward if played.status.scored else None
-        outcome = Outcome(status=played.status, reward=reward, segments=[segment], error=error)  # type: ignore[arg-type]
+        outcome = Outcome(
+            status=played.status, reward=reward, segments=[segment], turns=list(played.turns), error=error
+        )  # type: ignore[arg-type]
         header = ResultHeader(
             lease=LeaseRef(namespace=record.namespace, id=record.id, fence=record.fence),
             status=played.status,

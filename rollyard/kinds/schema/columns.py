@@ -8,11 +8,14 @@ from datetime import datetime
 from typing import Any
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import KindObject, get_condition
+from rollyard.kinds.base import Condition, KindObject, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
+
+TROUBLE = {"EnoughMemory": "False", "ImagesReady": "False", "RenewalBlocked": "True", "SlurmReachable": "False"}
+"""Conditions that can report trouble while Ready is True, with the status that does so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +44,13 @@ def _ready(pool: InferencePool | RolloutPool) -> str:
     return f"{pool.status.replicas.ready}/{pool.status.replicas.desired}"
 
 
-def _reason(pool: InferencePool | RolloutPool) -> str:
-    found = get_condition(pool.status.conditions, "Ready")
-    return found.reason if found else "Unknown"
+def pool_reason(conditions: list[Condition]) -> str:
+    """Reason of Ready. If Ready is True, the conditions that report trouble follow: `AllReady,ImagesReady=False`."""
+    found = get_condition(conditions, "Ready")
+    if found is None:
+        return "Unknown"
+    troubles = [f"{c.type}={c.status}" for c in conditions if TROUBLE.get(c.type) == c.status]
+    return ",".join([found.reason, *(troubles if found.status == "True" else ())])
 
 
 _NAME = Column("NAME", "Name of the object.", lambda o, now: o.metadata.name)
@@ -53,7 +60,11 @@ _POOL = [
     Column(
         "UP-TO-DATE", "Ready allocations made from the present spec.", lambda o, now: str(o.status.replicas.updated)
     ),
-    Column("STATUS", "Reason of the condition Ready.", lambda o, now: _reason(o)),
+    Column(
+        "STATUS",
+        "Reason of the condition Ready, and other conditions that report trouble.",
+        lambda o, now: pool_reason(o.status.conditions),
+    ),
 ]
 _COLUMNS: dict[type[KindObject], list[Column]] = {
     InferencePool: [

@@ -135,6 +135,15 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
     }
 
 
+def turns(frame: bytes) -> list[dict[str, Any]]:
+    """Return the turns of a stored outcome as JSON objects. Input: a zstd frame."""
+    outcome = decompress(frame)
+    if is_columns(outcome):
+        return decode(outcome).turns()
+    found: list[dict[str, Any]] = json.loads(outcome)["turns"]
+    return found
+
+
 def run_as_json(frame: bytes) -> bytes:
     """Return a stored RUN result as JSON, for a node agent that does not read columns. Input and output are zstd frames."""
     run = decompress(frame)

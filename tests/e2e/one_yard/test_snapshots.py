@@ -11,6 +11,7 @@ import pytest
 import zstandard
 
 from rollyard.client import AsyncClient
+from rollyard.core.errors import Invalid
 from rollyard.kinds.rollout import ForkPoint, RolloutRequest, RolloutView, Stage, Status
 from tests.e2e.test_command_line import rollyard
 from tests.support.yard import Yard, kill, requests
@@ -105,16 +106,14 @@ async def test_a_rollout_goes_on_from_a_turn_of_another(served: tuple[Yard, Asyn
         assert files <= set(names(await client.snapshot(ended.id, last.turn)))
 
 
-async def test_a_fork_that_cannot_go_on_fails_and_says_why(served: tuple[Yard, AsyncClient]) -> None:
+async def test_a_fork_of_the_last_turn_is_refused_and_says_why(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     (asked,) = requests(1, 0, prefix="ended", agent={"snapshots": "every"}, sampling={"temperature": 0})
     (parent,) = await yard.gather(client, await client.submit([asked]))
     agent = {"fork_from": {"rollout": parent.id, "turn": len(parent.turns)}}
     fork = {**asked.model_dump(exclude_defaults=True), "id": "no-fork", "agent": agent}
-    (ended,) = await yard.gather(client, await client.submit([RolloutRequest.model_validate(fork)]))
-    assert ended.error is not None
-    assert (ended.status, ended.error.reason) == (Status.FAILED, "SnapshotUnusable")
-    assert "ended the conversation; fork from an earlier turn" in ended.error.message
+    with pytest.raises(Invalid, match=f"turn {len(parent.turns)} of rollout '{parent.id}' ended the conversation"):
+        await client.submit([RolloutRequest.model_validate(fork)])
 
 
 async def test_eval_begins_with_what_run_has_changed(served: tuple[Yard, AsyncClient]) -> None:
