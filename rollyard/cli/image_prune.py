@@ -1,7 +1,7 @@
 """`rollyard images prune`: deletes images that nobody uses from the cache of this node, or from the shared folder.
 
 All but built images can be had again, so they are deleted without a question. A built image stays while the server has an
-unfinished rollout that names it, or a pool whose default image it is.
+unfinished rollout or a running batch that names it, or a pool whose default image it is.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 
 from rollyard.api.app import build
 from rollyard.cli.main import cli
+from rollyard.kinds.batch import BatchRequest
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.images.cache import ImageCache
@@ -197,15 +199,18 @@ async def test_a_built_image_that_rollouts_or_pools_need_stays(yard: Yard, node:
         id="r", pool="swe", task=Task.model_validate({"kind": "math", "image": "built:numbers:asked"})
     )
     await yard.rollouts.submit("default", [request])
-    paths = {tag: archive(node / "image-cache", "numbers", tag, 72) for tag in ("default", "asked", "other")}
+    tasks = [json.dumps({"kind": "math", "image": f"built:numbers:batch{n}"}) for n in range(100)]
+    batch = BatchRequest(id="b", pool="swe", n=2, tasks=[Task.model_validate_json(task) for task in tasks])
+    await yard.parts.batches.create("default", batch, tasks)
+    paths = {tag: archive(node / "image-cache", "numbers", tag, 72) for tag in ("default", "asked", "batch99", "other")}
     words = ("prune", "--max-size", "0", "--kubeconfig")
     done = await asyncio.to_thread(_run, *words, str(tmp_path / "nowhere"))
-    assert done.stderr.count("stays: the server must say that no rollout needs it (no kubeconfig") == 3
+    assert done.stderr.count("stays: the server must say that no rollout needs it (no kubeconfig") == 4
     assert all(path.exists() for path in paths.values())
     async with serve_app(build(yard.parts.services())) as url:
         write_kubeconfig(tmp_path / "admin", url, "", yard.parts.signer.issue(Role.ADMIN, "admin"))
         done = await asyncio.to_thread(_run, *words, str(tmp_path / "admin"))
-    assert {tag for tag, path in paths.items() if path.exists()} == {"default", "asked"}
-    assert done.stderr.splitlines()[:2] == [
-        f"built:numbers:{tag} stays: rollouts or pools need it" for tag in ("asked", "default")
+    assert {tag for tag, path in paths.items() if path.exists()} == {"default", "asked", "batch99"}
+    assert done.stderr.splitlines()[:3] == [
+        f"built:numbers:{tag} stays: rollouts or pools need it" for tag in ("asked", "batch99", "default")
     ]

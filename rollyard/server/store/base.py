@@ -439,7 +439,8 @@ class Store(Protocol):
         ...
 
     async def images_needed(self) -> set[str]:
-        """Return the images that unfinished rollouts name, in normal form."""
+        """Return the images that unfinished rollouts and the tasks of running batches name, in normal form. Reads all
+        these tasks."""
         ...
 
     async def count_queued(self, pool: PoolKey) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.values.image_reference import normal_form
 from rollyard.server.store import image_holds, row_codec
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
 
@@ -91,7 +92,14 @@ def queue_places(
 
 def images_needed(db: sqlite3.Connection) -> set[str]:
     query = "SELECT DISTINCT image FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND image != ''"
-    return {image for (image,) in db.execute(query)}
+    of_rollouts = {image for (image,) in db.execute(query)}
+    query = (
+        "SELECT DISTINCT json_extract(body, '$.image') FROM dataset_tasks WHERE instr(body, '\"image\"') AND digest IN "
+        "(SELECT series.digest FROM batches INDEXED BY batches_running JOIN series "
+        "ON series.namespace = batches.namespace AND series.name = batches.series WHERE batches.status = 'Running')"
+    )
+    of_batches = {normal_form(image) for (image,) in db.execute(query)}
+    return (of_rollouts | of_batches) - {""}
 
 
 def count_queued(db: sqlite3.Connection, pool: PoolKey) -> int:
