@@ -95,7 +95,8 @@ class Yard:
         self.server.stdout.close()
 
     def client(self) -> AsyncClient:
-        return AsyncClient(kubeconfig=self.data / "admin.kubeconfig")
+        """A client that waits longer for a server that restarts than a busy machine takes."""
+        return AsyncClient(kubeconfig=self.data / "admin.kubeconfig", retry_seconds=300)
 
     # observe
 
