@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import signal
 import sys
 import termios
@@ -19,6 +20,7 @@ from rollyard.cli.options import with_client
 from rollyard.client.async_client import AsyncClient
 from rollyard.client.attachment import Attachment
 from rollyard.core.aio import running
+from rollyard.core.errors import RollyardError
 from rollyard.wire.attach import CHUNK, STDERR, AttachKind, Start
 
 FORWARDED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
@@ -71,7 +73,7 @@ async def exec_(
         with _raw_terminal() if with_tty else contextlib.nullcontext(), _signals(attached, with_tty) as ended_by:
             try:
                 async with running(_send_input(attached, with_stdin)):
-                    await print_output(attached)
+                    await _print_output(attached)
             except asyncio.CancelledError:
                 if not ended_by:
                     raise
@@ -79,27 +81,41 @@ async def exec_(
     sys.exit(attached.code)
 
 
-async def print_output(attached: Attachment) -> None:
+async def _print_output(attached: Attachment) -> None:
     """Print the output of the program until it ends. A stopped terminal stops only the output: pings of the server are
-    still answered."""
-    pieces: asyncio.Queue[tuple[int, bytes] | None] = asyncio.Queue()  # bounded by the window of the attachment
-    printing = asyncio.create_task(_print_pieces(attached, pieces))
-    try:
-        async for piece in attached.output():
-            pieces.put_nowait(piece)
-        pieces.put_nowait(None)
-        await printing
-    finally:
-        printing.cancel()
-        await asyncio.gather(printing, return_exceptions=True)
-
-
-async def _print_pieces(attached: Attachment, pieces: asyncio.Queue[tuple[int, bytes] | None]) -> None:
+    still answered. Raises ApiError; RollyardError if the output cannot be printed."""
     loop = asyncio.get_running_loop()
-    while (piece := await pieces.get()) is not None:
-        await loop.run_in_executor(None, _print, *piece)
-        with contextlib.suppress(ConnectionError):  # the program may have ended, and the connection with it
-            await attached.used(*piece)
+    pieces: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()  # bounded by the window of the attachment
+    printed: asyncio.Queue[tuple[int, bytes] | OSError | None] = asyncio.Queue()
+
+    def print_pieces() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            try:
+                while (piece := pieces.get()) is not None:
+                    _print(*piece)
+                    loop.call_soon_threadsafe(printed.put_nowait, piece)
+                loop.call_soon_threadsafe(printed.put_nowait, None)
+            except OSError as error:
+                loop.call_soon_threadsafe(printed.put_nowait, error)
+
+    async def receive() -> None:
+        try:
+            async for piece in attached.output():
+                pieces.put(piece)
+        finally:
+            pieces.put(None)
+
+    # A thread of its own, because a write to a pipe that nobody reads must not hold up the end of this process.
+    threading.Thread(target=print_pieces, daemon=True).start()
+    async with running(receive()) as receiving:
+        while (piece := await printed.get()) is not None:
+            if isinstance(piece, BrokenPipeError):
+                sys.exit(128 + signal.SIGPIPE)  # the reader has enough, as `head` does
+            if isinstance(piece, OSError):
+                raise RollyardError(f"the output cannot be written here: {piece.strerror}; the command is ended")
+            with contextlib.suppress(ConnectionError):  # the program may have ended, and the connection with it
+                await attached.used(*piece)
+        await receiving
 
 
 def _print(channel: int, data: bytes) -> None:
@@ -119,10 +135,14 @@ async def _send_input(attached: Attachment, with_stdin: bool) -> None:
 
     def read() -> None:
         data = b"x"
-        with contextlib.suppress(RuntimeError, OSError):  # the loop is closed, or the terminal is gone
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             while data:
                 room.acquire()
-                data = os.read(0, CHUNK)
+                try:
+                    data = os.read(0, CHUNK)
+                except OSError as error:
+                    data = b""
+                    click.echo(f"standard input cannot be read: {error.strerror}; the command gets its end", err=True)
                 loop.call_soon_threadsafe(pieces.put_nowait, data)
 
     threading.Thread(target=read, daemon=True).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -74,6 +75,7 @@ def cli() -> None:
 
 
 def main() -> None:
+    _open_standard_streams()
     try:
         cli(prog_name="rollyard")
     except RollyardError as error:
@@ -81,6 +83,15 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _open_standard_streams() -> None:
+    """Open /dev/null for each standard stream that is closed, so that no connection gets its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 if __name__ == "__main__":

@@ -271,6 +271,20 @@ async def test_a_flood_of_output_waits_for_its_reader_and_delays_nobody(site: Si
         await asyncio.gather(reading, return_exceptions=True)
     out, _ = await site.exec(id, "bash", "-c", "yes | head -c 20000000")
     assert len(out) == 20_000_000
+
+    def in_shell(command: str, rest: str = "") -> tuple[int, str]:
+        words = f"exec {sys.executable} -m rollyard.cli.main exec {command} {rest}"
+        done = subprocess.run(
+            ["bash", "-c", words], capture_output=True, text=True, env=site.yard.user_env, cwd=ROOT, timeout=60
+        )
+        return done.returncode, done.stderr
+
+    full = "error: the output cannot be written here: No space left on device; the command is ended\n"
+    assert await asyncio.gather(
+        asyncio.to_thread(in_shell, f"{id} -- yes", "> >(head -1)"),
+        asyncio.to_thread(in_shell, f"{id} -- yes", "> /dev/full"),
+        asyncio.to_thread(in_shell, f"-i {id} -- cat", "<&-"),
+    ) == [(141, ""), (1, full), (0, "")]
     ended = await site.finish(id)
     assert (ended.status, ended.attempt) == (Status.TRUNCATED, 1)
 
