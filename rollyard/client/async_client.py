@@ -17,6 +17,7 @@ import aiohttp
 from rollyard.client.attachment import Attachment, attach
 from rollyard.client.batch_client import BatchClient
 from rollyard.client.kubeconfig import Context, load_context
+from rollyard.client.rollout_path import rollout_path
 from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection, lines
 from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
@@ -339,7 +340,7 @@ class AsyncClient(BatchClient):
         from rollyard.client import rollout_answers  # not at the top: most commands need no numpy
 
         query = {**self._http.query(namespace), "wait": str(wait)}
-        kind, data = await self._http.get_bytes(f"/v1/rollouts/{id}", query, rollout_answers.ACCEPT)
+        kind, data = await self._http.get_bytes(rollout_path(id), query, rollout_answers.ACCEPT)
         return rollout_answers.read_rollout(kind, data)
 
     def attach(
@@ -351,7 +352,7 @@ class AsyncClient(BatchClient):
 
     async def rollout_history(self, id: str, namespace: str | None = None) -> RolloutHistory:
         """Return the changes of a rollout so far, oldest first. Raises NotFound."""
-        body = await self._http.json("GET", f"/v1/rollouts/{id}/history", query=self._http.query(namespace))
+        body = await self._http.json("GET", rollout_path(id) + "/history", query=self._http.query(namespace))
         return RolloutHistory.model_validate(body, extra="ignore")
 
     async def images_needed(self) -> set[str]:
@@ -360,12 +361,12 @@ class AsyncClient(BatchClient):
 
     async def snapshots(self, id: str, namespace: str | None = None) -> list[RolloutSnapshot]:
         """Return the snapshots of a rollout's sandbox, in the order of the turns. Raises NotFound."""
-        body = await self._http.json("GET", f"/v1/rollouts/{id}/snapshots", query=self._http.query(namespace))
+        body = await self._http.json("GET", rollout_path(id) + "/snapshots", query=self._http.query(namespace))
         return RolloutSnapshots.model_validate(body, extra="ignore").snapshots
 
     async def snapshot(self, id: str, turn: int, namespace: str | None = None) -> bytes:
         """Return the snapshot after a turn, a tar archive in zstd. Raises NotFound."""
-        path = f"/v1/rollouts/{id}/snapshots/{turn}"
+        path = f"{rollout_path(id)}/snapshots/{turn}"
         _, data = await self._http.get_bytes(path, self._http.query(namespace), "application/zstd")
         return data
 
@@ -430,7 +431,7 @@ class AsyncClient(BatchClient):
     async def cancel(self, id: str, namespace: str | None = None) -> RolloutView:
         """Cancel a rollout, which ends at once. An ended rollout does not change. Raises NotFound."""
         return RolloutView.model_validate(
-            await self._http.json("DELETE", f"/v1/rollouts/{id}", query=self._http.query(namespace))
+            await self._http.json("DELETE", rollout_path(id), query=self._http.query(namespace))
         )
 
     async def cancel_rollouts(
@@ -539,7 +540,7 @@ def _path(kind: str, namespace: str | None, name: str | None = None) -> str:
     plural = KINDS[kind].PLURAL
     base = f"/apis/{API_VERSION}"
     where = f"/namespaces/{namespace}" if namespace else ""
-    return f"{base}{where}/{plural}" + (f"/{name}" if name else "")
+    return f"{base}{where}/{plural}" + (f"/{name}" if name is not None else "")
 
 
 def manifest_of(obj: KindObject) -> dict[str, Any]:

@@ -9,8 +9,9 @@ import aiohttp
 from pydantic_core import from_json
 
 from rollyard.client.attached_socket import AttachedSocket
+from rollyard.client.rollout_path import rollout_path
 from rollyard.client.server_connection import ServerConnection
-from rollyard.core.errors import Incompatible, Unavailable, connection_failure_text, error_from_reason
+from rollyard.core.errors import BadRequest, Incompatible, Unavailable, connection_failure_text, error_from_reason
 from rollyard.kinds.rollout import Turn
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
@@ -90,10 +91,16 @@ async def attach(server: ServerConnection, id: str, namespace: str | None, start
     """Attach to a rollout. Leaving the block ends the program. Raises ApiError; Unavailable if the server cannot be
     reached."""
     try:
+        first = start.model_dump_json()
+    except ValueError:
+        raise BadRequest(
+            f"{start.words!r} is not UTF-8, so it cannot be sent; copy its folder, or use a pattern of the shell in the sandbox"
+        ) from None
+    try:
         async with server.web_socket(
-            f"/v1/rollouts/{id}/attach", server.query(namespace), HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES
+            rollout_path(id) + "/attach", server.query(namespace), HEARTBEAT_SECONDS, MAX_MESSAGE_BYTES
         ) as socket:
-            await socket.send_str(start.model_dump_json())
+            await socket.send_str(first)
             yield Attachment(AttachedSocket(socket))
     except aiohttp.WSServerHandshakeError as error:
         if error.status == 404:
