@@ -193,7 +193,7 @@ class Guard:
         """
         largest = None
         for sandbox, watched in self._watched.items():
-            if watched.ending.intersection(process_memory.descendants(watched.agent)):
+            if process_memory.still_ending(watched.agent, watched.ending):
                 return  # the kernel is freeing memory
             memory = process_memory.measure(watched.agent, watched.socket_bytes())
             if len(memory.processes) > 1 and (largest is None or memory.used > largest[2].used):
@@ -242,10 +242,7 @@ class Guard:
         watched.unseen = max(0, memory.used - watched.upper_bound(sockets))
         if ended:
             self._end(sandbox, watched, memory, ended, None)
-        alive = (
-            watched.ending.intersection(process_memory.descendants(watched.agent)) if watched.ending else frozenset()
-        )
-        watched.ending = alive | {process.pid for process in ended}
+        watched.ending = process_memory.still_ending(watched.agent, watched.ending) | {process.pid for process in ended}
         watched.due = time.monotonic() + limit.pause(memory.used, watched.limit)
 
     def _end(

@@ -18,10 +18,13 @@ processes, mappings and file locks, is left out too, because no file in /proc sh
 from __future__ import annotations
 
 import os
+import re
+import select
 import stat
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MAX_MAPS_BYTES = 1 << 20
@@ -32,6 +35,7 @@ PIPE_BYTES, SMALL_PIPE_BYTES = 1 << 16, 1 << 13
 """Content of a pipe, and of a pipe that is made while the pipes of the user can hold LARGE_PIPES bytes (pipe(7))."""
 LARGE_PIPES = 64 << 20
 NO_SOCKETS: Mapping[int, int] = {}
+_STATUS_LINE = re.compile(rb"^(Name|State|NSpid|FDSize|VmRSS|RssFile|VmPTE):\t(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +111,49 @@ def tmpfs_bytes(pid: int) -> int:
     return files
 
 
+class _OwnMounts:
+    """The mounts that this process sees. The kernel tells when they change (proc(5)), so their list is read only then: nodes
+    may have hundreds."""
+
+    def __init__(self) -> None:
+        self._file = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._changes = select.poll()
+        self._changes.register(self._file, select.POLLPRI)
+        self._devices: Set[str] | None = None
+
+    def devices(self) -> Set[str]:
+        if self._changes.poll(0) or self._devices is None:
+            self._devices = {line.split(b" ", 3)[2].decode() for line in _read("/proc/self/mountinfo").splitlines()}
+        return self._devices
+
+
+@cache
+def _own_mounts() -> _OwnMounts:
+    return _OwnMounts()
+
+
 def own_devices() -> Set[str]:
     """Return the devices of all mounts that this process sees now, as MAJOR:MINOR. The kernel gives the number of an
     unmounted device to a new one."""
-    return {line.split(b" ", 3)[2].decode() for line in _read("/proc/self/mountinfo").splitlines()}
+    return _own_mounts().devices()
 
 
 def measure(agent: int, sockets: Mapping[int, int] = NO_SOCKETS, without: Set[int] = frozenset()) -> SandboxMemory:
     """Measure the sandbox of a sandbox agent. `sockets`: inode -> bytes. `without`: processes to leave out, because they
     are ending. Until they have ended, only sockets that another process has open count."""
-    pids = [pid for pid in descendants(agent) if pid not in without]
-    opened = {pid: _OpenFiles(pid, sockets) for pid in pids}
+    statuses = {pid: _status(pid) for pid in descendants(agent) if pid not in without}
+    seen = {pid: status for pid, status in statuses.items() if status is not None and not status.has_ended}
+    opened = {pid: _OpenFiles(status.shown_at, sockets) for pid, status in seen.items()}
     if without:
         sockets = {inode: size for held in opened.values() for inode, size in held.sockets.items()}
     memory_files = {inode: size for held in opened.values() for inode, size in held.memory_files.items()}
     pipes = len(set().union(*(held.pipes for held in opened.values())))
     files, of_sockets = tmpfs_bytes(agent), sum(sockets.values())
     used, found = files + of_sockets + sum(memory_files.values()) + _pipe_bytes(pipes), []
-    for pid in pids:
-        if (status := _status(pid)) is not None:
-            private = _private(pid, memory_files) + status.page_tables
-            used += private
-            found.append(ProcessMemory(pid, status.inside_pid, status.name, private + opened[pid].bytes()))
+    for pid, status in seen.items():
+        private = _private(status.shown_at, memory_files) + status.page_tables
+        used += private
+        found.append(ProcessMemory(pid, status.inside_pid, status.name, private + opened[pid].bytes()))
     return SandboxMemory(used, files, of_sockets, found)
 
 
@@ -142,6 +167,13 @@ def glance(agent: int) -> SandboxMemory:
         if status is not None
     ]
     return SandboxMemory(sum(process.bytes for process in found), 0, 0, found)
+
+
+def still_ending(agent: int, killed: Set[int]) -> frozenset[int]:
+    """Return those of the killed processes of a sandbox that may still have memory. A process that has ended, and for which
+    its parent does not wait, has none."""
+    there = killed.intersection(descendants(agent)) if killed else ()
+    return frozenset(pid for pid in there if (status := _status(pid)) is not None and not status.has_ended)
 
 
 def has_sockets(pid: int) -> bool:
@@ -169,18 +201,40 @@ class _Status:
     page_tables: int
     descriptors: int
     """Size of the table of descriptors."""
+    shown_at: int
+    """The process, or one of its threads if the main thread has ended: /proc then shows the memory and the open files of
+    the process in the folders of its other threads alone."""
+    has_ended: bool
 
 
 def _status(pid: int) -> _Status | None:
     try:
-        lines = dict(line.split(b":\t", 1) for line in _read(f"/proc/{pid}/status").splitlines() if b":\t" in line)
+        lines = shown = _status_lines(pid)
+        shown_at = pid
+        if _has_ended(lines):
+            for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+                with suppress(OSError):
+                    if not _has_ended(of_thread := _status_lines(thread)):
+                        shown, shown_at = of_thread, thread
+                        break
     except OSError:
         return None
     resident, of_files, page_tables = (
-        int(lines.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"RssFile", b"VmPTE")
+        int(shown.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"RssFile", b"VmPTE")
     )
     inside, name = int(lines[b"NSpid"].split()[-1]), lines[b"Name"].decode(errors="replace")
-    return _Status(inside, name, resident, of_files, page_tables, int(lines[b"FDSize"]))
+    return _Status(
+        inside, name, resident, of_files, page_tables, int(shown[b"FDSize"]), shown_at, _has_ended(shown)
+    )
+
+
+def _status_lines(task: int) -> dict[bytes, bytes]:
+    """`task`: a process or a thread."""
+    return dict(_STATUS_LINE.findall(_read(f"/proc/{task}/status")))
+
+
+def _has_ended(lines: Mapping[bytes, bytes]) -> bool:
+    return lines[b"State"][:1] in (b"Z", b"X")
 
 
 def _held(status: _Status) -> int:

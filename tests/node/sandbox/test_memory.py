@@ -28,13 +28,28 @@ for i in range(4):
         time.sleep(600)
 os.wait()'"""
 
+MAIN_THREAD_ENDED = """python3 -c '
+import ctypes, os, threading, time
+def fill():
+    while "zombie" not in open(f"/proc/{os.getpid()}/status").read():
+        time.sleep(0.01)
+    hog = bytearray(100 << 20)
+    time.sleep(600)
+for i in range(4):
+    if not os.fork():
+        threading.Thread(target=fill).start()
+        ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+os.wait()'"""
+
 
 @pytest.fixture(scope="module")
 def spec() -> SandboxSpec:
     return SandboxSpec(None, Limits(cpus=1, memory_bytes=256 << 20, disk_bytes=64 << 20, processes=64))
 
 
-@pytest.mark.parametrize("command", [PROCESSES, SHARED], ids=["processes", "shared memory"])
+@pytest.mark.parametrize(
+    "command", [PROCESSES, SHARED, MAIN_THREAD_ENDED], ids=["processes", "shared memory", "main thread ended"]
+)
 async def test_more_memory_than_the_sandbox_may_have(sandbox: Sandbox, command: str) -> None:
     assert (await sandbox.bash("here=1", 60)).exit_code == 0
     result = await sandbox.bash(command, 600)
@@ -133,6 +148,19 @@ async def test_empty_files_count(sandboxes: SandboxFactory) -> None:
         assert "of it in files" in str(result.notes), result
         assert (await sandbox.bash("cd /tmp; ls -U1 | wc -l; ls -U1 | xargs rm -f", 600)).exit_code == 0
         assert (await sandbox.bash("ls /tmp | wc -l", 60)).output == "0\n"
+
+
+@one_runtime
+async def test_files_count_although_the_parent_does_not_wait_for_an_ended_process(sandboxes: SandboxFactory) -> None:
+    """While the kernel frees the memory of ended processes, files may grow. An ended process that is not waited for has none."""
+    await_end = "while ! grep -q zombie /proc/[0-9]*/status; do sleep 0.05; done"
+    fill = "while head -c 1M /dev/zero >> /tmp/fill; do :; done"
+    async with await sandboxes.start(SandboxSpec(None, SMALL)) as sandbox:
+        hogs = f"import subprocess, time; [subprocess.Popen(['python3', '-c', {HOG!r}]) for _ in '12']; time.sleep(600)"
+        await sandbox.write_file("hogs.py", hogs.encode())
+        result = await sandbox.bash(f"python3 hogs.py & {await_end}; {fill}", 60)
+        assert result.notes, result
+        assert int((await sandbox.bash("stat -c %s /tmp/fill", 60)).output) < SMALL.disk_bytes / 2
 
 
 async def test_a_neighbour_keeps_its_processes_and_the_next_guard_goes_on(
