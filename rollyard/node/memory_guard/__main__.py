@@ -50,6 +50,8 @@ class Watched:
     handle: int
     """pidfd of the sandbox agent. It tells whether the process id still belongs to the sandbox agent."""
     limit: int
+    mounts: sandbox_entry.MountLimits | None = None
+    """Limits that the runtime does not set on the sandbox's mounts."""
     sockets: socket.socket | None = None
     """Socket through which the sandbox's sockets are seen."""
     is_entered: bool = False
@@ -73,7 +75,7 @@ class Watched:
         """Return the bytes of each socket of the sandbox, by inode."""
         if not process_memory.has_sockets(self.agent):
             return process_memory.NO_SOCKETS
-        self.enter(None)
+        self.enter()
         if self.sockets is None:
             return process_memory.NO_SOCKETS
         try:
@@ -81,13 +83,13 @@ class Watched:
         except OSError:
             return process_memory.NO_SOCKETS
 
-    def enter(self, mounts: Mapping[str, int] | None) -> None:
+    def enter(self) -> None:
         """Limit the sandbox's mounts, and open the socket through which its sockets are seen. A second call has no effect."""
         if self.is_entered:
             return
         self.is_entered = True
         try:
-            entered = sandbox_entry.enter(self.agent, sandbox_entry.MountLimits(**mounts) if mounts else None)
+            entered = sandbox_entry.enter(self.agent, self.mounts)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ENOMEM):  # no fork now: the next look tries again
                 self.is_entered = False
@@ -147,9 +149,12 @@ class Guard:
         looked_before = self._unseen.pop(sandbox, None) is not None
         if (agent := process_memory.sandbox_agent(message["launcher"])) is not None:
             with suppress(ProcessLookupError):
-                watched = self._watched[sandbox] = Watched(sandbox, agent, os.pidfd_open(agent), message["limit"])
-                if message["mounts"]:
-                    watched.enter(message["mounts"])
+                mounts = sandbox_entry.MountLimits(**message["mounts"]) if message["mounts"] else None
+                watched = self._watched[sandbox] = Watched(
+                    sandbox, agent, os.pidfd_open(agent), message["limit"], mounts
+                )
+                if mounts is not None:
+                    watched.enter()
                 self._any_watched.set()
         elif not looked_before:
             self._unseen[sandbox] = time.monotonic() + SECOND_LOOK_SECONDS, message
@@ -226,6 +231,8 @@ class Guard:
         """Measure exactly only where a cheap upper bound is near the limit."""
         if watched.is_gone():
             return self._drop(sandbox)
+        if watched.mounts is not None:
+            watched.enter()  # again, if there was no fork
         watched.bound = bound = watched.upper_bound(watched.socket_bytes()) + watched.unseen
         if bound > watched.limit * limit.TARGET:
             self._measure(sandbox, watched)

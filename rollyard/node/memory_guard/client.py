@@ -150,8 +150,7 @@ class MemoryGuard:
         with its:
             argv = [sys.executable, "-m", "rollyard.node.memory_guard"]
             self._process = subprocess.Popen(argv, stdin=its.fileno(), stdout=subprocess.DEVNULL)
-        for message in self._watched.values():
-            messages.send(self._socket, message)
+        messages.send(self._socket, *self._watched.values())
 
 
 def _size(count: int) -> str:

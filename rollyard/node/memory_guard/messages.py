@@ -1,17 +1,24 @@
-"""Messages between the node agent and its memory guard: one JSON object a packet."""
+"""Messages between the node agent and its memory guard: a JSON list of objects in each packet."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 MAX_BYTES = 1 << 16
+_IN_ONE_PACKET = 256
+"""Greatest number of messages in one packet. A socket holds about 270 packets, and each sandbox has a message."""
 
 
-def send(sock: socket.socket, message: dict[str, Any]) -> None:
-    sock.send(json.dumps(message, separators=(",", ":")).encode())
+def send(sock: socket.socket, *messages: dict[str, Any]) -> None:
+    for first in range(0, len(messages), _IN_ONE_PACKET):
+        _send(sock, messages[first : first + _IN_ONE_PACKET])
+
+
+def _send(sock: socket.socket, messages: Sequence[dict[str, Any]]) -> None:
+    sock.send(json.dumps(messages, separators=(",", ":")).encode())
 
 
 def received(sock: socket.socket) -> Iterator[dict[str, Any]]:
@@ -25,4 +32,4 @@ def received(sock: socket.socket) -> Iterator[dict[str, Any]]:
             raise EOFError from None
         if not packet:
             raise EOFError
-        yield json.loads(packet)
+        yield from json.loads(packet)

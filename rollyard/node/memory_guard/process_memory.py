@@ -172,7 +172,7 @@ def glance(agent: int) -> SandboxMemory:
 def still_ending(agent: int, killed: Set[int]) -> frozenset[int]:
     """Return those of the killed processes of a sandbox that may still have memory. A process that has ended, and for which
     its parent does not wait, has none."""
-    there = killed.intersection(descendants(agent)) if killed else ()
+    there = killed & set(descendants(agent)) if killed else ()
     return frozenset(pid for pid in there if (status := _status(pid)) is not None and not status.has_ended)
 
 
@@ -223,9 +223,7 @@ def _status(pid: int) -> _Status | None:
         int(shown.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"RssFile", b"VmPTE")
     )
     inside, name = int(lines[b"NSpid"].split()[-1]), lines[b"Name"].decode(errors="replace")
-    return _Status(
-        inside, name, resident, of_files, page_tables, int(shown[b"FDSize"]), shown_at, _has_ended(shown)
-    )
+    return _Status(inside, name, resident, of_files, page_tables, int(shown[b"FDSize"]), shown_at, _has_ended(shown))
 
 
 def _status_lines(task: int) -> dict[bytes, bytes]:

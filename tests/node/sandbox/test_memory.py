@@ -152,7 +152,7 @@ async def test_empty_files_count(sandboxes: SandboxFactory) -> None:
 
 @one_runtime
 async def test_files_count_although_the_parent_does_not_wait_for_an_ended_process(sandboxes: SandboxFactory) -> None:
-    """While the kernel frees the memory of ended processes, files may grow. An ended process that is not waited for has none."""
+    """While the kernel frees the memory of ended processes, files may grow. An ended process has none, waited for or not."""
     await_end = "while ! grep -q zombie /proc/[0-9]*/status; do sleep 0.05; done"
     fill = "while head -c 1M /dev/zero >> /tmp/fill; do :; done"
     async with await sandboxes.start(SandboxSpec(None, SMALL)) as sandbox:
