@@ -48,7 +48,11 @@ async def cp(
     made in it. The rollout's history says that somebody copied. A path in the sandbox that does not begin with / starts
     in the working folder of the rollout's tools.
     """
-    limit, inside, target = size_bytes(max_size), _inside(source), _inside(dest)
+    try:
+        limit = size_bytes(max_size)
+    except ValueError as error:
+        raise click.UsageError(f"--max-size {max_size}: {error}") from None
+    inside, target = _inside(source), _inside(dest)
     if (inside is None) == (target is None):
         raise click.UsageError("write one of the two as ROLLOUT:PATH; a local path with a colon begins with ./ or /")
     id, path = inside or target or ("", "")
@@ -63,9 +67,9 @@ async def cp(
                 if inside
                 else _copy_in(attached, Path(source), limit, progress)
             )
-            await copy
-    if attached.code:
-        raise RollyardError(f"{source} is not copied: {progress.complaints or f'exit code {attached.code}'}")
+            copied = await copy
+    if attached.code or not copied:
+        raise RollyardError(f"{source} is not copied: {progress.complaints.rstrip() or f'exit code {attached.code}'}")
     progress.end_notes()
     if progress.complaints:
         click.echo(progress.complaints, err=True)
@@ -135,13 +139,14 @@ class _Progress:
         click.echo(f"\r{self._what}: {self.bytes / (1 << 20):.1f} MiB", nl=False, err=True)
 
 
-async def _copy_out(attached: Attachment, dest: Path, limit: int, progress: _Progress, name: str) -> None:
-    """Unpack the stream as it arrives. A pipe leads it to the thread that unpacks. `name`: of the copy in a folder."""
+async def _copy_out(attached: Attachment, dest: Path, limit: int, progress: _Progress, name: str) -> bool:
+    """Unpack the stream as it arrives. A pipe leads it to the thread that unpacks. `name`: of the copy in a folder. Return
+    whether there was something to copy."""
     take, give = os.pipe()
 
-    def unpack_all() -> None:
+    def unpack_all() -> bool:
         with open(take, "rb") as stream:
-            unpack(stream, dest, limit, progress.note, name)
+            return unpack(stream, dest, limit, progress.note, name, lambda: attached.code == 0)
 
     unpacking = asyncio.create_task(asyncio.to_thread(unpack_all))
     try:
@@ -157,11 +162,10 @@ async def _copy_out(attached: Attachment, dest: Path, limit: int, progress: _Pro
     finally:
         os.close(give)
         await asyncio.gather(unpacking, return_exceptions=True)
-    if not attached.code:
-        unpacking.result()
+    return not attached.code and unpacking.result()
 
 
-async def _copy_in(attached: Attachment, source: Path, limit: int, progress: _Progress) -> None:
+async def _copy_in(attached: Attachment, source: Path, limit: int, progress: _Progress) -> bool:
     """Pack the stream as the sandbox takes it. A pipe leads it from the thread that packs."""
     take, give = os.pipe()
 
@@ -186,6 +190,7 @@ async def _copy_in(attached: Attachment, source: Path, limit: int, progress: _Pr
         if not receiving.done():
             sending.result()  # raises, if the source cannot be packed
         await receiving
+        return True
 
 
 async def _complaints(attached: Attachment, progress: _Progress) -> None:

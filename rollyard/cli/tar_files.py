@@ -33,26 +33,45 @@ Note = Callable[[str], None]
 """Function that gets a sentence about something that is left out."""
 
 
-def unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note, name: str = "") -> None:
+def unpack(
+    stream: BinaryIO,
+    dest: Path,
+    limit_bytes: int,
+    note: Note,
+    name: str = "",
+    whole: Callable[[], bool] = lambda: True,
+) -> bool:
     """Unpack a stream with one file or folder. If `dest` is a folder, the copy is made in it under `name`, else `dest` is the
-    copy's name. Empty: nobody has chosen a name; the stream's own name is used if it replaces and hides nothing.
+    copy's name. Empty: nobody has chosen a name; the stream's own name is used if it replaces and hides nothing. `whole`
+    tells at the end of the stream if its sender has sent everything: a stream that is cut between two files looks whole.
 
-    Raises RollyardError if the stream is too large or not in order, or if the destination is a folder that exists; then
-    nothing is left.
+    Return False if the stream has no file; then the sandbox's side says why. Raises RollyardError if the stream is too large
+    or not in order, if the destination exists and is no file, or if it cannot be written. Then nothing is left.
     """
+    try:
+        return _unpack(stream, dest, limit_bytes, note, name, whole)
+    except OSError as error:
+        raise RollyardError(f"{dest} cannot be written: {error.strerror or error}") from None
+
+
+def _unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note, name: str, whole: Callable[[], bool]) -> bool:
     beside = dest if dest.is_dir() else dest.parent
     if not beside.is_dir():
         raise RollyardError(f"there is no folder {beside}; make it, or name another destination")
     staging = Path(tempfile.mkdtemp(prefix=".rollyard-cp-", dir=beside))
     try:
         made = _Unpacker(staging, limit_bytes, note).unpack(_bounded(stream, 2 * limit_bytes + _MOST_REST))
+        if not whole():
+            raise RollyardError("the stream from the sandbox ended too early")
         if made is None:
-            return  # the sandbox's side says why
+            return False
         if not os.path.lexists(staging / made):
             raise RollyardError("the sandbox sent a device or a link to another place, which is not copied")
         target = dest / (name or made) if dest.is_dir() else dest
         if target.is_dir() and not target.is_symlink():
             raise RollyardError(f"{target} exists and is a folder; remove it, or name another destination")
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            raise RollyardError(f"{target} is a device or a pipe; name another destination")
         if (staging / made).is_dir() and os.path.lexists(target):
             raise RollyardError(f"{target} exists and is no folder; remove it, or name another destination")
         if dest.is_dir() and not name and (made.startswith(".") or os.path.lexists(target)):
@@ -60,6 +79,7 @@ def unpack(stream: BinaryIO, dest: Path, limit_bytes: int, note: Note, name: str
                 f"the sandbox calls the copy {made!r}; write the name that it shall have as the destination"
             )
         os.replace(staging / made, target)
+        return True
     except BrokenArchive as error:
         raise RollyardError(f"the stream from the sandbox cannot be unpacked: {error}") from None
     finally:
@@ -171,8 +191,20 @@ class _Unpacker:
 
 
 def pack(source: Path, stream: BinaryIO, limit_bytes: int, note: Note) -> None:
-    """Write a file or a folder as a tar stream. Raises RollyardError if it is too large, before anything is written."""
+    """Write a file or a folder as a tar stream. Raises RollyardError if it cannot be read, and before anything is written if
+    it is too large, or no file or folder."""
+    try:
+        _pack(source, stream, limit_bytes, note)
+    except BrokenPipeError:
+        raise  # nobody reads the stream any more
+    except OSError as error:
+        raise RollyardError(f"{error.filename or source} cannot be read: {error.strerror or error}") from None
+
+
+def _pack(source: Path, stream: BinaryIO, limit_bytes: int, note: Note) -> None:
     top = Path(os.path.realpath(source))
+    if not (top.is_file() or top.is_dir()):
+        raise RollyardError(f"{source} is a device or a pipe, which is not copied")
     paths = [top, *sorted(top.rglob("*"))] if top.is_dir() else [top]
     total = sum(path.lstat().st_size for path in paths if not path.is_dir())
     if total > limit_bytes:

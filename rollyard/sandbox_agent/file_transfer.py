@@ -8,6 +8,7 @@ person who copies.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tarfile
 
@@ -91,18 +92,37 @@ def copy_in(path: str) -> None:
         into, name = os.path.dirname(path.rstrip("/")) or ".", os.path.basename(path.rstrip("/"))
     if not os.path.isdir(into):
         _refuse(f"{into}: there is no such folder in the sandbox; `rollyard exec ROLLOUT -- mkdir -p {into}` makes it")
-    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
-        for entry in archive:
-            if name:
-                entry.name = "/".join([name, *entry.name.split("/")[1:]])
-                if entry.islnk():
-                    entry.linkname = "/".join([name, *entry.linkname.split("/")[1:]])
-            try:
-                archive.extract(entry, into, filter="tar")
-            except (OSError, tarfile.TarError) as error:
-                _refuse(f"{os.path.join(into, entry.name)} cannot be written in the sandbox: {error}")
+    written = into
+    try:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+            for entry in archive:
+                if name:
+                    entry.name = "/".join([name, *entry.name.split("/")[1:]])
+                    if entry.islnk():
+                        entry.linkname = "/".join([name, *entry.linkname.split("/")[1:]])
+                written = os.path.join(into, entry.name)
+                _extract(archive, entry, into)
+    except (OSError, tarfile.TarError) as error:
+        _refuse(f"{written} cannot be written in the sandbox: {error}")
     while sys.stdin.buffer.read(_CHUNK):
         pass  # so that the sender can finish
+
+
+def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, into: str) -> None:
+    """Extract an entry. A file or a link gets its name when it is whole, and replaces what had the name, but no folder."""
+    if entry.isdir():
+        entry.mode |= 0o700  # for the files in it
+        archive.extract(entry, into, filter="tar")
+        return
+    path = os.path.join(into, entry.name)
+    entry.name = os.path.join(os.path.dirname(entry.name), f".rollyard-cp-{os.getpid()}")
+    new = os.path.join(into, entry.name)
+    try:
+        archive.extract(entry, into, filter="tar")
+        os.replace(new, path)
+    finally:
+        if os.path.lexists(new):  # it is not whole, or is a further name of the file that has the name already
+            os.unlink(new)
 
 
 def _say(text: str) -> None:
@@ -116,4 +136,5 @@ def _refuse(text: str) -> NoReturn:
 
 if __name__ == "__main__":
     os.umask(0o022)
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(1))  # the person is gone; what is not whole is deleted
     {"out": copy_out, "in": copy_in}[sys.argv[1]](sys.argv[2])

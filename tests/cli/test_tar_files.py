@@ -137,6 +137,35 @@ def test_a_folder_that_exists_is_kept_as_it_is(tmp_path: Path) -> None:
         unpack(stream(FOLDER), tmp_path / "no" / "where", LIMIT, print)
 
 
+def test_a_stream_that_ends_between_two_files_leaves_nothing(tmp_path: Path) -> None:
+    """Its sender was lost, or was ended for its memory."""
+    one_file = io.BytesIO(stream(FOLDER, entry("d/a", size=512), entry("d/b", size=512)).read()[: 3 * 512])
+    with pytest.raises(RollyardError, match="ended too early"):
+        unpack(one_file, tmp_path, LIMIT, print, whole=lambda: False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_file_is_never_replaced_and_what_is_empty_is_no_copy(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "stdout").symlink_to("pipe")
+    for name in ("pipe", "stdout"):
+        with pytest.raises(RollyardError, match="is a device or a pipe; name another"):
+            unpack(stream(entry("file", size=2)), tmp_path / name, LIMIT, print)
+    assert (tmp_path / "stdout").is_fifo()
+    assert not unpack(stream(), tmp_path / "nothing", LIMIT, print)
+    with pytest.raises(RollyardError, match="is a device or a pipe, which is not copied"):
+        pack(tmp_path / "pipe", io.BytesIO(), LIMIT, print)
+    assert sorted(os.listdir(tmp_path)) == ["pipe", "stdout"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RollyardError, match="/proc/self cannot be written: "):
+        unpack(stream(entry("file", size=2)), Path("/proc/self"), LIMIT, print, "file")
+    with pytest.raises(RollyardError, match="cannot be written: File name too long"):
+        unpack(stream(FOLDER, entry("d/" + "x" * 300)), tmp_path, LIMIT, print, "d")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_packed_folder_comes_back(tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "deep").mkdir(parents=True)
