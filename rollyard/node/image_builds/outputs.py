@@ -24,6 +24,7 @@ from rollyard.node.images.base import FillRoom
 from rollyard.node.images.folder_config import write_folder_config
 from rollyard.node.images.locks import try_lock
 from rollyard.node.images.oci_manifest import machine
+from rollyard.node.images.whole_file import write_whole
 
 FORMS = "write a new folder's path, oci:/LAYOUT:TAG, or oci-archive:/FILE.tar"
 _LAYOUT = b'{"imageLayoutVersion": "1.0.0"}'
@@ -74,7 +75,7 @@ async def _write_folder(path: Path, state: ImageState, store: LayerStore, lock_f
 def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:
     blobs = path / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
-    _replace(path / "oci-layout", _LAYOUT)
+    write_whole(path / "oci-layout", _LAYOUT)
     for layer in state.layers:
         target = blobs / layer.digest.removeprefix("sha256:")
         if not target.exists():
@@ -82,7 +83,7 @@ def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerSt
             shutil.copyfile(store.path(layer), growing)
             growing.rename(target)
     for data in (state.config_json(), state.manifest_json()):
-        _replace(blobs / sha256(data).removeprefix("sha256:"), data)
+        write_whole(blobs / sha256(data).removeprefix("sha256:"), data)
     try:
         others = json.loads((path / "index.json").read_bytes())["manifests"]
     except FileNotFoundError:
@@ -90,7 +91,7 @@ def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerSt
     except (ValueError, KeyError):
         raise ImageBuildFailed(f"{path} is no OCI layout: its index.json cannot be read; choose a new folder") from None
     kept = [one for one in others if one.get("annotations", {}).get(_NAME) != tag]
-    _replace(path / "index.json", _index(tag, state, kept))
+    write_whole(path / "index.json", _index(tag, state, kept))
 
 
 def _write_archive(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:
@@ -159,9 +160,3 @@ def _add_layer(archive: tarfile.TarFile, layer: Layer, store: LayerStore) -> Non
     info.size, info.mode = layer.size, 0o644
     with open(store.path(layer), "rb") as file:
         archive.addfile(info, file)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    growing.write_bytes(data)
-    growing.rename(path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Protocol
 
 from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock_unless
 from rollyard.node.images.oci_manifest import Descriptor
+from rollyard.node.images.whole_file import write_whole
 
 DOWNLOADS = 4
 """Downloads of one image at the same time."""
@@ -43,9 +43,7 @@ class BlobStore:
         """Store a small blob and return its digest."""
         digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
         path = self.path(digest)
-        growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-        growing.write_bytes(data)
-        growing.rename(path)
+        write_whole(path, data)
         return digest
 
     def read(self, digest: str) -> bytes | None:
@@ -79,21 +77,28 @@ class BlobStore:
     async def _fetch(self, origin: BlobOrigin, blob: Descriptor) -> FileLock:
         path = self.path(blob.digest)
         lock_path = self.lock_path(path.name)
+        fetched = False
+
+        def is_whole() -> bool:
+            """A machine that crashed may have left a file that is too short."""
+            return path.exists() and (fetched or blob.size in (0, path.stat().st_size))
+
         while True:
             shared = try_lock(lock_path, shared=True)
             if shared is not None:
-                if path.exists():
+                if is_whole():
                     os.utime(path)
                     return shared
                 shared.release()
-            lock = await wait_for_lock_unless(lock_path, path.exists)
+            lock = await wait_for_lock_unless(lock_path, is_whole)
             if lock is None:
                 continue
             try:
-                if not path.exists():
+                if not is_whole():
                     part = path.with_name(f"{path.name}.part")
                     await origin.blob(blob, part)
                     part.rename(path)
+                    fetched = True  # the origin has verified it, whatever the manifest says of its size
             finally:
                 lock.release()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -115,16 +116,23 @@ class ImageCache:
         if isinstance(source, FolderInPlace):
             return LocalImage(image, "", source.root, source.config, None)
         try:
-            key = await source.key()
-            for _ in range(_TRIES):
-                if (held := self._hold(source.name, key)) is not None:
-                    return self._used_now(image, held)
-                await self._filled(source, key)
-        except OSError as error:
-            raise ImageUnavailable(
-                source.name, f"the cache {self._folder} cannot be used: {error.strerror or error}"
-            ) from error
-        raise ImageUnavailable(source.name, "it was deleted as soon as it was there: raise `sandbox.images.cacheSize`")
+            try:
+                held = await self._held(source)
+            except (DiskFull, OSError) as error:
+                if not _is_full(error):
+                    raise
+                freed = await self.prune(0.0, float("inf"))
+                log.warning(
+                    "the disk of %s is full: deleted %d bytes of images that no sandbox uses", self._folder, freed
+                )
+                held = await self._held(source)
+        except (DiskFull, OSError) as error:
+            if _is_full(error):
+                why = f"the disk of {self._folder} is full: free some, or lower `sandbox.images.cacheSize`"
+            else:
+                why = f"the cache {self._folder} cannot be used: {getattr(error, 'strerror', None) or error}"
+            raise ImageUnavailable(source.name, why) from error
+        return self._used_now(image, held)
 
     def is_current(self, image: str, held: LocalImage) -> bool:
         """Return whether `get` would return the same image, without asking a registry or reading a whole file."""
@@ -265,21 +273,33 @@ class ImageCache:
     def _lock_path(self, name: str) -> Path:
         return self._folder / "locks" / name
 
+    async def _held(self, source: ImageSource) -> LocalImage:
+        """Return the image, held, and fill it before if it is missing. Raises ImageUnavailable, DiskFull and OSError."""
+        key = await source.key()
+        for _ in range(_TRIES):
+            if (held := self._hold(source.name, key)) is not None:
+                return held
+            await self._filled(source, key)
+        raise ImageUnavailable(source.name, "it was deleted as soon as it was there: raise `sandbox.images.cacheSize`")
+
     def _hold(self, name: str, key: str) -> LocalImage | None:
-        """Return the image, held; None if it is missing or being filled."""
+        """Return the image, held; None if it is missing, damaged or being filled."""
         entry = self._entry(key)
         lock = try_lock(self._lock_path(entry.name), shared=True)
         if lock is None:
             return None
         try:
-            config = ImageConfig.from_json(json.loads((entry / "image.json").read_bytes())["config"])
+            about = _about(entry)
+            if about is None:
+                lock.release()
+                return None
             os.utime(entry)
         except BaseException as error:
             lock.release()
             if isinstance(error, FileNotFoundError):
                 return None
             raise
-        return LocalImage(name, key, entry / "root", config, lock)
+        return LocalImage(name, key, entry / "root", about.config, lock)
 
     async def _filled(self, source: ImageSource, key: str) -> None:
         task = self._fills.get(key)
@@ -301,25 +321,15 @@ class ImageCache:
 
     async def _fill(self, source: ImageSource, key: str) -> None:
         entry = self._entry(key)
-        lock = await wait_for_lock_unless(self._lock_path(entry.name), entry.is_dir)
+        lock = await wait_for_lock_unless(self._lock_path(entry.name), lambda: _about(entry) is not None)
         if lock is None:
             return
         try:
-            if entry.is_dir():
+            if _about(entry) is not None:
                 return
+            await asyncio.to_thread(self._discard, entry)  # it may be damaged
             await self._wait_for_room(source.name)
-            try:
-                await self._fill_locked(source, entry, lock)
-            except DiskFull:
-                freed = await self.prune(0.0, float("inf"))
-                log.warning(
-                    "the disk of %s is full: deleted %d bytes of images that no sandbox uses", self._folder, freed
-                )
-                await self._fill_locked(source, entry, lock)
-        except DiskFull:
-            raise ImageUnavailable(
-                source.name, f"the disk of {self._folder} is full: free some, or lower `sandbox.images.cacheSize`"
-            ) from None
+            await self._fill_locked(source, entry, lock)
         finally:
             lock.release()
         await self._make_room(keep=entry.name)
@@ -442,18 +452,40 @@ class ImageCache:
 
     def _entries(self) -> Iterator[CacheEntry]:
         for folder in os.scandir(self._folder / "entries"):
+            digest = folder.name.replace("-", ":", 1)
             try:
-                about = json.loads(Path(folder.path, "image.json").read_bytes())
-                used = folder.stat().st_mtime
+                about, used = _about(Path(folder.path)), folder.stat().st_mtime
             except FileNotFoundError:
                 continue
-            yield CacheEntry(about["name"], folder.name.replace("-", ":", 1), about["bytes"], used, held=False)
+            name, size = ("(damaged)", 0) if about is None else (about.name, about.bytes)
+            yield CacheEntry(name, digest, size, used, held=False)
 
     def _is_held(self, name: str) -> bool:
         lock = try_lock(self._lock_path(name), shared=False)
         if lock is not None:
             lock.release()
         return lock is None
+
+
+@dataclass(frozen=True)
+class _About:
+    name: str
+    bytes: int
+    config: ImageConfig
+
+
+def _about(entry: Path) -> _About | None:
+    """Return what is noted about an image; None if it is missing, or damaged: a machine that crashes loses what was written
+    shortly before."""
+    try:
+        about = json.loads((entry / "image.json").read_bytes())
+        return _About(about["name"], about["bytes"], ImageConfig.from_json(about["config"]))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT))
 
 
 def _used(entry: CacheEntry) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from rollyard.kinds.values.image_reference import RegistryImage
 from rollyard.node.images.oci_manifest import machine
 from rollyard.node.images.regular_file import open_regular
+from rollyard.node.images.whole_file import write_whole
 
 TAG_SECONDS = 300.0
 """Seconds after which a moved tag is seen."""
@@ -42,11 +42,9 @@ class ResolvedTags:
 
     def keep(self, image: str, digest: str, *, seconds: float = TAG_SECONDS, identity: str = "") -> None:
         """Store the digest. It is looked up again after `seconds`."""
-        path = self.path(image)
-        growing = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         at = time.time() - TAG_SECONDS + seconds
-        growing.write_text(json.dumps({"image": image, "digest": digest, "at": at, "identity": identity}))
-        growing.rename(path)
+        kept = {"image": image, "digest": digest, "at": at, "identity": identity}
+        write_whole(self.path(image), json.dumps(kept).encode())
 
     def forget(self, image: str) -> None:
         """Look the name up at its next use."""

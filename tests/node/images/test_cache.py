@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -192,8 +193,28 @@ async def test_a_full_disk_frees_what_nobody_uses_and_is_named(registry: Pusher,
         ):
             await cache.stage(f"docker://{registry.host}/cache/full:big")
         await cache.stage(f"docker://{registry.host}/cache/full:v1")
+        with contextlib.suppress(OSError), open(folder / "of somebody else", "wb") as file:
+            file.write(bytes(8 << 20))  # so not even the image's manifest can be kept
+        await cache.stage(f"docker://{registry.host}/cache/full:v2")
+        assert not list((folder / "names").glob(".*"))
     finally:
         subprocess.run(["umount", "-l", folder], check=True)
+
+
+async def test_what_a_crash_of_the_machine_left_empty_is_made_again(registry: Pusher, cache: ImageCache) -> None:
+    registry.image("cache/crash", "v1", [BASE, gz(tar(("file", b"text")))])
+    name = f"docker://{registry.host}/cache/crash:v1"
+    await cache.stage(name)
+    (entry,) = cache.entries()
+    folder = cache._entry(entry.digest)
+    (folder / "image.json").write_bytes(b"")
+    (folder / "root/file").write_bytes(b"")
+    for blob in (folder.parents[1] / "blobs").iterdir():
+        blob.write_bytes(b"")
+    assert [one.name for one in cache.entries()] == ["(damaged)"]
+    with await cache.get(name) as image:
+        assert (image.root / "file").read_bytes() == b"text"
+    assert cache.entries() == [dataclasses.replace(entry, last_used=cache.entries()[0].last_used)]
 
 
 async def test_a_held_image_is_not_pruned_and_a_killed_holder_lets_go(registry: Pusher, open_folder: Path) -> None:
