@@ -208,9 +208,10 @@ class ImageCache:
     async def share(self, image: str) -> bool:
         """Put an image of a registry into the shared folder; return False if it is there. Raises ImageNotFound and
         ImageUnavailable."""
-        source, tier = self._source(image), self._tier()
+        source = self._source(image)
         if isinstance(source, FolderInPlace) or not source.shared:
             raise ImageNotFound(f"{image} is a file: only images of registries are kept in the shared folder")
+        tier = await asyncio.to_thread(self._tier)
         key = await source.key()
         if tier is not None and await asyncio.to_thread(tier.has, key):
             return False
@@ -233,9 +234,9 @@ class ImageCache:
         except ValueError as error:
             raise ImageNotFound(str(error)) from None
         if isinstance(reference, RegistryImage):
-            tier = self._tier()
-            names = ResolvedTags(tier.names) if tier is not None else None
-            return RegistrySource(reference, self._settings, self._blobs, self._resolved, names, self._registries)
+            return RegistrySource(
+                reference, self._settings, self._blobs, self._resolved, self._shared_names, self._registries
+            )
         if isinstance(reference, BuiltImage):
             path = self._built(reference)
             others = [] if os.path.exists(path) else self._other_tags(reference)
@@ -256,7 +257,7 @@ class ImageCache:
         return sorted({one.text for one in names if one.name == image.name})
 
     def _tier(self) -> SharedTier | None:
-        """Return the shared tier, if the pool has one that can be used now."""
+        """Return the shared tier, if the pool has one that can be used now. The call takes as long as the file system does."""
         if self._settings.shared_folder is None:
             return None
         try:
@@ -264,6 +265,10 @@ class ImageCache:
         except OSError as error:
             log.warning("the shared folder %s cannot be used: %s", self._settings.shared_folder, error.strerror)
             return None
+
+    def _shared_names(self) -> ResolvedTags | None:
+        tier = self._tier()
+        return ResolvedTags(tier.names) if tier is not None else None
 
     # holding and filling
 
@@ -340,7 +345,8 @@ class ImageCache:
         growing.mkdir()
         growing.chmod(0o755)
         try:
-            room, tier, size = FillRoom(self._limit, lock.fd), self._tier() if source.shared else None, None
+            room, size = FillRoom(self._limit, lock.fd), None
+            tier = await asyncio.to_thread(self._tier) if source.shared else None
             if tier is not None:
                 config, size = await tier.fill(source, f"sha256:{entry.name.removeprefix('sha256-')}", growing, room)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,10 +45,11 @@ class RegistrySource:
         settings: SandboxImages,
         blobs: BlobStore,
         resolved: ResolvedTags,
-        shared_names: ResolvedTags | None,
+        shared_names: Callable[[], ResolvedTags | None],
         health: RegistryHealth | None = None,
     ) -> None:
-        """`shared_names`: what all nodes know about tags, if there is a shared tier."""
+        """`shared_names`: function that returns what all nodes know about tags, if there is a shared tier. It is not called for
+        an image whose digest this node knows: the tier's file system may be slow."""
         self._image = image
         self._settings = settings
         self._blobs = blobs
@@ -91,7 +93,7 @@ class RegistrySource:
 
     async def _ask(self) -> str:
         """Ask the other nodes, then the registry. One node at a time asks the registry."""
-        names = self._shared_names
+        names = await asyncio.to_thread(self._shared_names)
         if names is None:
             return await self._resolve()
         try:
@@ -116,7 +118,7 @@ class RegistrySource:
 
     def _unusable(self, why: str) -> ImageUnavailable:
         """Return the error for an image that must be pushed again. Its tag is looked up at the next try."""
-        for names in filter(None, (self._resolved, self._shared_names)):
+        for names in filter(None, (self._resolved, self._shared_names())):
             with suppress(OSError):
                 names.forget(self.name)
         return ImageUnavailable(self.name, why, permanent=True)

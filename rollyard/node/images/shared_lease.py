@@ -33,10 +33,15 @@ class _LeaseFile:
 
     def take(self) -> bool:
         try:
-            with open(self._path, "x") as file:
-                file.write(self._token)
+            file = open(self._path, "x")  # noqa: SIM115
         except FileExistsError:
             return False
+        try:
+            with file:
+                file.write(self._token)
+        except OSError:  # on a full disk an empty file would look like a holder
+            self._path.unlink(missing_ok=True)
+            raise
         return True
 
     def read(self) -> str:
@@ -46,8 +51,10 @@ class _LeaseFile:
             return ""
 
     def renew(self, beat: int) -> None:
-        if self.read().startswith(self._token):
-            self._path.write_text(f"{self._token} {beat}")
+        with open(self._path, "r+") as file:  # it is never empty, also on a full disk, and not made again
+            if file.read().startswith(self._token):
+                file.seek(0)
+                file.write(f"{self._token} {beat}")
 
     def give_back(self) -> None:
         if self.read().startswith(self._token):

@@ -59,19 +59,19 @@ class SharedTier:
         """Make `root` in `folder`, from this tier or else from the source. Return also the bytes on disk, if the tier knows
         them. Raises as `ImageSource.fill`."""
         path = self._path(key)
-        while True:
-            if (found := await self._unpacked(source.name, path, folder, room)) is not None:
-                return found
-            try:
+        try:
+            while True:
+                if (found := await self._unpacked(source.name, path, folder, room)) is not None:
+                    return found
                 async with shared_lease(path.with_suffix(".lease"), path.exists) as held:
                     if held and not path.exists():
                         config = await source.fill(folder, room)
                         await self._publish(source.name, path, folder / "root", config, room)
                         return config, None
-            except OSError as error:
-                log.warning("the shared folder %s cannot be used: %s", self._folder, error.strerror)
-                await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
-                return await source.fill(folder, room), None
+        except OSError as error:
+            log.warning("the shared folder %s cannot be used: %s", self._folder, error.strerror)
+            await asyncio.to_thread(shutil.rmtree, folder / "root", ignore_errors=True)
+            return await source.fill(folder, room), None
 
     async def _unpacked(self, name: str, path: Path, folder: Path, room: FillRoom) -> tuple[ImageConfig, int] | None:
         """Return the configuration of the unpacked image and its bytes on disk; None if the file was damaged, and is
@@ -122,7 +122,8 @@ class SharedTier:
 
     def prune(self, unused_seconds: float) -> int:
         """Delete the files that no node has read for this time. Return the number of freed bytes."""
-        return self._delete([file for file in self.files() if file.last_used < time.time() - unused_seconds])
+        unused = [file for file in self.files() if file.last_used < time.time() - unused_seconds]
+        return self._delete(unused) + self._delete_leftovers()
 
     def shrink(self, limit_bytes: int) -> int:
         """Delete the least recently used files until the folder is within the limit, but none that a node may be reading.
@@ -134,7 +135,7 @@ class SharedTier:
             if excess > 0 and file.last_used < now - READING_SECONDS:
                 chosen.append(file)
                 excess -= file.bytes
-        return self._delete(chosen)
+        return self._delete(chosen) + self._delete_leftovers()
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{file_name(key)}.tar.zst"
@@ -145,6 +146,17 @@ class SharedTier:
             with contextlib.suppress(FileNotFoundError):
                 self._path(file.digest).unlink()
                 freed += file.bytes
+        return freed
+
+    def _delete_leftovers(self) -> int:
+        """Delete what dead nodes left: incomplete files and leases, which live nodes change all the time. Return the number of
+        freed bytes."""
+        freed, before = 0, time.time() - READING_SECONDS
+        for path in (found for place in (self._folder, self.names) for found in place.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                if (path.name.startswith(".") or ".lease" in path.name) and (info := path.stat()).st_mtime < before:
+                    path.unlink()
+                    freed += info.st_size
         return freed
 
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.images import flat_image, shared_lease
 from rollyard.node.images.base import ImageConfig
 from rollyard.node.images.cache import ImageCache
+from rollyard.node.images.shared_tier import SharedTier
 from tests.support.image_registry import BASE, Front, Pusher, gz, hard_link, symlink, tar
 
 _STAGE = """
@@ -169,9 +171,59 @@ async def test_two_pullers_at_worst_work_twice(
     subprocess.run(["zstd", "-qt", packed], check=True)
 
 
-async def test_a_shared_folder_that_cannot_be_used_costs_a_pull_only(registry: Pusher, open_folder: Path) -> None:
-    registry.image("tier/none", "v1")
-    (open_folder / "tier").write_text("no folder")
+@pytest.mark.parametrize("fault", ["no folder", "a file nobody can read"])
+async def test_a_shared_folder_that_cannot_be_used_costs_a_pull_only(
+    registry: Pusher, open_folder: Path, fault: str
+) -> None:
+    digest, tier = registry.image("tier/none", "v1"), open_folder / "tier"
+    if fault == "no folder":
+        tier.write_text(fault)
+    else:
+        (tier / "images").mkdir(parents=True)
+        packed = tier / "images" / f"{digest.replace(':', '-')}.tar.zst"
+        packed.symlink_to(packed)  # also root cannot read it
     (node,) = _nodes(open_folder, 1)
     with await node.get(f"docker://{registry.host}/tier/none:v1") as image:
         assert (image.root / "etc/name").exists()
+
+
+async def test_an_image_whose_digest_is_known_needs_no_look_at_the_shared_folder(
+    registry: Pusher, open_folder: Path
+) -> None:
+    """Its file system may hang, and sandboxes are claimed in milliseconds."""
+    registry.image("tier/known", "v1")
+    (node,) = _nodes(open_folder, 1)
+    name = f"docker://{registry.host}/tier/known:v1"
+    with await node.get(name) as held:
+        shutil.rmtree(open_folder / "tier")
+        with await node.get(name):
+            assert node.is_current(name, held)
+    assert not (open_folder / "tier").exists()
+
+
+async def test_a_lease_in_a_full_folder_leaves_no_file_that_looks_like_a_holder(open_folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "small", open_folder], check=True)
+    try:
+        (open_folder / "of somebody else").write_bytes(bytes(4096))
+        with pytest.raises(OSError, match="No space"):
+            async with shared_lease.shared_lease(open_folder / "lease", lambda: False):
+                pass
+        assert [path.name for path in open_folder.iterdir()] == ["of somebody else"]
+    finally:
+        subprocess.run(["umount", "-l", open_folder], check=True)
+
+
+def test_prune_deletes_what_dead_nodes_left(open_folder: Path) -> None:
+    tier, names = SharedTier(open_folder), ["sha256-1.tar.lease", ".sha256-1.tar.zst.01", "sha256-2.tar.lease.01"]
+    left = [open_folder / "images" / name for name in names] + [open_folder / "names" / ".1.json.01"]
+    for path in left:
+        path.write_bytes(b"1234")
+    assert tier.prune(0.0) == 0  # live nodes may be writing them
+    for path in left[:1] + left[2:]:
+        os.utime(path, (1000, 1000))
+    assert tier.prune(1e9) == 12
+    os.utime(left[1], (1000, 1000))
+    assert tier.shrink(1 << 30) == 4
+    assert not any(path.exists() for path in left)
