@@ -47,7 +47,9 @@ class HostPattern:
         address = address_of(self.host)
         if address is not None:
             return address_of(host) == address
-        return host.endswith(self.host[1:]) if self.wildcard else host == self.host
+        if self.wildcard:
+            return host.endswith(self.host[1:]) and _NAME.fullmatch(host) is not None
+        return host == self.host
 
     def may_be_at(self, address: Address) -> bool:
         """Whether a connection for this pattern may go to `address`, which the host's name has in DNS.

@@ -14,10 +14,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
@@ -38,10 +41,15 @@ MAX_CONNECTIONS = 64
 """Greatest number of connections of one sandbox. Each uses two file descriptors of the node agent."""
 CONNECT_SECONDS = 30.0
 HEAD_SECONDS = 30.0
+FINISH_SECONDS = 10.0
+"""Seconds in which a side of an ended connection takes what is still on its way to it."""
 MAX_HEAD_BYTES = 1 << 16
 _CHUNK = 1 << 16
 _OWN_HEADERS = (b"host", b"connection", b"proxy-connection", b"proxy-authorization", b"keep-alive")
 """Headers of a plain request that the proxy replaces or drops."""
+_METHOD, _TARGET = re.compile(rb"[A-Za-z-]+"), re.compile(rb"[!-~]+")
+_LOOKUPS = ThreadPoolExecutor(16, "names")
+"""Threads of their own. They may wait long for a name, and other work of the node agent must not wait for them."""
 
 
 class _Refused(Exception):
@@ -82,17 +90,19 @@ class EgressProxy:
         self._connections.add(task)
         try:
             await self._serve(reader, writer)
+            await _finish(writer)
         except _Refused as error:
             body = f"{error}\n".encode()
             about = f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close"
             with contextlib.suppress(OSError):
                 writer.write(f"HTTP/1.1 {error.status}\r\n{about}\r\n\r\n".encode() + body)
                 await writer.drain()
+            await _finish(writer)
         except (OSError, EOFError, TimeoutError):
             pass  # one side is gone
         finally:
             self._connections.discard(task)
-            writer.close()
+            writer.transport.abort()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         method, target, headers = await _read_head(reader)
@@ -104,20 +114,20 @@ class EgressProxy:
             host, port = "", 0
         if not host or not port or (not tunnel and parts.scheme != "http"):
             raise _Refused("400 Bad Request", "the proxy takes `CONNECT host:port` and `GET http://host/path`")
+        # The site's proxy might read another host than we do from a user name, or from another end of a line. So it gets none.
+        name = f"[{host}]" if ":" in host else host
         site = _SiteProxy.of_environment(tunnel, host)
         their_reader, their_writer = await self._connect(host, port, site)
         try:
             if tunnel:
                 if site is not None:
-                    await site.open_tunnel(their_reader, their_writer, target)
+                    await site.open_tunnel(their_reader, their_writer, f"{name}:{port}")
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
             else:
-                seen = (
-                    parts._replace(fragment="")
-                    if site is not None
-                    else parts._replace(scheme="", netloc="", fragment="")
-                )
-                line = f"{method.decode()} {seen.geturl() or '/'} HTTP/1.1\r\nHost: {parts.netloc}\r\n".encode()
+                where = name if port == 80 else f"{name}:{port}"
+                seen = (f"http://{where}" if site is not None else "") + (parts.path or "/")
+                seen += f"?{parts.query}" if parts.query else ""
+                line = f"{method.decode()} {seen} HTTP/1.1\r\nHost: {where}\r\n".encode()
                 kept = [h for h in headers if h.split(b":", 1)[0].strip().lower() not in _OWN_HEADERS]
                 kept += site.headers if site is not None else []
                 their_writer.write(line + b"\r\n".join([*kept, b"Connection: close", b"", b""]))
@@ -125,8 +135,9 @@ class EgressProxy:
                 await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
                 if up.done() and up.exception() is None:  # a client may end its request's direction first
                     await asyncio.wait({down})
+            await _finish(their_writer)
         finally:
-            their_writer.close()
+            their_writer.transport.abort()
 
     async def _connect(
         self, host: str, port: int, site: _SiteProxy | None
@@ -137,22 +148,21 @@ class EgressProxy:
             self._log_refusal(f"{host}:{port}")
             raise _Refused("403 Forbidden", f"the pool's sandbox.allowedHosts do not include {host}:{port}")
         failure = "its name has no address"
+        next_host, next_port = (host, port) if site is None else (site.host, site.port)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                if site is not None:
-                    return await asyncio.open_connection(site.host, site.port, limit=_CHUNK)
-                for address in await _addresses(host, port):
-                    if not pattern.may_be_at(address):
+                for address in await _addresses(next_host, next_port):
+                    if site is None and not pattern.may_be_at(address):
                         failure = f"its address {address} is one that sandbox.allowedHosts must name itself"
                         continue
                     try:
-                        return await asyncio.open_connection(str(address), port, limit=_CHUNK)
+                        return await asyncio.open_connection(str(address), next_port, limit=_CHUNK)
                     except OSError as error:
                         failure = error.strerror or str(error)
         except TimeoutError:
             failure = f"no connection within {CONNECT_SECONDS:g} s"
-        except OSError as error:
-            failure = f"the site's proxy {site} does not answer: {error.strerror or error}"
+        if site is not None:
+            failure = f"the site's proxy {site} does not answer: {failure}"
         raise _Refused("502 Bad Gateway", f"{host}:{port} cannot be reached: {failure}")
 
     def _log_refusal(self, where: str) -> None:
@@ -204,8 +214,9 @@ async def _addresses(host: str, port: int) -> Iterator[Address]:
     """Return the addresses of a name."""
     if (literal := address_of(host)) is not None:
         return iter([literal])
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, look_up)
     except (OSError, UnicodeError):
         return iter([])
     addresses = (address_of(str(sockaddr[0])) for *_, sockaddr in found)
@@ -221,9 +232,24 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[bytes, str, list[byt
         raise _Refused("431 Request Header Fields Too Large", f"a request has at most {MAX_HEAD_BYTES} bytes") from None
     first, *headers = head[:-4].split(b"\r\n")
     words = first.split(b" ")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+    if (
+        len(words) != 3
+        or not _METHOD.fullmatch(words[0])
+        or not _TARGET.fullmatch(words[1])
+        or words[2][:7] != b"HTTP/1."
+    ):
         raise _Refused("400 Bad Request", "this is not a request of HTTP/1.1")
-    return words[0], words[1].decode("ascii", "replace"), headers
+    if any(end in line for line in headers for end in (b"\r", b"\n", b"\0")):  # for some servers an end of a line
+        raise _Refused("400 Bad Request", "a header has a control character")
+    return words[0], words[1].decode(), headers
+
+
+async def _finish(writer: asyncio.StreamWriter) -> None:
+    """Close a connection once the other side has taken everything, or after FINISH_SECONDS."""
+    writer.close()
+    with contextlib.suppress(OSError):  # a TimeoutError too
+        async with asyncio.timeout(FINISH_SECONDS):
+            await writer.wait_closed()
 
 
 async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
