@@ -223,10 +223,10 @@ class Sandbox:
     async def close(self) -> None:
         """End every process of the sandbox and discard everything it wrote. A second call has no effect."""
         self._guard.forget(self.id)
-        await self._egress.close()
         self._gate.close()
-        self._connection.abort("the sandbox was closed")
+        self._connection.abort("the sandbox was closed")  # first: the sandbox ends even if this call is cancelled
         try:
+            await self._egress.close()
             await self._launcher.end()
         finally:
             self.held.release()

@@ -185,9 +185,9 @@ class WarmSandboxes:
 
     async def _is_usable(self, shape: _Shape, sandbox: Sandbox) -> bool:
         """Return whether the sandbox answers, and has the image that a new one would have. This needs no network."""
-        if not sandbox.alive or not await self._factory.has_current_image(sandbox):
-            return False
         try:
+            if not sandbox.alive or not await self._factory.has_current_image(sandbox):
+                return False
             async with asyncio.timeout(CLAIM_SECONDS):
                 await _prepare(sandbox, shape.tools)
         except (SandboxLost, TimeoutError):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import SandboxLost, SandboxStartFailed
+from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.node.sandbox.base import Runtime, SandboxSpec
 from rollyard.node.sandbox.bubblewrap import Bubblewrap
 from rollyard.node.sandbox.find_runtime import find_runtime
@@ -117,6 +118,21 @@ async def test_closing_under_a_running_call(sandboxes: SandboxFactory, spec: San
     await sandbox.close()
     with pytest.raises(SandboxLost):
         await running
+
+
+@pytest.mark.parametrize("runtime", ["bubblewrap"], indirect=True)
+async def test_closing_that_is_cancelled_while_the_proxy_ends(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
+    before = {process.pid for process in host_processes()}
+    sandbox = await sandboxes.start(replace(spec, allowed_hosts=(HostPattern.parse("mirror"),)))
+    connected = await sandbox.bash("exec 5<> /dev/tcp/127.0.0.1/3128 && echo connected", 10)
+    assert connected.output == "connected\n"
+    await until(lambda: bool(sandbox._egress._connections))
+    closing = asyncio.create_task(sandbox.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    await until(lambda: not [one for one in descendants(os.getpid()) if one.pid not in before])
 
 
 async def test_a_killed_agent_is_a_lost_sandbox(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:

@@ -50,6 +50,14 @@ def first_processes() -> list[HostProcess]:
     return [one for one in descendants(os.getpid()) if one.pid_inside == 1]
 
 
+def folder_image(folder: Path) -> Path:
+    image = folder / "image"
+    for name in ("usr", "etc", "workspace", "home", "home/agent"):
+        (image / name).mkdir(mode=0o755, parents=True)
+    image.chmod(0o755)
+    return image
+
+
 async def test_the_second_claim_of_an_image_warms_the_third(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
     await (await sandboxes.start(spec)).close()  # the first one of a test run may have to wait for our Python
     async with warmed(sandboxes) as warm:
@@ -103,6 +111,20 @@ async def test_a_cancelled_claim_leaves_its_sandbox_to_the_next(sandboxes: Sandb
     await until(lambda: not first_processes())
 
 
+async def test_a_claim_that_is_cancelled_while_it_looks_at_the_image_ends_its_sandbox(
+    sandboxes: SandboxFactory, spec: SandboxSpec, open_folder: Path
+) -> None:
+    image = folder_image(open_folder)
+    async with warmed(sandboxes) as warm:
+        expected = await one_expected(warm, replace(spec, image=str(image)))
+        claiming = asyncio.create_task(expected.claim())
+        await asyncio.sleep(0)
+        claiming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+        await until(lambda: not first_processes())
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_one_that_died_before_its_claim_is_replaced(
     sandboxes: SandboxFactory, spec: SandboxSpec, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
@@ -137,10 +159,7 @@ async def test_a_claim_gets_no_sandbox_of_another_shape(sandboxes: SandboxFactor
 async def test_a_folder_that_was_replaced_gives_a_new_sandbox(
     sandboxes: SandboxFactory, spec: SandboxSpec, open_folder: Path
 ) -> None:
-    image = open_folder / "image"
-    for name in ("usr", "etc", "workspace", "home", "home/agent"):
-        (image / name).mkdir(mode=0o755, parents=True)
-    image.chmod(0o755)
+    image = folder_image(open_folder)
     (image / "etc" / "mark").write_text("old")
     of_image = replace(spec, image=str(image))
     async with warmed(sandboxes) as warm:
