@@ -319,23 +319,26 @@ class LeaseRun:
 
     async def _evaluated(self, handler: GuardedHandler, run: RunResult) -> Outcome:
         budget = self._budget(Stage.EVAL)
-        async with self._stage_worker(Stage.EVAL), self._limit(budget, f"EVAL took more than {budget:g} s"):
-            score = await self._score(handler, run, HANDLER_TIME_SHARE * budget)
+        late = self._limit(budget, f"EVAL took more than {budget:g} s")
+        async with self._stage_worker(Stage.EVAL), contextlib.AsyncExitStack() as stack, late:
+            score = await self._score(handler, run, HANDLER_TIME_SHARE * budget, stack)
         timings = evolve(run.outcome.timings, eval=self._timings["eval"])
         metrics = {**run.outcome.metrics, **score.metrics, **self._looks}
         update = {"reward": score.reward, "metrics": metrics, "timings": timings}
         return evolve(run.outcome, **update)
 
-    async def _score(self, handler: GuardedHandler, run: RunResult, seconds: float) -> Score:
+    async def _score(
+        self, handler: GuardedHandler, run: RunResult, seconds: float, stack: contextlib.AsyncExitStack
+    ) -> Score:
+        """`stack` ends the sandbox, or keeps it. It sees also that the time is up."""
         task, turns = self._lease.task, run.outcome.turns
         if not handler.eval_needs_sandbox:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
         coming = self._for_eval or self._node.sandboxes.expect(self._sandbox_spec(handler))
-        async with self._closed_or_kept(await coming.claim()) as fresh:
-            self.sandbox = fresh
-            if handler.eval_from_snapshot(task):
-                await self._eval_files.restore(fresh, self._node.uploads, self.ref)
-            return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
+        fresh = self.sandbox = await stack.enter_async_context(self._closed_or_kept(await coming.claim()))
+        if handler.eval_from_snapshot(task):
+            await self._eval_files.restore(fresh, self._node.uploads, self.ref)
+        return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
 
     # helpers
 

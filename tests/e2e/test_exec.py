@@ -458,6 +458,16 @@ async def test_the_sandbox_of_a_failed_rollout_is_kept_for_a_while_if_asked_for(
 
     await site.yard.until(over)
     assert (await site.client.rollout(id))[0].kept == view
+    late = await site.submit(
+        kind="gated_scoring", until=Stage.EVAL, budgets={"keep_failed_seconds": 600, "eval_seconds": 2}
+    )
+
+    async def kept_in_eval() -> bool:
+        found = (await site.client.rollout(late))[0].kept
+        return found is not None and found.stage is Stage.EVAL
+
+    await site.yard.until(kept_in_eval)
+    await site.client.cancel(late)
     good = await site.submit(budgets={"keep_failed_seconds": 600})
     assert (await site.finish(good)).status is Status.TRUNCATED
     assert (await site.client.rollout(good))[0].kept is None, "it has not failed"
