@@ -111,11 +111,11 @@ async def _get_ancestors(request: web.Request) -> web.Response:
 
 
 @accepts("namespace", "id", "fence")
-async def _get_snapshot(request: web.Request) -> web.Response:
+async def _get_snapshot(request: web.Request) -> web.StreamResponse:
     """Send the snapshot from which the lease's rollout goes on: its image in a header, and its archive."""
     services, record, point = await _leased_fork(request)
     _, snapshot = await _fork_point(services, record.namespace, point)
-    return await for_node_agent(services, snapshot)
+    return await for_node_agent(request, snapshot)
 
 
 async def _leased_fork(request: web.Request) -> tuple[Services, RolloutRecord, ForkPoint]:

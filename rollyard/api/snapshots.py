@@ -17,7 +17,7 @@ from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import Invalid, NotFound
 from rollyard.kinds.rollout_snapshot import RolloutSnapshots
 from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot
-from rollyard.wire.frames import framed
+from rollyard.wire.frames import frame_head, framed
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, SnapshotHeader
 
 CONTENT_TYPE = "application/zstd"
@@ -97,21 +97,20 @@ async def send_blob(
 
 
 @accepts("namespace", "id", "fence")
-async def _get_last(request: web.Request) -> web.Response:
+async def _get_last(request: web.Request) -> web.StreamResponse:
     """Send the last snapshot of the lease's rollout, with which its EVAL begins."""
     record, services = await leased_rollout(request), request.app[SERVICES]
     stored = await services.store.snapshots(record)
     if not stored:
         raise NotFound(f"rollout {record.id!r} has no snapshot of its RUN")
-    return await for_node_agent(services, snapshot_of_turn(record, stored, str(stored[-1].about.turn)))
+    return await for_node_agent(request, snapshot_of_turn(record, stored, str(stored[-1].about.turn)))
 
 
-async def for_node_agent(services: Services, snapshot: StoredSnapshot) -> web.Response:
-    """Return two frames: the description of the snapshot, and its archive."""
+async def for_node_agent(request: web.Request, snapshot: StoredSnapshot) -> web.StreamResponse:
+    """Send two frames: the description of the snapshot, and its archive."""
     assert snapshot.blob is not None
-    data = await services.store.read_blob(snapshot.blob)
-    about = snapshot.about.model_dump_json().encode()
-    return web.Response(body=framed(about) + framed(data), content_type=CONTENT_TYPE)
+    about = framed(snapshot.about.model_dump_json().encode())
+    return await send_blob(request, snapshot.blob, about + frame_head(snapshot.blob.length))
 
 
 def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: str) -> StoredSnapshot:

@@ -7,7 +7,12 @@ LENGTH_BYTES = 8
 
 def framed(data: bytes) -> bytes:
     """Return one frame. In a stream an empty frame only keeps the connection alive."""
-    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+    return frame_head(len(data)) + data
+
+
+def frame_head(length: int) -> bytes:
+    """Return what precedes the data of a frame."""
+    return length.to_bytes(LENGTH_BYTES, "little")
 
 
 def unframed(body: bytes) -> list[bytes]:

@@ -91,14 +91,17 @@ async def test_a_client_that_does_not_read_keeps_no_snapshot_in_memory(
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 24 << 20)
     async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
-        body = BytesIO(header(ref, 1).model_dump_json().encode() + b"\n" + bytes(24 << 20))
+        body = BytesIO(header(ref, 2).model_dump_json().encode() + b"\n" + bytes(24 << 20))
         headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
         async with api.http.put(f"{api.url}/v1/node/snapshot", data=body, headers=headers) as answer:
             assert answer.status == 204
-        await uploads.snapshot(header(ref, 2), b"small")
-        url = f"{api.url}/v1/rollouts/r/snapshots/1"
-        stalled = [await api.http.get(url) for _ in range(4)]
-        assert await client.snapshot("r", 1) == bytes(24 << 20)  # waits until the first connection is closed
+        await uploads.snapshot(header(ref, 1), b"small")
+        url = f"{api.url}/v1/rollouts/r/snapshots/2"
+        of_node_agents = f"{api.url}/v1/node/run/snapshot?namespace=default&id=r&fence={ref.fence}"
+        stalled = [await api.http.get(of_node_agents, headers=headers) for _ in range(2)]
+        stalled += [await api.http.get(url) for _ in range(2)]
+        assert await client.snapshot("r", 2) == bytes(24 << 20)  # waits until the first connection is closed
+        assert (await uploads.run_snapshot(ref))[1] == bytes(24 << 20)
         with pytest.raises(aiohttp.ClientError):
             await stalled[0].read()
         for answer in stalled:

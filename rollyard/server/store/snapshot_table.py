@@ -17,12 +17,13 @@ _LOOSE = f"INSERT OR IGNORE INTO loose_packs SELECT DISTINCT {PACK}, NULL FROM s
 
 def put(db: sqlite3.Connection, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
     """Insert or replace a snapshot of the rollout's present attempt. Delete those of earlier attempts."""
-    earlier, values = "rollout = ? AND attempt < ?", (record.seq, record.attempt)
-    db.execute(f"{_LOOSE} AND {earlier}", values)
-    db.execute(f"DELETE FROM snapshots WHERE {earlier}", values)
+    former = "rollout = ? AND (attempt < ? OR (attempt = ? AND turn = ?))"
+    values = (record.seq, record.attempt, record.attempt, snapshot.about.turn)
+    db.execute(f"{_LOOSE} AND {former}", values)
+    db.execute(f"DELETE FROM snapshots WHERE {former}", values)
     blob = row_codec.blob_text(snapshot.blob) if snapshot.blob is not None else None
     row = (record.seq, record.attempt, snapshot.about.turn, blob, snapshot.about.model_dump_json())
-    db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?, ?)", row)
+    db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", row)
 
 
 def of_last_attempt(db: sqlite3.Connection, record: RolloutRecord) -> list[StoredSnapshot]:

@@ -67,7 +67,7 @@ async def test_archives_are_deleted_with_their_rollout(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_archives_of_an_earlier_attempt_are_deleted_by_the_next(tmp_path: Path) -> None:
+async def test_archives_of_an_earlier_attempt_and_replaced_ones_are_deleted(tmp_path: Path) -> None:
     clock = ManualClock()
     store = await SqliteStore.open(tmp_path, clock)
     first = await put(store, "r", 1)
@@ -75,6 +75,7 @@ async def test_archives_of_an_earlier_attempt_are_deleted_by_the_next(tmp_path: 
     await store.transact(lambda tx: tx.put(rollout("r", pool="p", seq=first.seq, attempt=2)))
     again = await put(store, "r", 1)
     assert again.attempt == 2
+    await put(store, "r", 1)  # repeated after a lost answer
     assert [one.about.turn for one in await store.snapshots(again)] == [1]
     for _ in range(3):
         await store.reclaim_packs(kept_seconds=10.0)
