@@ -11,13 +11,13 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollyard.core.removed_folder import remove_folder
 from rollyard.node.image_builds.tree_changes import Layer
-from rollyard.node.images.locks import try_lock
+from rollyard.node.images.locks import FileLock, try_lock, wait_for_lock
 
 
 @dataclass(frozen=True)
@@ -64,23 +64,31 @@ class LayerStore:
         growing.write_text(json.dumps(step))
         growing.rename(self._folder / "steps" / key)
 
-    @contextlib.contextmanager
-    def work_folder(self) -> Iterator[tuple[Path, int]]:
-        """Yield a new folder, and the descriptor of its lock. The folder is deleted at the end."""
-        self._remove_leftovers()
-        name = secrets.token_hex(8)
-        folder, users = self._folder / "work" / name, try_lock(self._folder / "users", shared=True)
-        lock = try_lock(self._folder / "work" / f"{name}.lock", shared=False)
-        assert lock is not None, "nobody else knows the name"
+    @contextlib.asynccontextmanager
+    async def work_folder(self) -> AsyncIterator[tuple[Path, int]]:
+        """Yield a new folder, and the descriptor of its lock. The folder is deleted at the end. Until then no other build
+        deletes layers."""
+        users = await wait_for_lock(self._folder / "users", shared=True)
         try:
-            folder.mkdir()
-            folder.chmod(0o755)
-            yield folder, lock.fd
+            self._remove_leftovers()
+            folder, lock = self._new_folder()
+            try:
+                folder.mkdir()
+                folder.chmod(0o755)
+                yield folder, lock.fd
+            finally:
+                remove_folder(folder)
+                lock.release_and_delete()
         finally:
-            remove_folder(folder)
-            lock.release_and_delete()
-            if users is not None:
-                users.release()
+            users.release()
+
+    def _new_folder(self) -> tuple[Path, FileLock]:
+        """Return the path of a new folder, and its lock. Another build may take a new lock file for a leftover."""
+        lock = None
+        while lock is None:
+            folder = self._folder / "work" / secrets.token_hex(8)
+            lock = try_lock(folder.with_name(f"{folder.name}.lock"), shared=False)
+        return folder, lock
 
     def trim(self, limit_bytes: int) -> int:
         """Delete the layers that were used longest ago until the rest is within the limit, unless a build is under way.

@@ -22,7 +22,7 @@ from rollyard.node.image_builds.tree_changes import Layer
 from rollyard.node.image_builds.work_root import unpack
 from rollyard.node.images.base import FillRoom
 from rollyard.node.images.folder_config import write_folder_config
-from rollyard.node.images.locks import try_lock
+from rollyard.node.images.locks import try_lock, wait_for_lock
 from rollyard.node.images.oci_manifest import machine
 from rollyard.node.images.whole_file import write_whole
 
@@ -58,7 +58,7 @@ async def write_output(output: Output, state: ImageState, store: LayerStore, loc
             case PathImage(path=path):
                 await _write_folder(Path(path), state, store, lock_fd)
             case LayoutImage(kind="oci", path=path, tag=tag):
-                _write_layout(Path(path), tag, state, store)
+                await _write_layout(Path(path), tag, state, store)
             case LayoutImage(path=path, tag=tag):
                 _write_archive(Path(path), tag, state, store)
     except OSError as error:
@@ -72,7 +72,17 @@ async def _write_folder(path: Path, state: ImageState, store: LayerStore, lock_f
         growing.rename(path)
 
 
-def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:
+async def _write_layout(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:
+    """Other builds may write other images of the layout at the same time: each adds a line to its list."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = await wait_for_lock(path.with_name(f".{path.name}.lock"))
+    try:
+        _add_to_layout(path, tag, state, store)
+    finally:
+        lock.release_and_delete()
+
+
+def _add_to_layout(path: Path, tag: str | None, state: ImageState, store: LayerStore) -> None:
     blobs = path / "blobs" / "sha256"
     blobs.mkdir(parents=True, exist_ok=True)
     write_whole(path / "oci-layout", _LAYOUT)

@@ -65,7 +65,7 @@ async def run_build(options: BuildOptions, output: int, say: Callable[[str], Non
         say,
     )
     try:
-        with store.work_folder() as (work, lock_fd):
+        async with store.work_folder() as (work, lock_fd):
             state = await ImageBuild(request, parts, work, lock_fd).run()
             for one in outputs:
                 say(f"writing {one.text}")

@@ -51,18 +51,18 @@ def try_lock(path: Path, *, shared: bool) -> FileLock | None:
         os.close(fd)
 
 
-async def wait_for_lock(path: Path) -> FileLock:
-    """Return the exclusive lock as soon as nobody else holds the lock."""
-    lock = await wait_for_lock_unless(path, lambda: False)
+async def wait_for_lock(path: Path, *, shared: bool = False) -> FileLock:
+    """Return the lock as soon as no other holder excludes it."""
+    lock = await wait_for_lock_unless(path, lambda: False, shared=shared)
     assert lock is not None
     return lock
 
 
-async def wait_for_lock_unless(path: Path, is_done: Callable[[], bool]) -> FileLock | None:
-    """Return the exclusive lock, or None as soon as `is_done` is true while another holder excludes this one. The other holder
-    may have done the work, and keep the lock for long."""
+async def wait_for_lock_unless(path: Path, is_done: Callable[[], bool], *, shared: bool = False) -> FileLock | None:
+    """Return the lock, or None as soon as `is_done` is true while another holder excludes this one. The other holder may have
+    done the work, and keep the lock for long."""
     pause = _FIRST_SECONDS
-    while (lock := try_lock(path, shared=False)) is None:
+    while (lock := try_lock(path, shared=shared)) is None:
         if is_done():
             return None
         await asyncio.sleep(pause)
