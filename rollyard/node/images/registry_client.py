@@ -228,7 +228,7 @@ class RegistryClient:
             if response.status not in (301, 302, 303, 307, 308) or location is None:
                 return response
             response.release()
-            url = self._checked(urljoin(url, location))
+            url = self._checked(location, url)
         raise _Failed(f"the registry {self._image.host} redirects without end", again=False)
 
     async def _sign_in(self, challenges: Sequence[str]) -> str:
@@ -266,13 +266,17 @@ class RegistryClient:
             raise _Failed(f"the registry {self._image.host} gave no token", again=True)
         return f"Bearer {token}"
 
-    def _checked(self, url: str) -> str:
-        """Refuse to leave TLS, unless the user allows plain HTTP for the host."""
+    def _checked(self, named: str, base: str = "") -> str:
+        """Return the whole address that the registry names. Refuse to leave TLS, unless the user allows plain HTTP for the
+        host."""
         try:
+            url = urljoin(base, named)
             parsed = URL(url)
             plain = parsed.scheme == "http" and self._plain_http(parsed.authority)
         except ValueError:
-            parsed, plain = URL(""), False
+            parsed = URL("")
+        if not parsed.host:  # the address is not in the text: it may have a key to a file
+            raise _Failed(f"the registry {self._image.host} names an address that is none", again=False)
         if parsed.scheme != "https" and not plain:
             raise _Failed(
                 f"the registry {self._image.host} leads to a server without TLS, {parsed.host}: add the server to "

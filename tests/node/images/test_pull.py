@@ -165,6 +165,9 @@ async def test_each_failure_is_a_sentence_with_the_image_and_what_to_do(
     assert f"the registry {host} has no broken/all:v2: check the name, or push the image" in missing
     front.faults.append(("broken/all/manifests", "503", 2))
     assert "answers 503" in await failure(f"docker://{host}/broken/all:v1")
+    front.faults.append(("broken/all/blobs", "to [::1", 3))
+    assert "names an address that is none" in await failure(f"docker://{host}/broken/all:v1")
+    front.faults.clear()
     registry.image("broken/all", "gzip", [BASE[: len(BASE) // 2]])
     assert "its gzip data ends too early: build and push" in await failure(f"docker://{host}/broken/all:gzip")
     registry.image("broken/all", "junk", [gz(b"no archive" * 200)])
