@@ -89,7 +89,10 @@ class ImagePulls:
                 await self._look_at_folder(image)
             yield
             return
-        local = self._images.pulled.here(name)
+        try:
+            local = self._images.pulled.here(name)
+        except OSError as error:
+            raise _unusable(name, error) from error
         if local is None:
             pull = self._pulls.get(name) or self._begin(name)
             await asyncio.wait([pull.outcome], timeout=PATIENCE_SECONDS)
@@ -176,16 +179,22 @@ class ImagePulls:
 
     async def _tell(self) -> None:
         while True:
-            if self._images.has_cache:
-                told = frozenset(self._ready)
-                now = await asyncio.to_thread(self._images.pulled.ready)
-                # a pull that ended during the look has told the server already: it is in neither of the two
-                ready, gone = now - self._ready, told - now
-                self._ready |= now
-                self._ready -= gone
-                if ready or gone:
-                    await self._send(ImageChanges(ready=sorted(ready), gone=sorted(gone)))
+            try:
+                if self._images.has_cache:
+                    await self._tell_changes()
+            except OSError as error:
+                log.warning("which images are here is not known: the cache cannot be used: %s", error)
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def _tell_changes(self) -> None:
+        told = frozenset(self._ready)
+        now = await asyncio.to_thread(self._images.pulled.ready)
+        # a pull that ended during the look has told the server already: it is in neither of the two
+        ready, gone = now - self._ready, told - now
+        self._ready |= now
+        self._ready -= gone
+        if ready or gone:
+            await self._send(ImageChanges(ready=sorted(ready), gone=sorted(gone)))
 
     async def close(self) -> None:
         """End all pulls."""
@@ -248,7 +257,7 @@ class ImagePulls:
             down = error.registry_down and _host(error.image) == _host(name)
             raise ImageUnavailable(name, error.why, permanent=error.permanent, registry_down=down) from error
         except OSError as error:
-            raise ImageUnavailable(name, f"the cache cannot be used: {error.strerror or error}") from error
+            raise _unusable(name, error) from error
 
     @contextlib.asynccontextmanager
     async def _turn(self, name: str) -> AsyncIterator[None]:
@@ -280,6 +289,10 @@ def image_fault(error: ImageUnavailable, *, default: bool = False) -> ImageFault
         default=default,
         registry_down=error.registry_down,
     )
+
+
+def _unusable(name: str, error: OSError) -> ImageUnavailable:
+    return ImageUnavailable(name, f"the cache cannot be used: {error.strerror or error}")
 
 
 def _host(name: str) -> str | None:

@@ -287,6 +287,28 @@ async def test_the_default_image_is_looked_for_before_any_rollout_needs_it(
     await pulls.close()
 
 
+async def test_a_cache_that_cannot_be_used_ends_no_node_agent(
+    site: Site, registry: Pusher, open_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(image_pulls, "LOOK_SECONDS", 0.01)
+    registry.image("pulls/cache", "v1")
+    name, locks = f"docker://{registry.host}/pulls/cache:v1", open_folder / "image-cache/locks"
+    locks.parent.mkdir()
+    locks.touch()
+
+    async def send(message: ImageChanges) -> None:
+        site.told.append(message)
+
+    pulls = ImagePulls(site.images, send, name)
+    async with running(pulls.run()):
+        await until(lambda: site.failed() != [])
+        await until(lambda: "which images are here is not known" in caplog.text)
+        locks.unlink()
+        await until(lambda: site.ready() == [name])
+    assert "the cache cannot be used: File exists" in site.failed()[0]
+    await pulls.close()
+
+
 async def test_a_recipe_as_default_image_is_told_to_the_server(
     site: Site, open_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
