@@ -111,6 +111,7 @@ class BashTool:
         self._terminal: _Terminal | None = None
         self._capture = OutputCapture()
         self._was_lost = False
+        self._was_ready = False
 
     def spawn(self) -> None:
         """Start bash without waiting until it is ready. Raises OSError."""
@@ -126,13 +127,20 @@ class BashTool:
             except RuntimeError:
                 self._terminal = None
                 raise
+            self._was_ready = True
 
     def run(self, command: bytes, timeout: float, owner: Owner) -> CommandFinished:
         """Run a command until it ends, until `timeout` seconds are over, or until `owner.stops`."""
         if b"\0" in command:
             return CommandFinished(b"bash: a command cannot contain a NUL byte\n", exit_code=2)
         self.drain()
-        self.start(owner)
+        try:
+            self.start(owner)
+        except (RuntimeError, OSError) as error:
+            if not self._was_ready:
+                raise
+            # It worked before. So a program of the task ends it, or leaves it no process or terminal.
+            return CommandFinished(f"bash: {error}\n".encode("utf-8", "replace"), restarted=True)
         assert self._terminal is not None
         restarted, self._was_lost = self._was_lost, False
         self._terminal.type(command)
@@ -267,13 +275,13 @@ class _Terminal:
 
     def get_ready(self, settings: Settings, owner: Owner) -> None:
         """Raises RuntimeError if bash has ended, or prints no prompt."""
-        settings.confine(self._child.pid)
         output = OutputCapture()
         try:
+            settings.confine(self._child.pid)
             if self.until_prompt(output, time.monotonic() + START_SECONDS, owner, stops=False) is not None:
                 self.is_ready = True
                 return
-        except ShellEnded:
+        except (ShellEnded, ProcessLookupError):
             pass
         self.end()
         raise RuntimeError(f"bash did not start; it said: {output.pop().decode(errors='replace')!r}")

@@ -59,14 +59,22 @@ class IPythonTool:
         self._kernel: _Kernel | None = None
         self._capture = OutputCapture()
         self._was_lost = False
+        self._was_ready = False
 
     def start(self) -> None:
         if self._kernel is None:
             self._kernel = _Kernel(self._settings, self._children)
+            self._was_ready = True
 
     def run(self, code: str, timeout: float) -> CellFinished:
         self.drain()
-        self.start()
+        try:
+            self.start()
+        except (RuntimeError, OSError) as error:
+            if not self._was_ready:
+                raise
+            # It worked before. So a program of the task ends it, or leaves it no process.
+            return CellFinished(f"{error}\n".encode("utf-8", "replace"), error=True, timed_out=False, restarted=True)
         assert self._kernel is not None
         restarted, self._was_lost = self._was_lost, False
         timed_out, exiting = False, False
@@ -177,18 +185,24 @@ class _Kernel:
         ]
         argv = [*own_program(sys.executable), "-I", "-u", "-m", "rollyard.sandbox_agent.ipython_kernel", cwd]
         env = dict(settings.env)
-        self._child = children.start(lambda: os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True))
-        its.close()
-        os.close(printing)
-        settings.confine(self._child.pid)
-        self._get_ready()
+        try:
+            self._child = children.start(lambda: os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True))
+        except OSError:
+            os.close(self.printed)
+            ours.close()
+            raise
+        finally:
+            its.close()
+            os.close(printing)
+        self._get_ready(settings)
 
-    def _get_ready(self) -> None:
+    def _get_ready(self, settings: Settings) -> None:
         output = OutputCapture()
         try:
+            settings.confine(self._child.pid)
             if self._await_message(output, time.monotonic() + START_SECONDS, None):
                 return
-        except KernelUnusable:
+        except (KernelUnusable, ProcessLookupError):
             pass
         self.end(output)
         raise RuntimeError(f"IPython did not start; it said: {output.pop().decode(errors='replace')[-2000:]!r}")

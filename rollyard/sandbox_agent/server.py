@@ -6,6 +6,7 @@ thread, which must be woken, would take as long as the command of a short call.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from rollyard.sandbox_agent.inside_listener import listen, receive_pipe
@@ -184,19 +185,21 @@ def _edit(workdir: str, header: Header) -> Reply:
 def _read(header: Header, body: bytes) -> Reply:
     try:
         return {}, read_file(os.path.join(WORKSPACE, header["path"]), header["limit"])
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return _refused(error)
 
 
 def _write(header: Header, body: bytes) -> Reply:
     try:
         write_file(os.path.join(WORKSPACE, header["path"]), body, header["mode"])
-    except OSError as error:
+    except (OSError, ValueError) as error:
         return _refused(error)
     return {}, b""
 
 
-def _refused(error: OSError) -> Reply:
+def _refused(error: OSError | ValueError) -> Reply:
     """Reply with the error instead of raising it, because the task may have caused it, for example by deleting the
     file."""
+    if isinstance(error, ValueError):
+        return {"errno": errno.EINVAL, "error": f"no file can have this name: {error}"}, b""
     return {"errno": error.errno, "error": error.strerror}, b""

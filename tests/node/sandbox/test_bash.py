@@ -15,6 +15,19 @@ from tests.support.cut_off import cut_off
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LIMITS = Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20)
+KILLER = """
+import os
+if os.fork():
+    os._exit(0)
+os.setsid()
+while True:
+    for one in os.listdir("/proc"):
+        if one.isdigit() and int(one) not in (1, os.getpid()):
+            try:
+                os.kill(int(one), 9)
+            except OSError:
+                pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -309,3 +322,29 @@ async def test_a_node_agent_begun_in_the_background_can_interrupt_all_the_same(s
             assert (await sandbox.ipython("1 + 1", 10)).output.strip() == "2"
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+async def test_a_task_that_kills_each_new_bash_and_ipython_gets_results(
+    sandboxes: SandboxFactory, spec: SandboxSpec
+) -> None:
+    """The sandbox counts as lost only if the task has no part in it: a lost one is no failure of the policy."""
+    async with await sandboxes.start(spec) as sandbox:
+        await sandbox.prepare(["bash", "ipython"])
+        await sandbox.write_file("killer.py", KILLER.encode())
+        await sandbox.bash("python3 killer.py; sleep 60", 60)
+        for _ in range(10):
+            assert (await sandbox.bash("sleep 60", 60)).restarted
+            assert (await sandbox.ipython("import time; time.sleep(60)", 60)).restarted
+
+
+async def test_a_task_that_leaves_no_terminal_for_the_next_bash_gets_results(
+    sandboxes: SandboxFactory, spec: SandboxSpec
+) -> None:
+    hold = "import os, time; held = []\ntry:\n  while True: held.append(os.openpty())\nexcept OSError: print(1, flush=True)"
+    async with await sandboxes.start(spec) as sandbox:
+        held = await sandbox.bash(
+            f"setsid python3 -c '{hold}; time.sleep(600)' > held & until [ -s held ]; do sleep 0.05; done", 60
+        )
+        assert held.exit_code == 0
+        await sandbox.bash("exit", 60)
+        assert "bash: " in (await sandbox.bash("echo hi", 60)).output

@@ -54,6 +54,14 @@ async def test_what_cannot_be_written_is_an_os_error(sandbox: Sandbox) -> None:
         await sandbox.write_file("/workspace", b"")
 
 
+@pytest.mark.parametrize("name", ["nul\0", "half \ud800"])
+async def test_a_name_that_no_file_can_have_is_an_os_error(sandbox: Sandbox, name: str) -> None:
+    with pytest.raises(OSError, match="no file can have this name"):
+        await sandbox.read_file(name, 5)
+    with pytest.raises(OSError, match="no file can have this name"):
+        await sandbox.write_file(name, b"")
+
+
 async def test_the_editor_sees_what_bash_wrote(sandbox: Sandbox) -> None:
     await sandbox.bash("printf 'one\\ntwo\\n' > notes", 10)
     assert (await sandbox.edit("view", "notes")).output == "     1\tone\n     2\ttwo"
