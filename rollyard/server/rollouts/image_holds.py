@@ -14,7 +14,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
-from rollyard.server.rollouts.image_hold import failed, freed, pulling
+from rollyard.server.rollouts.image_hold import FIRST_SECONDS, failed, freed, pulling
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService, held_record
 from rollyard.server.rollouts.step import ImageGivenUp, ImageHeld
@@ -29,7 +29,7 @@ FORGET_SECONDS = 3600.0
 MOST_READY = 10_000
 """Greatest number of images that count as complete on one node."""
 MOST_HOLDS = 1_000
-"""Greatest number of held images of a pool. Faults of further images are not stored; their rollouts go back to the queue."""
+"""Greatest number of held images of a pool. Faults of further images are not stored; each of their rollouts waits a little."""
 MAX_ENDED = 500
 """Greatest number of rollouts of one image that end in one transaction."""
 
@@ -60,8 +60,8 @@ class ImageHolds:
         """Signal: images of this pool failed, or are ready after a failure."""
 
     async def hand_back(self, ref: LeaseRef, agent: ConnectedAgent, fault: ImageFault) -> None:
-        """Take back a lease whose node agent does not have the image. If another node agent of the pool has it, only this
-        rollout waits, and the image is not held. Raises Fenced, NotFound."""
+        """Take back a lease whose node agent does not have the image. If another node agent of the pool has it, or if too many
+        images are held, only this rollout waits, and the image is not held. Raises Fenced, NotFound."""
         pool, holder_uid = agent.pool, agent.identity.uid
         others = (other for other in self._agents.of_pool(pool) if other is not agent and not other.draining)
         elsewhere = any(fault.image in other.ready_images for other in others)
@@ -71,17 +71,19 @@ class ImageHolds:
             record = held_record(tx, ref, holder_uid)
             holds = {hold.image: hold for hold in tx.image_holds(pool)}
             hold = _after(holds.get(fault.image), pool, fault, now)
-            if not elsewhere and (fault.image in holds or len(holds) < MOST_HOLDS):
+            stored = not elsewhere and (fault.image in holds or len(holds) < MOST_HOLDS)
+            if stored:
                 tx.put_image_hold(hold)
             image = "" if fault.default else fault.image
-            covered = not elsewhere and (image or about.default) == fault.image and record.stage is not Stage.EVAL
+            covered = stored and (image or about.default) == fault.image and record.stage is not Stage.EVAL
+            alone_until = now + FIRST_SECONDS if fault.pulling else hold.until  # nothing ends this wait earlier
             ends_at = max(record.created_at, hold.since) + about.give_up_seconds
             event = ImageHeld(
                 at=now,
                 fence=ref.fence,
                 message=fault.message,
                 image=image,
-                not_before=now if covered else hold.until,
+                not_before=now if covered else alone_until,
                 ends_at=float("inf") if fault.pulling else ends_at,
             )
             changes.step(tx, record, event)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import pytest_asyncio
 
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status
+from rollyard.server.rollouts import image_holds
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS
 from rollyard.server.store.base import ImageHold, RolloutRecord
 from rollyard.server.store.sqlite_store import SqliteStore
@@ -189,6 +191,31 @@ async def test_another_nodes_fault_does_not_hold_an_image_that_a_node_has(yard: 
     assert await holds(yard) == []
     assert record.not_before > yard.clock.time(), "the rollout itself waits a little"
     assert await granted(yard, has, 9) == ["r-1", "r-2"]
+
+
+async def test_a_rollout_whose_node_pulls_what_another_has_waits_for_seconds(yard: Yard) -> None:
+    await submit(yard, request("r-0", BAD))
+    has, lacks = yard.node("u1"), yard.node("u2")
+    assert await granted(yard, lacks, 1) == ["r-0"]
+    await yard.parts.images.report(has.agent, ImageChanges(ready=[BAD]))
+    record = await give_back(yard, lacks, "r-0", FAULT.model_copy(update={"permanent": False, "pulling": True}))
+    await yard.parts.images.report(lacks.agent, ImageChanges(ready=[BAD]))
+    assert 0 < record.not_before - yard.clock.time() <= FIRST_SECONDS, "no report ends this wait"
+
+
+async def test_with_too_many_held_images_the_others_are_not_tried_without_end(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_holds, "MOST_HOLDS", 1)
+    await submit(yard, request("bad", BAD), request("further", GOOD))
+    node = yard.node()
+    assert await granted(yard, node, 2) == ["bad", "further"]
+    await give_back(yard, node, "bad")
+    await give_back(yard, node, "further", FAULT.model_copy(update={"image": GOOD}))
+    assert [hold.image for hold in await holds(yard)] == [BAD]
+    assert await granted(yard, node, 9) == []
+    yard.clock.turn(FIRST_SECONDS)
+    assert "further" in await granted(yard, node, 9)
 
 
 async def test_a_node_that_has_the_image_is_preferred(yard: Yard) -> None:
