@@ -12,11 +12,11 @@ from aiohttp import web
 from rollyard.api.leased_rollout import leased_rollout
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.snapshots import for_node_agent, snapshot_of_turn
+from rollyard.api.snapshots import for_node_agent, frame_of, send_stored, snapshot_of_turn
 from rollyard.core.errors import ApiError, Cause, Invalid, NotFound
 from rollyard.kinds.rollout import ForkPoint, RolloutRequest
 from rollyard.server.rollouts.results import turns
-from rollyard.server.store.base import RolloutRecord, StoredSnapshot
+from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot
 from rollyard.wire.frames import framed
 
 MAX_ANCESTORS = 64
@@ -100,14 +100,14 @@ async def _ancestors(
 
 
 @accepts("namespace", "id", "fence")
-async def _get_ancestors(request: web.Request) -> web.Response:
+async def _get_ancestors(request: web.Request) -> web.StreamResponse:
     """Send the rollouts from which the lease's rollout goes on: for each two frames, its ForkPoint and its result."""
     services, record, point = await _leased_fork(request)
-    frames = []
+    parts: list[bytes | BlobRef] = []
     for ancestor, found in await _ancestors(services, record.namespace, point):
         assert found.result is not None
-        frames += [json.dumps(ancestor.model_dump()).encode(), await services.store.read_blob(found.result)]
-    return web.Response(body=b"".join(map(framed, frames)), content_type="application/octet-stream")
+        parts += [framed(json.dumps(ancestor.model_dump()).encode()), *frame_of(found.result)]
+    return await send_stored(request, parts, {"Content-Type": "application/octet-stream"})
 
 
 @accepts("namespace", "id", "fence")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 from pydantic_core import from_json
@@ -27,7 +27,7 @@ _CHUNK = 1 << 18
 _BUDGET = web.AppKey("snapshot_budget", ByteBudget)
 _SENDING = web.AppKey("snapshots_sent", ByteBudget)
 """Limits on the total bytes of the snapshots that are in the server's memory at the same time: of those that arrive, and of
-those that are sent."""
+those that are sent. What is sent to forks counts too."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -71,29 +71,35 @@ async def _get(request: web.Request) -> web.StreamResponse:
     record, stored = await _stored(request)
     snapshot = snapshot_of_turn(record, stored, request.match_info["turn"])
     assert snapshot.blob is not None
-    return await send_blob(request, snapshot.blob, headers={"ETag": f'"{snapshot.blob.sha256}"'})
+    return await send_stored(request, [snapshot.blob], headers={"ETag": f'"{snapshot.blob.sha256}"'})
 
 
-async def send_blob(
-    request: web.Request, blob: BlobRef, head: bytes = b"", headers: Mapping[str, str] | None = None
+async def send_stored(
+    request: web.Request, parts: Sequence[bytes | BlobRef], headers: Mapping[str, str] | None = None
 ) -> web.StreamResponse:
-    """Send `head` and a stored archive. Only some archives are in memory at a time, and a client that does not read does not
-    keep one there: after SEND_SECONDS its connection is closed."""
+    """Send bytes and stored data. Only some stored data are in memory at a time, and a client that does not read does not
+    keep them there: after SEND_SECONDS its connection is closed."""
     response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE, **(headers or {})})
-    response.content_length = len(head) + blob.length
-    async with request.app[_SENDING].reserve(blob.length):
-        data = memoryview(await request.app[SERVICES].store.read_blob(blob))
+    response.content_length = sum(part.length if isinstance(part, BlobRef) else len(part) for part in parts)
+    store = request.app[SERVICES].store
+    async with request.app[_SENDING].reserve(sum(part.length for part in parts if isinstance(part, BlobRef))):
+        read = [memoryview(await store.read_blob(part) if isinstance(part, BlobRef) else part) for part in parts]
         try:
             async with asyncio.timeout(SEND_SECONDS):
                 await response.prepare(request)
-                await response.write(head)
-                for at in range(0, len(data), _CHUNK):
-                    await response.write(data[at : at + _CHUNK])
+                for data in read:
+                    for at in range(0, len(data), _CHUNK):
+                        await response.write(data[at : at + _CHUNK])
                 await response.write_eof()
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()
     return response
+
+
+def frame_of(blob: BlobRef) -> list[bytes | BlobRef]:
+    """Return the parts of a frame with stored data."""
+    return [frame_head(blob.length), blob]
 
 
 @accepts("namespace", "id", "fence")
@@ -110,7 +116,7 @@ async def for_node_agent(request: web.Request, snapshot: StoredSnapshot) -> web.
     """Send two frames: the description of the snapshot, and its archive."""
     assert snapshot.blob is not None
     about = framed(snapshot.about.model_dump_json().encode())
-    return await send_blob(request, snapshot.blob, about + frame_head(snapshot.blob.length))
+    return await send_stored(request, [about, *frame_of(snapshot.blob)])
 
 
 def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: str) -> StoredSnapshot:

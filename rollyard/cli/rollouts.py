@@ -22,6 +22,7 @@ from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.rollout_requests import given_image, read_task, read_tasks, sampling_of, submit_batches
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.client.async_client import AsyncClient
+from rollyard.core.errors import RollyardError
 from rollyard.kinds.rollout import ID_PATTERN, RolloutRequest, RolloutView, Status, Trajectory
 
 STATUSES = [status.value for status in Status]
@@ -252,8 +253,11 @@ async def describe(client: AsyncClient, namespace: str, id: str) -> None:
 async def snapshot(client: AsyncClient, namespace: str, id: str, turn: int, file: str) -> None:
     """Save the files that a rollout's sandbox had changed after a turn, as a tar archive in zstd."""
     data = await client.snapshot(id, turn, namespace)
-    with click.open_file(file, "wb") as target:
-        target.write(data)
+    try:
+        with click.open_file(file, "wb") as target:
+            target.write(data)
+    except OSError as error:
+        raise RollyardError(f"{file} cannot be written: {error.strerror}") from None
 
 
 @rollouts.command("fork")

@@ -120,7 +120,7 @@ async def _run_program(socket: AttachedSocket, received: Received, start: Start,
     except ProgramRefused as error:
         raise TooManyRequests(f"rollout {id}: {error}") from None
     except SandboxLost:
-        why = "it was kept long enough" if isinstance(run, Kept) else f"the rollout has left {stage}"
+        why = run.why_gone if isinstance(run, Kept) else f"the rollout has left {stage}"
         raise Conflict(
             f"the sandbox of rollout {id} is gone, because {why}; `rollyard rollouts describe {id}` shows how it went on"
         ) from None

@@ -34,6 +34,12 @@ class Kept:
         """Stage in which the rollout failed."""
         return self.ref.stage
 
+    @property
+    def why_gone(self) -> str:
+        if time.time() >= self.until:
+            return "it was kept long enough"
+        return "its allocation drains or ends, or it has ended by itself"
+
     def note_look(self) -> None:
         """Do nothing: the attempt has ended, so no look can change its result."""
 

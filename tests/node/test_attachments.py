@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 
 from rollyard.client.attached_socket import AttachedSocket
 from rollyard.client.attachment import Attachment
-from rollyard.core.errors import BadRequest
+from rollyard.core.errors import BadRequest, SandboxLost
 from rollyard.node.attachments import _serve
 from rollyard.node.kept_sandboxes import Kept
 from rollyard.node.sandbox.program import Program, ProgramSpec
@@ -166,6 +166,16 @@ async def test_messages_without_data_are_not_kept(monkeypatch: pytest.MonkeyPatc
     socket = await serve(flood)
     assert 0 < max(lengths) <= WINDOW // CHUNK + 1
     assert len(socket._room) <= 3
+
+
+async def test_a_kept_sandbox_that_ends_before_its_time_says_so() -> None:
+    async def look(raw: Raw, sandbox: Sleeper) -> None:
+        sandbox.exit_code.set_exception(SandboxLost("sandbox s: its socket was closed"))
+        refused = await last(raw)
+        assert isinstance(refused, Refused)
+        assert "is gone, because its allocation drains or ends, or it has ended by itself; " in refused.message
+
+    await serve(look)
 
 
 async def test_output_beyond_the_window_ends_the_client_with_a_reason() -> None:

@@ -160,6 +160,9 @@ async def test_the_command_line_shows_saves_and_forks(served: tuple[Yard, AsyncC
     file = tmp_path / "turn.tar.zst"
     await asyncio.to_thread(rollyard, yard, "rollouts", "snapshot", parent.id, "1", "-o", str(file))
     assert file.read_bytes() == await client.snapshot(parent.id, 1)
+    nowhere = str(tmp_path / "no" / "file")
+    _, refused = await asyncio.to_thread(rollyard, yard, "rollouts", "snapshot", parent.id, "1", "-o", nowhere, code=1)
+    assert refused == f"error: {nowhere} cannot be written: No such file or directory\n"
     told, _ = await asyncio.to_thread(rollyard, yard, "rollouts", "fork", parent.id, "1", "--n", "2")
     forks = await yard.gather(client, told.split())
     assert [fork.forked_from for fork in forks] == [ForkPoint(rollout=parent.id, turn=1)] * 2
