@@ -35,7 +35,7 @@ PIPE_BYTES, SMALL_PIPE_BYTES = 1 << 16, 1 << 13
 """Content of a pipe, and of a pipe that is made while the pipes of the user can hold LARGE_PIPES bytes (pipe(7))."""
 LARGE_PIPES = 64 << 20
 NO_SOCKETS: Mapping[int, int] = {}
-_STATUS_LINE = re.compile(rb"^(Name|State|NSpid|FDSize|VmRSS|RssFile|VmPTE):\t(.*)$", re.MULTILINE)
+_STATUS_LINE = re.compile(rb"^(Name|State|NSpid|FDSize|VmRSS|RssFile|RssShmem|VmPTE):\t(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def measure(agent: int, sockets: Mapping[int, int] = NO_SOCKETS, without: Set[in
     files, of_sockets = tmpfs_bytes(agent), sum(sockets.values())
     used, found = files + of_sockets + sum(memory_files.values()) + _pipe_bytes(pipes), []
     for pid, status in seen.items():
-        private = _private(status.shown_at, memory_files) + status.page_tables
+        private = _private(status, memory_files) + status.page_tables
         used += private
         found.append(ProcessMemory(pid, status.inside_pid, status.name, private + opened[pid].bytes()))
     return SandboxMemory(used, files, of_sockets, found)
@@ -198,6 +198,8 @@ class _Status:
     resident: int
     of_files: int
     """Bytes of `resident` that are pages of files outside of memory."""
+    shared: int
+    """Bytes of `resident` that are pages of tmpfs, memory files and shared anonymous memory."""
     page_tables: int
     descriptors: int
     """Size of the table of descriptors."""
@@ -219,11 +221,13 @@ def _status(pid: int) -> _Status | None:
                         break
     except OSError:
         return None
-    resident, of_files, page_tables = (
-        int(shown.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"RssFile", b"VmPTE")
+    resident, of_files, shared, page_tables = (
+        int(shown.get(name, b"0").split()[0]) << 10 for name in (b"VmRSS", b"RssFile", b"RssShmem", b"VmPTE")
     )
     inside, name = int(lines[b"NSpid"].split()[-1]), lines[b"Name"].decode(errors="replace")
-    return _Status(inside, name, resident, of_files, page_tables, int(shown[b"FDSize"]), shown_at, _has_ended(shown))
+    return _Status(
+        inside, name, resident, of_files, shared, page_tables, int(shown[b"FDSize"]), shown_at, _has_ended(shown)
+    )
 
 
 def _status_lines(task: int) -> dict[bytes, bytes]:
@@ -244,11 +248,16 @@ def _pipe_bytes(count: int) -> int:
     return min(count * PIPE_BYTES, LARGE_PIPES + count * SMALL_PIPE_BYTES)
 
 
-def _private(pid: int, memory_files: Mapping[int, int]) -> int:
+def _private(status: _Status, memory_files: Mapping[int, int]) -> int:
+    pid = status.shown_at
     try:
         parts = {line.split(b":")[0]: line for line in _read(f"/proc/{pid}/smaps_rollup").splitlines()[1:]}
         anonymous, shared = (int(parts[name].split()[1]) << 10 for name in (b"Pss_Anon", b"Pss_Shmem"))
-    except (OSError, KeyError):  # it has ended, it hides its memory, or the kernel is older than 5.9
+    except PermissionError:  # it hides its memory (PR_SET_DUMPABLE of prctl(2))
+        return status.resident - status.of_files
+    except KeyError:  # the kernel is older than 5.9
+        anonymous, shared = status.resident - status.of_files - status.shared, status.shared
+    except OSError:  # it has ended
         resident, of_files = _statm(pid)
         return resident - of_files
     return anonymous + (_unlisted(pid, memory_files, shared) if shared else 0)
