@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,7 +15,18 @@ from rollyard.cli.image_pull import pull
 from rollyard.cli.output import align
 
 
-@click.group()
+class _Group(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # click ends quietly
+                raise
+            place = f"{error.filename} " if error.filename is not None else "the folder "
+            raise click.ClickException(f"{place}cannot be used: {error.strerror or error}") from error
+
+
+@click.group(cls=_Group)
 def images() -> None:
     """Build, list, pull or delete sandbox images of this node, or of a shared folder."""
 

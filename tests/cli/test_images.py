@@ -58,6 +58,14 @@ def test_a_shared_folder_that_is_missing(node: Path) -> None:
     assert (done.exit_code, "there is no folder" in done.output) == (2, True)
 
 
+def test_folders_that_cannot_be_used(node: Path, open_folder: Path) -> None:
+    for folder in (node, open_folder):
+        (folder / ("image-cache" if folder == node else "images")).write_text("no folder")
+    for words in (["list"], ["pull", "docker://localhost:1/a"], ["list", "--shared", str(open_folder)]):
+        done = _run(*words)
+        assert (done.exit_code, "cannot be used: File exists" in done.stderr) == (1, True)
+
+
 def _run(*words: str) -> Result:
     return CliRunner().invoke(cli, ["images", *words])
 
@@ -146,6 +154,19 @@ def archive(folder: Path, name: str, tag: str, hours: float) -> Path:
     shutil.rmtree(layout.folder)
     os.utime(path, (time.time() - hours * 3600,) * 2)
     return path
+
+
+def test_prune_deletes_the_incomplete_archive_of_a_killed_build(node: Path, open_folder: Path) -> None:
+    left, writes = (open_folder / "built" / "numbers" / f".{tag}.tar.new" for tag in ("v1", "v2"))
+    for path in (left, writes):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(2 << 20))
+        os.utime(path, (1000, 1000))
+    lock = try_lock(writes.with_suffix(".lock"), shared=False)
+    assert lock is not None
+    assert _run("prune", "--shared", str(open_folder), "--max-size", "1G").output == "freed 2M\n"
+    assert (left.exists(), writes.exists()) == (False, True)
+    lock.release_and_delete()
 
 
 @pytest.mark.parametrize("where", ["node", "shared"])

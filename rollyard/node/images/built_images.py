@@ -46,7 +46,7 @@ class BuiltImages:
     def prune(self, unused_seconds: float) -> int:
         """Delete the archives that nobody has used for this time. Return the number of freed bytes."""
         before = time.time() - unused_seconds
-        return self._delete([one for one in self.archives() if one.last_used < before])
+        return self._delete([one for one in self.archives() if one.last_used < before]) + self._delete_leftovers()
 
     def shrink(self, excess: int) -> int:
         """Delete the least recently used archives until `excess` bytes are freed, but none that a node may be reading. Return
@@ -55,7 +55,7 @@ class BuiltImages:
         for one in self.archives():
             if freed < excess and one.last_used < before:
                 freed += self._delete([one])
-        return freed
+        return freed + self._delete_leftovers()
 
     def _delete(self, archives: Iterable[BuiltArchive]) -> int:
         freed = 0
@@ -74,6 +74,19 @@ class BuiltImages:
                 lock.release_and_delete()
             with contextlib.suppress(OSError):
                 one.path.parent.rmdir()
+        return freed
+
+    def _delete_leftovers(self) -> int:
+        """Delete the incomplete archives of killed builds. Return the number of freed bytes."""
+        freed, before = 0, time.time() - READING_SECONDS
+        for path in self._folder.rglob(".*.tar.new"):
+            with contextlib.suppress(FileNotFoundError):
+                info = path.stat()
+                lock = try_lock(path.with_suffix(".lock"), shared=False) if info.st_mtime < before else None
+                if lock is not None:
+                    path.unlink(missing_ok=True)
+                    lock.release_and_delete()
+                    freed += info.st_blocks * 512
         return freed
 
 
