@@ -29,7 +29,13 @@ def main(job: dict[str, Any]) -> dict[str, Any]:
     """Unpack the file into the folder `root`."""
     gc.disable()  # nothing here refers to itself
     parent = os.getppid()
-    with open_regular(job["file"]) as file:  # it may be readable for root only
+    try:
+        opened = open_regular(job["file"])  # it may be readable for root only
+    except FileNotFoundError:
+        return {"broken": 0, "why": "it was deleted meanwhile"}
+    except OSError as error:
+        return outcome(error, 0)
+    with opened as file:
         become_sandbox_account(job["uid"], job["gid"], parent)
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
         os.chdir(job["root"])

@@ -17,9 +17,10 @@ import zstandard
 
 from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.node.images import flat_image, shared_lease
-from rollyard.node.images.base import ImageConfig
+from rollyard.node.images.base import FillRoom, ImageConfig
 from rollyard.node.images.cache import ImageCache
 from rollyard.node.images.shared_tier import SharedTier
+from rollyard.node.images.unpack import BrokenLayer, unpack_flat
 from tests.support.image_registry import BASE, Front, Pusher, gz, hard_link, symlink, tar
 
 _STAGE = """
@@ -123,6 +124,13 @@ async def test_a_dead_puller_is_taken_over(
     with await node.get(f"docker://{registry.host}/tier/dead@{digest}") as image:
         assert (image.root / "etc/name").exists()
     assert [path.name for path in (open_folder / "tier/images").iterdir()] == [f"{stem.name}.tar.zst"]
+
+
+async def test_a_file_that_prune_deletes_just_before_it_is_unpacked_counts_as_missing(open_folder: Path) -> None:
+    with open(open_folder / "lock", "w") as lock:
+        room = FillRoom(1 << 20, lock.fileno())
+        with pytest.raises(BrokenLayer, match="it was deleted meanwhile"):
+            await unpack_flat("docker://r.example/a:v1", open_folder / "gone.tar.zst", open_folder / "root", room)
 
 
 async def test_a_node_agent_killed_while_it_unpacks_the_shared_file(registry: Pusher, open_folder: Path) -> None:
