@@ -165,7 +165,9 @@ def _raw_terminal() -> Iterator[None]:
     try:
         yield
     finally:
-        termios.tcsetattr(0, termios.TCSADRAIN, before)
+        termios.tcsetattr(
+            0, termios.TCSANOW, before
+        )  # a wait for the output would last while nobody reads the terminal
 
 
 @contextlib.contextmanager

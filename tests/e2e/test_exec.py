@@ -216,8 +216,11 @@ async def test_a_shell_on_a_terminal_has_its_size_its_keys_and_its_end(site: Sit
 async def test_a_terminal_that_closes_ends_what_ran_on_it(site: Site) -> None:
     id = await site.submit()
     mark = f"9{os.getpid()}"
+    command = (
+        f"sleep {mark} & yes & trap '' HUP; sleep {mark}; sleep {mark}"  # the terminal is full, and nobody reads it
+    )
     for end_of_it in ("hang up", "kill", "terminate"):
-        with person(site, id, "--", "bash", "-c", f"sleep {mark} & trap '' HUP; sleep {mark}; sleep {mark}") as one:
+        with person(site, id, "--", "bash", "-c", command) as one:
 
             async def runs() -> bool:
                 return len(site.inside(f"sleep\0{mark}")) == 2
@@ -227,6 +230,7 @@ async def test_a_terminal_that_closes_ends_what_ran_on_it(site: Site) -> None:
                 one.hang_up()
             else:
                 one.process.send_signal(signal.SIGKILL if end_of_it == "kill" else signal.SIGTERM)
+                assert await one.end() == (-signal.SIGKILL if end_of_it == "kill" else 128 + signal.SIGTERM)
 
             async def nothing() -> bool:
                 return not site.inside(mark)
