@@ -32,6 +32,7 @@ from rollyard.sandbox_agent.child_processes import (
     SIGKILL,
     SIGSTOP,
     ChildProcesses,
+    fork_and_execute,
     kill_family,
 )
 from rollyard.sandbox_agent.output_capture import OutputCapture
@@ -115,7 +116,7 @@ class BashTool:
 
     def spawn(self) -> None:
         """Start bash without waiting until it is ready. Raises OSError."""
-        self._terminal = _Terminal(self._settings, self._children, self._argv())
+        self._terminal = _Terminal(self._settings, self._children, self._argv(), is_first=not self._was_ready)
 
     def start(self, owner: Owner) -> None:
         if self._terminal is None:
@@ -216,24 +217,26 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _spawn_bash(terminal: str, lines: int, prompts: int, argv: list[str], env: Mapping[str, str]) -> int:
-    """Start bash on the terminal, with the pipe of its lines and the pipe of its sentinels; return its process id.
-
-    A fork would copy this process's page tables. All other file descriptors of this process end with the fork.
-    """
+def _spawn_bash(
+    terminal: str, lines: int, prompts: int, argv: list[str], env: Mapping[str, str], *, is_first: bool
+) -> int:
+    """Start bash on the terminal, with the pipe of its lines and the pipe of its sentinels; return its process id. All other
+    file descriptors of this process end with the program's start. `is_first`: no process of the task runs yet."""
     actions = [
         (os.POSIX_SPAWN_OPEN, 1, terminal, os.O_RDWR, 0),  # the first terminal of a new session controls it
         (os.POSIX_SPAWN_DUP2, 1, 2),
         (os.POSIX_SPAWN_DUP2, lines, 0),
         (os.POSIX_SPAWN_DUP2, prompts, _PROMPT_FD),
     ]
+    if not is_first:
+        return fork_and_execute(argv, env, actions, IGNORED_BY_PYTHON)
     return os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True, setsigdef=IGNORED_BY_PYTHON)
 
 
 class _Terminal:
     """The pseudo-terminal with bash on it, and bash's two pipes."""
 
-    def __init__(self, settings: Settings, children: ChildProcesses, argv: list[str]) -> None:
+    def __init__(self, settings: Settings, children: ChildProcesses, argv: list[str], *, is_first: bool) -> None:
         prompt, self._sentinel = _new_prompt()
         self._pending = b""
         self._number: int | None = None
@@ -258,7 +261,9 @@ class _Terminal:
         lines, self._lines = os.pipe()
         self._prompts, prompts = os.pipe()
         try:
-            self._child = children.start(lambda: _spawn_bash(os.ttyname(terminal), lines, prompts, argv, env))
+            self._child = children.start(
+                lambda: _spawn_bash(os.ttyname(terminal), lines, prompts, argv, env, is_first=is_first)
+            )
         except OSError:
             os.close(self.fd)
             os.close(self._lines)
@@ -275,13 +280,13 @@ class _Terminal:
 
     def get_ready(self, settings: Settings, owner: Owner) -> None:
         """Raises RuntimeError if bash has ended, or prints no prompt."""
-        output = OutputCapture()
+        output, deadline = OutputCapture(), time.monotonic() + START_SECONDS
         try:
             settings.confine(self._child.pid)
-            if self.until_prompt(output, time.monotonic() + START_SECONDS, owner, stops=False) is not None:
+            if self.until_prompt(output, deadline, owner, stops=False) is not None:
                 self.is_ready = True
                 return
-        except (ShellEnded, ProcessLookupError):
+        except (ShellEnded, ProcessLookupError, PermissionError):
             pass
         self.end()
         raise RuntimeError(f"bash did not start; it said: {output.pop().decode(errors='replace')!r}")
@@ -396,6 +401,7 @@ class _Terminal:
         deadline = time.monotonic() + KILL_SECONDS
         while kill_family(self._child.pid, SIGSTOP) and time.monotonic() < deadline:
             kill_family(self._child.pid, SIGKILL)
+        self._child.kill()  # if it has no session of its own yet
         self._wait(KILL_SECONDS)
         for fd in (self.fd, self._lines, self._prompts):
             os.close(fd)

@@ -11,7 +11,14 @@ import sys
 import time
 from _socket import socketpair
 
-from rollyard.sandbox_agent.child_processes import SIGINT, SIGKILL, SIGSTOP, ChildProcesses, kill_family
+from rollyard.sandbox_agent.child_processes import (
+    SIGINT,
+    SIGKILL,
+    SIGSTOP,
+    ChildProcesses,
+    fork_and_execute,
+    kill_family,
+)
 from rollyard.sandbox_agent.frames import FrameBuffer, Stream
 from rollyard.sandbox_agent.output_capture import LIMIT, OutputCapture
 from rollyard.sandbox_agent.own_program import own_program
@@ -24,6 +31,8 @@ if TYPE_CHECKING:
     from rollyard.sandbox_agent.settings import Settings
 
 START_SECONDS = 60.0
+RESTART_SECONDS = 12.0
+"""Less than the time that the sandbox's owner gives to a call beyond its timeout."""
 INTERRUPT_SECONDS = 2.0
 INTERRUPT_AGAIN_SECONDS = 0.5
 SEND_SECONDS = 10.0
@@ -63,7 +72,7 @@ class IPythonTool:
 
     def start(self) -> None:
         if self._kernel is None:
-            self._kernel = _Kernel(self._settings, self._children)
+            self._kernel = _Kernel(self._settings, self._children, is_first=not self._was_ready)
             self._was_ready = True
 
     def run(self, code: str, timeout: float) -> CellFinished:
@@ -167,7 +176,8 @@ class _Cell:
 class _Kernel:
     """The kernel process, with its socket and the pipe to which it prints."""
 
-    def __init__(self, settings: Settings, children: ChildProcesses) -> None:
+    def __init__(self, settings: Settings, children: ChildProcesses, *, is_first: bool) -> None:
+        """`is_first`: no cell has run yet."""
         ours, its = socketpair()
         self.printed, printing = os.pipe()
         os.set_blocking(self.printed, False)
@@ -186,7 +196,8 @@ class _Kernel:
         argv = [*own_program(sys.executable), "-I", "-u", "-m", "rollyard.sandbox_agent.ipython_kernel", cwd]
         env = dict(settings.env)
         try:
-            self._child = children.start(lambda: os.posix_spawn(argv[0], argv, env, file_actions=actions, setsid=True))
+            # By a fork, because processes of the task may run: bash may have been used before.
+            self._child = children.start(lambda: fork_and_execute(argv, env, actions))
         except OSError:
             os.close(self.printed)
             ours.close()
@@ -194,15 +205,15 @@ class _Kernel:
         finally:
             its.close()
             os.close(printing)
-        self._get_ready(settings)
+        self._get_ready(settings, time.monotonic() + (START_SECONDS if is_first else RESTART_SECONDS))
 
-    def _get_ready(self, settings: Settings) -> None:
+    def _get_ready(self, settings: Settings, deadline: float) -> None:
         output = OutputCapture()
         try:
             settings.confine(self._child.pid)
-            if self._await_message(output, time.monotonic() + START_SECONDS, None):
+            if self._await_message(output, deadline, None):
                 return
-        except (KernelUnusable, ProcessLookupError):
+        except (KernelUnusable, ProcessLookupError, PermissionError):
             pass
         self.end(output)
         raise RuntimeError(f"IPython did not start; it said: {output.pop().decode(errors='replace')[-2000:]!r}")
@@ -299,6 +310,7 @@ class _Kernel:
         readable([self._child.exited], time.monotonic() + 0.1)
         kill_family(self._child.pid, SIGSTOP)
         kill_family(self._child.pid, SIGKILL)
+        self._child.kill()  # if it has no session of its own yet
         readable([self._child.exited], time.monotonic() + 1.0)
         self._read_printed(capture)
         os.close(self.printed)

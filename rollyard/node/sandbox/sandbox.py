@@ -51,9 +51,9 @@ from rollyard.sandbox_agent.frames import PROTOCOL, Header
 from rollyard.sandbox_agent.settings import WORKSPACE
 
 START_SECONDS = 120.0
-MARGIN_SECONDS = 15.0
-"""Seconds that the sandbox agent gets after a call's timeout to stop the command. If it does not reply in this time, the
-sandbox counts as lost."""
+MARGIN_SECONDS = 30.0
+"""Seconds that the sandbox agent gets beyond a call's timeout, to start bash or IPython again and to stop the command. If it
+does not reply in this time, the sandbox counts as lost."""
 FILE_SECONDS = 60.0
 PREPARE_SECONDS = 120.0
 END_SECONDS = 5.0

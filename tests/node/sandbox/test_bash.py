@@ -20,11 +20,14 @@ import os
 if os.fork():
     os._exit(0)
 os.setsid()
+number = 9
 while True:
+    if number == 9 and os.path.exists("/tmp/stop"):
+        number = 19
     for one in os.listdir("/proc"):
         if one.isdigit() and int(one) not in (1, os.getpid()):
             try:
-                os.kill(int(one), 9)
+                os.kill(int(one), number)
             except OSError:
                 pass
 """
@@ -335,6 +338,19 @@ async def test_a_task_that_kills_each_new_bash_and_ipython_gets_results(
         for _ in range(10):
             assert (await sandbox.bash("sleep 60", 60)).restarted
             assert (await sandbox.ipython("import time; time.sleep(60)", 60)).restarted
+
+
+@pytest.mark.long
+async def test_a_task_that_stops_each_new_bash_and_ipython_gets_results(
+    sandboxes: SandboxFactory, spec: SandboxSpec
+) -> None:
+    async with await sandboxes.start(spec) as sandbox:
+        await sandbox.prepare(["bash", "ipython"])
+        await sandbox.write_file("killer.py", KILLER.encode())
+        await sandbox.bash("python3 killer.py; sleep 60", 60)
+        await sandbox.write_file("/tmp/stop", b"")
+        assert (await sandbox.bash("echo hi", 1)).restarted
+        assert (await sandbox.ipython("1 + 1", 1)).restarted
 
 
 async def test_a_task_that_leaves_no_terminal_for_the_next_bash_gets_results(
