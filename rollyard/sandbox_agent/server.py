@@ -60,8 +60,8 @@ class AgentServer:
         self._waiting: list[QueuedCall] = []
         """Calls of bash."""
         ipython = ToolThread(stream, self._python)
-        files = ToolThread(stream)
-        self._threads = (ipython, files)
+        files, archives = ToolThread(stream), ToolThread(stream)  # an archive may take minutes
+        self._threads = (ipython, files, archives)
         self._settings = settings
         self._children = children
         self._programs: Programs | None = None
@@ -75,8 +75,8 @@ class AgentServer:
             "read": ToolRoute(files, _read),
             "write": ToolRoute(files, _write),
             "listen": ToolRoute(files, self._listen),
-            "snapshot": ToolRoute(files, self._snapshot),
-            "restore": ToolRoute(files, self._restore),
+            "snapshot": ToolRoute(archives, self._snapshot),
+            "restore": ToolRoute(archives, self._restore),
             "signal": ToolRoute(files, self._signal),
         }
 

@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,10 @@ from rollyard.core.errors import SandboxLost, SnapshotUnusable, TooLarge
 from rollyard.core.sandbox_account import sandbox_account
 from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
 from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
-from rollyard.node.sandbox.snapshot import SandboxSnapshot
+from rollyard.node.sandbox.snapshot import PipeEnd, SandboxSnapshot
 from rollyard.sandbox_agent.incremental_tar import END, FILE, ChangedFile, encoded
 from tests.node.sandbox.conftest import SMALL
+from tests.support.until import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -93,6 +95,28 @@ os.remove("turned"); os.makedirs("turned/inside"); open("turned/inside/y", "w").
 shutil.rmtree("keep"); os.mkdir("keep"); open("keep/a", "w").write("own")
 """
 """Changes that only bubblewrap's overlay allows. With Apptainer, folders of the image cannot be deleted."""
+
+
+async def test_a_file_is_read_while_a_snapshot_is_written(sandboxes: SandboxFactory, spec: SandboxSpec) -> None:
+    """A snapshot may take minutes, and a call that gets no answer in one minute means a lost sandbox."""
+    read = threading.Event()
+
+    def late(end: PipeEnd) -> int:
+        read.wait()
+        return sum(map(len, end.chunks()))
+
+    async with await sandboxes.start(spec) as sandbox:
+        await sandbox.write_file("large", bytes(4 << 20))
+        header = {"op": "snapshot", "limit": 1 << 30}
+        snapshot = asyncio.create_task(sandbox._through_pipe(header, late, reads=True))
+        try:
+            async with asyncio.timeout(20):
+                await until(lambda: sandbox._pipes == 1)
+                assert await sandbox.read_file("large", 4 << 20) == bytes(4 << 20)
+        finally:
+            read.set()
+        _, length = await snapshot
+        assert length > 4 << 20
 
 
 async def test_another_sandbox_starts_with_what_was_changed(sandboxes: SandboxFactory, open_folder: Path) -> None:
