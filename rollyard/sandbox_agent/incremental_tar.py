@@ -146,7 +146,8 @@ def decoded(take: Callable[[int], bytes]) -> ChangedFile | None:
     )
     if entry.path and any(part in (b"", b".", b"..") for part in entry.path.split(b"/")):
         raise BrokenChanges("it has an impossible file name")
-    entry.link = records.get(b"linkpath", block[157:257].rstrip(b"\0"))
+    if kind in (HARD_LINK, SYMLINK):  # entries of folders are kept in memory
+        entry.link = records.get(b"linkpath", block[157:257].rstrip(b"\0"))
     if kind == FILE:
         entry.size, entry.extents = length, ((0, length),)
     elif kind == SPARSE:

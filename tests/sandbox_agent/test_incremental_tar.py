@@ -109,3 +109,12 @@ def test_mounts() -> None:
     assert mounts.writable == {b"/": False, b"/dev/shm": True, b"/with space": True, b"/home/agent": True}
     assert mounts.above == {b"/", b"/dev", b"/opt", b"/home"}
     assert b"/opt/rollyard" in mounts.points
+
+
+def test_a_folder_has_no_link_of_megabytes() -> None:
+    """The entries of all folders are in memory together, and a long link compresses to nothing."""
+    entry = ChangedFile(b"folder", FOLDER, 0o755, 0)
+    entry.link = b"x" * (1 << 20)
+    found = decoded(exact_reader(io.BytesIO(encoded(entry)).read))
+    assert found is not None
+    assert found.link == b""
