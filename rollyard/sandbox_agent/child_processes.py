@@ -96,6 +96,7 @@ def fork_and_execute(
                 os.dup2(os.open(*others), fd)
             else:
                 os.dup2(fd, others[0])
+                os.set_inheritable(others[0], True)  # dup2 changes nothing if both are the same
         for number in setsigdef:
             _signal.signal(number, _signal.SIG_DFL)
         os.execve(argv[0], argv, env)
