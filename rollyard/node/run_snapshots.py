@@ -17,6 +17,9 @@ from rollyard.node.sandbox.snapshot import SandboxSnapshot
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, LeaseRef, SnapshotHeader
 
 log = logging.getLogger(__name__)
+MAX_WAITING_BYTES = 4 * MAX_SNAPSHOT_BYTES
+"""While the archives of a run that wait for the server have more bytes, its turns get no further ones. They are files on the
+node's disk. The last one of the run is always taken."""
 
 
 class RunSnapshots:
@@ -34,14 +37,19 @@ class RunSnapshots:
         self._eval_files = eval_files
         self._one_at_a_time = asyncio.Lock()
         """Only one archive is in memory."""
+        self._waiting_bytes = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._last = 0
 
     async def turn_ended(self, turn: int) -> None:
         """Take the snapshot after this turn, if the request wants one. Turns are counted from 1. Raises SandboxLost."""
         wanted = self._agent.snapshots
-        if wanted == "every" or (isinstance(wanted, list) and turn in wanted):
+        if wanted != "every" and not (isinstance(wanted, list) and turn in wanted):
+            return
+        if self._waiting_bytes <= MAX_WAITING_BYTES:
             await self._take(turn)
+        else:
+            self._tell_missing(turn, "the server had not taken the ones before, and the node keeps only some of them")
 
     async def run_ended(self, turns: int) -> None:
         """Take the last snapshot, if the request or EVAL wants one. `turns`: number of turns. Raises SandboxLost, and if EVAL
@@ -61,21 +69,28 @@ class RunSnapshots:
             if eval_files is not None:
                 raise eval_files.missing(error) from None
             why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-            log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, turn, why)
-            self._tasks.append(asyncio.create_task(self._upload(header.model_copy(update={"error": why}), None)))
+            self._tell_missing(turn, why)
         else:
+            self._waiting_bytes += snapshot.size
             if eval_files is not None:
                 eval_files.keep(snapshot, header.image)
             self._tasks.append(asyncio.create_task(self._upload(_described(header, snapshot), snapshot)))
         self._last = turn
+
+    def _tell_missing(self, turn: int, why: str) -> None:
+        log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, turn, why)
+        header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.held.fingerprint, error=why)
+        self._tasks.append(asyncio.create_task(self._upload(header, None)))
 
     async def _upload(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
         try:
             async with self._one_at_a_time:
                 await self._send(header, snapshot)
         finally:
-            if snapshot is not None and not (self._eval_files and self._eval_files.has(snapshot)):
-                snapshot.close()
+            if snapshot is not None:
+                self._waiting_bytes -= snapshot.size
+                if not (self._eval_files and self._eval_files.has(snapshot)):
+                    snapshot.close()
 
     async def _send(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
         try:

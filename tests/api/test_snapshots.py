@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from contextlib import suppress
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -11,7 +14,13 @@ import pytest
 
 from rollyard.api import snapshots
 from rollyard.core.errors import Fenced, Invalid, NotFound, TooLarge
-from rollyard.kinds.rollout import Stage
+from rollyard.core.node_cache import node_cache
+from rollyard.kinds.rollout import AgentSpec, Stage
+from rollyard.node import run_snapshots
+from rollyard.node.run_snapshots import RunSnapshots
+from rollyard.node.sandbox.base import Limits, SandboxSpec
+from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.node.sandbox.sandbox import SandboxFactory
 from rollyard.server.rollouts import service
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.node import LeaseRef, SnapshotHeader
@@ -121,3 +130,39 @@ async def test_limits(serving: Serve, tmp_path: Path, monkeypatch: pytest.Monkey
         assert await client.snapshot("r", 1) == b"y" * 20
         with pytest.raises(Invalid, match="either an archive or an error"):
             await uploads.snapshot(header(ref, 2, error="why"), b"x")
+
+
+async def test_while_the_server_is_away_the_node_keeps_only_some_of_a_run(
+    serving: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_snapshots, "MAX_WAITING_BYTES", 1)
+
+    def kept() -> int:
+        names = []
+        for number in os.listdir("/proc/self/fd"):
+            with suppress(FileNotFoundError):  # another thread has closed it
+                names.append(os.readlink(f"/proc/self/fd/{number}"))
+        return sum(name.startswith(f"{node_cache()}/#") for name in names)
+
+    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+        ref = await leased(api, "r")
+        here = (tmp_path / "endpoint.json").read_text()
+        (tmp_path / "endpoint.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "epoch": 2}))
+        factory = SandboxFactory(find_runtime("bubblewrap"))
+        spec = SandboxSpec(None, Limits(cpus=1, memory_bytes=1 << 30, disk_bytes=64 << 20, processes=64))
+        async with (
+            factory,
+            await factory.start(spec) as sandbox,
+            RunSnapshots(sandbox, uploads, ref, AgentSpec(snapshots="every"), None) as run,
+        ):
+            before = kept()
+            for turn in (1, 2, 3):
+                await run.turn_ended(turn)
+            assert kept() - before == 1
+            await run.run_ended(3)
+            assert kept() - before == 2
+            (tmp_path / "endpoint.json").write_text(json.dumps({**json.loads(here), "epoch": 3}))
+            await run.finish()
+        found = [(one.turn, one.size > 0, one.error or "") for one in await client.snapshots("r")]
+        assert [one[:2] for one in found] == [(1, True), (2, False), (3, True)]
+        assert "the server had not taken the ones before" in found[1][2]
