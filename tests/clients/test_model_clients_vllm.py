@@ -12,7 +12,7 @@ from tests.support.yard import Yard
 
 pytestmark = pytest.mark.long
 
-READY_SECONDS = 400.0
+READY_SECONDS = 1200.0
 
 
 async def test_each_client_ends_with_the_ids_that_were_sampled(

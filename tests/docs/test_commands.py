@@ -76,7 +76,7 @@ def test_every_block_runs_in_the_order_of_the_pages(yard: Yard) -> None:
     print(said)
     assert code == 0, f"{said.rpartition('=== ')[2].splitlines()[0]} failed:\n{said[-4000:]}"
     for block, command, shown in _shown(yard.folder):
-        got = command.read_text()
+        got = command.read_text().replace(",EnoughMemory=False", "")  # a busy machine has room for fewer sandboxes
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         assert doctest.OutputChecker().check_output(shown, got, flags), f"{block.name} shows\n{shown}\nand not\n{got}"
 

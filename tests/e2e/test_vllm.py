@@ -17,7 +17,7 @@ from tests.support.yard import MODEL, Yard, requests
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow(330)]
 
-READY_SECONDS, END_SECONDS = 400.0, 300.0
+READY_SECONDS, END_SECONDS = 1200.0, 300.0
 CLOSE = 0.02
 MODES: dict[Mode, int] = {"Drain": 200, "Pause": 500, "Abort": 500}
 """How long turns are at least, so that some are still under way when the weights change. Drain waits for all of them."""

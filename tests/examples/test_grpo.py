@@ -27,7 +27,8 @@ def trained(trainers: ForkedTrainers, out: Path, *options: str) -> list[dict[str
 def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
     trainers: ForkedTrainers, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
-    shape = ("--steps", "3", "--minutes", "60", "--groups", "2", "--n", "4", "--held-out", "2")
+    # 20 places begin five groups or six before the first push; more than they give is needed for the third step
+    shape = ("--steps", "3", "--minutes", "60", "--groups", "4", "--n", "4", "--held-out", "2")
     shape += ("--every", "1")  # a measurement waits until the weights of its step serve
     steps = trained(trainers, tmp_path, *shape, *options)
     assert [s["step"] for s in steps] == [0, 1, 2, 3]
