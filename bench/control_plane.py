@@ -147,7 +147,6 @@ async def _ours(kubeconfig: Path, pid: int, rollouts: int, trajectories: int) ->
             null = await _measure(client, pids, rollouts)
             _change_results(node, "long")
             arrays = await _deliver(client, pids, kubeconfig, trajectories, "columns")
-            _change_results(node, "json")
             texts = await _deliver(client, pids, kubeconfig, trajectories // JSON_SHARE, "json")
     return null, arrays, texts
 
@@ -164,7 +163,7 @@ def _node_process(folder: Path, job: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _change_results(process: subprocess.Popen[str], line: str) -> None:
-    """Let the node agent answer with long results, or with JSON instead of columns; return when it does."""
+    """Let the node agent answer with long results; return when it does."""
     assert process.stdin is not None
     assert process.stdout is not None
     print(line, file=process.stdin, flush=True)
@@ -179,10 +178,8 @@ async def _answer_leases(folder: Path, job: str) -> None:
         node = NullNode(link, http)
         task = asyncio.create_task(node.line.run())
         while line := await asyncio.to_thread(sys.stdin.readline):
-            if line == "long\n":
-                node.outcome = outcome()
-            else:
-                node.uploads.as_columns = False
+            assert line == "long\n"
+            node.outcome = outcome()
             print("done", flush=True)
         task.cancel()
 
@@ -338,7 +335,6 @@ class NullNode:
 
     async def _hear(self, message: ToNode) -> None:
         if isinstance(message, Welcome):
-            self.uploads.welcome(message)
             asyncio.get_running_loop().call_soon(self._start, self._want())
         if isinstance(message, Grant):
             for lease in message.leases:

@@ -31,7 +31,7 @@ from rollyard.gateway.external.call_journal import StoringJournal
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
@@ -62,12 +62,12 @@ async def serve_upstream(pace: float) -> None:
 
 async def serve_gateway(url: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        store = await SqliteStore.open(Path(folder))
+        store = await Store.open(Path(folder))
         await _serve_sessions(url, store)
         await store.close()
 
 
-async def _serve_sessions(url: str, store: SqliteStore) -> None:
+async def _serve_sessions(url: str, store: Store) -> None:
     template = ChatTemplate.load(MODEL)
     sessions: dict[str, GatewaySession] = {}
 

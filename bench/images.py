@@ -34,9 +34,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rollyard.kinds.sandbox_template import SandboxImages
-from rollyard.node.images.cache import ImageCache
-from rollyard.node.images.oci_manifest import machine
+from rollyard.images.cache import ImageCache
+from rollyard.images.oci_manifest import machine
+from rollyard.images.settings import CacheSettings
 from tests.support.image_registry import Front, Pusher, running_registry
 
 SMALL_FILES, SMALL_BYTES = 20_000, 1 << 16
@@ -89,7 +89,7 @@ def push(registry: Pusher, layer: Path) -> None:
 
 async def be_node(folder: Path, image: str, tier: str | None) -> None:
     """Get the image when a line comes, and print the processor time of it."""
-    cache = ImageCache(folder, SandboxImages(shared_folder=tier))
+    cache = ImageCache(folder, CacheSettings(shared_folder=tier))
     print("ready", flush=True)
     sys.stdin.readline()
     before = cpu_seconds(resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)

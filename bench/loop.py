@@ -29,9 +29,9 @@ import aiohttp
 from aiohttp import web
 
 from rollyard.kinds.rollout import AgentSpec, Sampling
-from rollyard.node.agents.agent_loop import AgentProgress, run_agent
-from rollyard.node.agents.tool_execution import Tools
-from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.node.agent_loop import AgentProgress, run_agent
+from rollyard.node.tool_execution import Tools
+from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.sampled_tokens import Sampled
@@ -89,6 +89,8 @@ async def engine(ids: list[int]) -> AsyncIterator[Endpoint]:
 class Remote:
     """The policy behind HTTP."""
 
+    context: int | None = None
+
     def __init__(self, client: TokenClient, endpoint: Endpoint, stop_ids: Sequence[int]) -> None:
         self._client, self._endpoint, self._stop_ids = client, endpoint, stop_ids
 
@@ -99,6 +101,8 @@ class Remote:
 
 class Here:
     """A policy in this process: the cost of the loop without HTTP."""
+
+    context: int | None = None
 
     def __init__(self, ids: list[int]) -> None:
         self._answer = (ids, [-0.5] * len(ids), ["v1"] * len(ids))
@@ -144,7 +148,7 @@ class Plan:
     async def rollout(self, policy: Remote | Here) -> int:
         parser = parser_for(self.template)
         start = [{"role": "system", "content": "Solve it."}, {"role": "user", "content": "What is 3 * 4?"}]
-        run = AgentProgress(Conversation(self.template, start, [SCHEMAS["ipython"]]), parser)
+        run = AgentProgress(Conversation(self.template, start, [SCHEMAS["ipython"]], parser=parser))
         tools = cast(Tools, NoSandbox(self.output))
         agent = AgentSpec(max_turns=self.turns)
         await run_agent(run, policy, tools, agent, Sampling(seed=1, max_tokens=4096), 0)

@@ -26,7 +26,7 @@ from pathlib import Path
 import aiohttp
 
 from rollyard.engine.launch.launch_plan import LaunchPlan
-from rollyard.engine.process.child_process import end_engine, start_engine
+from rollyard.engine.process.owned_engine import start_engine
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -101,12 +101,12 @@ async def _server(python: str, model: Path, uds: Path, log: Path, cores: Sequenc
     served = {"path": str(model), "servedName": "policy"}
     spec = InferencePoolSpec.model_validate({"model": served, "engine": engine, "replicas": 2})
     with log.open("wb") as words:
-        process = await start_engine(await LaunchPlan(spec, uds)(), stdout=words, stderr=words)
+        running = await start_engine(await LaunchPlan(spec, uds)(), stdout=words, stderr=words)
     try:
-        os.sched_setaffinity(process.pid, cores)
+        os.sched_setaffinity(running.pid, cores)
         yield
     finally:
-        await end_engine(process)
+        await running.end()
 
 
 async def _ready(http: aiohttp.ClientSession, folder: Path) -> None:

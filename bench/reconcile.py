@@ -26,7 +26,7 @@ from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec
 from rollyard.reconcilers.slurm_snapshots import INTERVAL_SECONDS
 from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.base import BatchScript, Job, Site, Snapshot
 from rollyard.slurm.batch_script import directives
 from rollyard.slurm.cli_driver import MARK, QUEUE, read_queue
@@ -82,7 +82,7 @@ class SimulatedSlurm:
 
 
 class Bench:
-    def __init__(self, folder: Path, store: SqliteStore) -> None:
+    def __init__(self, folder: Path, store: Store) -> None:
         self.store, self.slurm = store, SimulatedSlurm()
         self.parts = Parts(store, self.slurm, folder, SystemClock(), lease_seconds=3600.0)
         self.manager, self.agents = self.parts.manager, self.parts.agents
@@ -91,11 +91,11 @@ class Bench:
         """Create `pools` pools of ten, everything ready."""
         for n in range(pools):
             spec = RolloutPoolSpec.model_validate({"replicas": PER_POOL})
-            await self.store.create(RolloutPool(metadata=ObjectMeta(name=f"p{n}"), spec=spec))
+            await self.store.objects.create(RolloutPool(metadata=ObjectMeta(name=f"p{n}"), spec=spec))
         known: set[str] = set()
         async with asyncio.timeout(SETTLE_SECONDS):
             while len(known) < pools * PER_POOL:
-                for found in (await self.store.list_objects("Allocation"))[0]:
+                for found in (await self.store.objects.list_objects("Allocation"))[0]:
                     if isinstance(found, Allocation) and found.status.job_id and found.metadata.uid not in known:
                         known.add(found.metadata.uid)
                         self._connect(found)
@@ -105,7 +105,7 @@ class Bench:
                 await asyncio.sleep(0.5)
 
     async def _all_ready(self) -> bool:
-        pools = (await self.store.list_objects("RolloutPool"))[0]
+        pools = (await self.store.objects.list_objects("RolloutPool"))[0]
         return all(isinstance(p, RolloutPool) and p.status.replicas.ready == PER_POOL for p in pools)
 
     def _connect(self, allocation: Allocation) -> None:
@@ -131,12 +131,12 @@ class Bench:
         taken = []
         for n in range(CHANGES):
             name = f"p{n % pools}"
-            pool = next(p for p in (await self.store.list_objects("RolloutPool"))[0] if p.metadata.name == name)
+            pool = next(p for p in (await self.store.objects.list_objects("RolloutPool"))[0] if p.metadata.name == name)
             assert isinstance(pool, RolloutPool)
             spec = evolve(pool.spec, replicas=(pool.spec.replicas or 0) + 1)
             self.slurm.submitted.clear()
             began = time.monotonic()
-            await self.store.update(evolve(pool, spec=spec), "spec")
+            await self.store.objects.update(evolve(pool, spec=spec), "spec")
             async with asyncio.timeout(30):
                 await self.slurm.submitted.wait()
             taken.append(time.monotonic() - began)
@@ -154,7 +154,7 @@ class Bench:
 async def measure(allocations: int, seconds: float) -> None:
     pools = max(1, allocations // PER_POOL)
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as folder:
-        store = await SqliteStore.open(Path(folder), SystemClock())
+        store = await Store.open(Path(folder), SystemClock())
         bench = Bench(Path(folder), store)
         running = asyncio.create_task(bench.manager.run())
         try:

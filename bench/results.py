@@ -26,7 +26,7 @@ from bench.control_plane import ROOT, outcome
 from rollyard.client.async_client import AsyncClient
 from rollyard.kinds.rollout import Status
 from rollyard.server.store.base import RolloutRecord, Transaction
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.wire.columns import encode
 
 TOKENS = 400
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 async def _fill(data: Path, count: int) -> None:
-    store = await SqliteStore.open(data)
+    store = await Store.open(data)
     frame = zstandard.compress(encode([outcome(tokens=TOKENS, prompt=100)]), 1)
 
     def change(tx: Transaction, start: int) -> None:
@@ -78,7 +78,7 @@ async def _fill(data: Path, count: int) -> None:
             ))  # fmt: skip
 
     for start in range(0, count, CHUNK):
-        await store.transact(lambda tx, start=start: change(tx, start))  # type: ignore[misc]
+        await store.rollouts.transact(lambda tx, start=start: change(tx, start))  # type: ignore[misc]
     await store.close()
 
 
@@ -123,13 +123,13 @@ def _pickled(folder: Path, count: int) -> Path:
 
 
 async def _prune(data: Path, count: int) -> tuple[float, float]:
-    store = await SqliteStore.open(data)
+    store = await Store.open(data)
     before = time.perf_counter()
-    assert await store.prune_rollouts(lambda pool: time.time()) == count - 1
+    assert await store.rollouts.prune(lambda pool: time.time()) == count - 1
     pruned = count / (time.perf_counter() - before)
-    await store.reclaim_packs(0.0)
+    await store.packs.reclaim(0.0)
     before = time.perf_counter()
-    freed = sum([await store.reclaim_packs(0.0) for _ in range(2)])
+    freed = sum([await store.packs.reclaim(0.0) for _ in range(2)])
     seconds = time.perf_counter() - before
     await store.close()
     return pruned, freed / seconds / 1e6

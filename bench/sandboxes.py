@@ -5,7 +5,7 @@
 - Latency of a tool call from this process into a sandbox and back, beside SWE-ReX and hpc-sandbox (their own packages from
   PyPI, in a folder of their own), a tmux loop, and an IPython kernel through jupyter_client over ZMQ.
 - Cold start to the first answer of bash, beside the bare runtime, which runs `python3 -c pass` with the same isolation and
-  the same image. For bubblewrap the bare start has no limit on the sum of the files.
+  the same image. The bare start of bubblewrap has no limit on the sum of the files.
 - The claim of a warm sandbox to the first answer of bash, beside the same.
 - A number of sandboxes at once, beside as many bare starts; and the memory of each (PSS of all its processes).
 - `--waves N`: N sandboxes in waves of 25, and what stays.
@@ -29,17 +29,17 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.core.node_cache import node_cache
-from rollyard.core.sandbox_account import sandbox_account
-from rollyard.node.memory_guard.process_memory import descendants
-from rollyard.node.sandbox.apptainer import Apptainer
-from rollyard.node.sandbox.base import Limits, Runtime, SandboxSpec
-from rollyard.node.sandbox.build_once import build_once
-from rollyard.node.sandbox.bundled_python import own_python
-from rollyard.node.sandbox.find_runtime import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
-from rollyard.node.sandbox.images import default_root
-from rollyard.node.sandbox.sandbox import SandboxFactory
-from rollyard.node.sandbox.warm_sandboxes import WarmSandboxes
+from rollyard.host.node_cache import node_cache
+from rollyard.host.sandbox_account import sandbox_account
+from rollyard.sandbox.apptainer import Apptainer
+from rollyard.sandbox.base import Limits, Runtime, SandboxSpec
+from rollyard.sandbox.build_once import build_once
+from rollyard.sandbox.bundled_python import own_python
+from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT, RuntimeName, find_runtime
+from rollyard.sandbox.images import default_root
+from rollyard.sandbox.memory_guard.process_memory import descendants
+from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.warm_sandboxes import WarmSandboxes
 
 LIMITS = Limits(cpus=1, memory_bytes=2 << 30, disk_bytes=256 << 20)
 SPEC = SandboxSpec(None, LIMITS)
@@ -157,24 +157,23 @@ def _install(folder: Path) -> None:
 
 
 def bare(runtime: Runtime) -> list[str]:
-    """Return the command of the runtime alone, which runs `python3 -c pass`."""
+    """Return the command of the runtime alone, with its own writable layer and devices, which runs `python3 -c pass`."""
     cache = node_cache()
-    argv = list(
-        runtime.command(default_root(cache), LIMITS, own_python(cache), ["/usr/bin/python3", "-c", "pass"]).argv
-    )
-    if runtime.name != "bubblewrap":
-        return argv
-    words, kept = iter(argv), []
-    for word in words:
-        if word == "--bind":  # a folder of the common tmpfs
-            next(words)
-            kept += ["--size", str(LIMITS.disk_bytes), "--tmpfs", next(words)]
-        elif word == "--dev-bind":
-            next(words)
-            next(words)
-        else:
-            kept.append(word)
-    return kept
+    root = default_root(cache)
+    argv = runtime.command(root, LIMITS, own_python(cache), ["/usr/bin/python3", "-c", "pass"]).argv
+    scratch, text = f"{cache}/scratch-1", "\n".join(argv)
+    overlay = f"--overlay-src\n{root.folder}\n--tmp-overlay\n/"
+    own = {
+        f"--bind\n{scratch}/root\n/\n": f"{overlay}\n",
+        f"--dev-bind\n{scratch}/dev\n/dev\n": "--dev\n/dev\n",
+        f"--bind\n{scratch}/dev:/dev\n": "",
+        "--writable\n": "--writable-tmpfs\n",
+        "--no-mount\ndev,": "--no-mount\n",
+        f"{scratch}/root": str(root.folder),
+    }
+    for ours, theirs in own.items():
+        text = text.replace(ours, theirs)
+    return text.split("\n")
 
 
 async def run_bare(argv: list[str]) -> None:

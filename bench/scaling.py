@@ -39,8 +39,8 @@ from rollyard.core.aio import running
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import RolloutRequest, RunResult, Stage
 from rollyard.node.agent import NodeAgent
-from rollyard.node.agents.tasks.base import Score, TaskHandler
 from rollyard.node.lease_run import LeaseRun, NodeContext
+from rollyard.tasks.base import Handler, Score
 from rollyard.wire.node import Lease
 
 MEAN_SECONDS = {Stage.INIT: 10.0, Stage.RUN: 206.0, Stage.EVAL: 40.0}
@@ -85,13 +85,13 @@ class _WaitingRun(LeaseRun):
 
     tally: Tally
 
-    async def _run(self, handler: TaskHandler) -> RunResult:
+    async def _run(self, handler: Handler) -> RunResult:
         for stage in (Stage.INIT, Stage.RUN):
             async with self._stage_worker(stage):
                 await asyncio.sleep(next(self.tally.times[stage]))
         return RunResult(outcome=evolve(RESULT, timings=self._timings_now()), artifact={})
 
-    async def _score(self, handler: TaskHandler, run: RunResult, seconds: float) -> Score:
+    async def _score(self, handler: Handler, run: RunResult, seconds: float) -> Score:
         await asyncio.sleep(next(self.tally.times[Stage.EVAL]))
         return Score(1.0)
 

@@ -16,9 +16,9 @@ import time
 from collections.abc import Awaitable, Callable
 
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
 
 SPEC = SandboxSpec(None, Limits(cpus=1, memory_bytes=4 << 30, disk_bytes=1 << 30))
 FILES = {

@@ -24,8 +24,8 @@ from rollyard.server.store.base import RolloutRecord, Transaction
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.journal_mode import Journal
 from rollyard.server.store.rollout_transaction import RolloutTransaction
-from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.store.tables import migrate
+from rollyard.server.store.store import Store
+from rollyard.server.store.tables import prepare
 from rollyard.server.store.writer import WriteUnit
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class OneByOne:
         db = sqlite3.connect(folder / "rollyard.db", isolation_level=None)
         db.execute(f"PRAGMA journal_mode={journal}")
         db.execute("PRAGMA synchronous=FULL")
-        migrate(db)
+        prepare(db)
         self._unit = WriteUnit(db, PackWriter(folder, epoch=1))
 
     def close(self) -> None:
@@ -76,12 +76,12 @@ def granted(tx: Transaction, id: str) -> RolloutRecord:
 
 
 def run_stored(tx: Transaction, id: str) -> RolloutRecord:
-    return tx.put(replace(read(tx, id), stage=Stage.EVAL, run=tx.add_blob(SMALL)))
+    result, artifact = tx.add_blob(SMALL), tx.add_blob(SMALL)
+    return tx.put(replace(read(tx, id), stage=Stage.EVAL, result=result, artifact=artifact))
 
 
 def finished(tx: Transaction, id: str) -> RolloutRecord:
-    ref = tx.add_blob(SMALL)
-    return tx.put(replace(read(tx, id), status=Status.COMPLETED, holder=None, reward=1.0, result=ref))
+    return tx.put(replace(read(tx, id), status=Status.COMPLETED, holder=None, reward=1.0))
 
 
 def read(tx: Transaction, id: str) -> RolloutRecord:
@@ -91,17 +91,17 @@ def read(tx: Transaction, id: str) -> RolloutRecord:
 
 
 async def submit(store: Transactor, id: str) -> None:
-    await store.transact(lambda tx: tx.put(submitted(id)))
+    await store.rollouts.transact(lambda tx: tx.put(submitted(id)))
 
 
 async def live(store: Transactor, id: str) -> None:
     await submit(store, id)
     for step in (granted, run_stored, finished):
-        await store.transact(lambda tx, step=step: step(tx, id))  # type: ignore[misc]
+        await store.rollouts.transact(lambda tx, step=step: step(tx, id))  # type: ignore[misc]
 
 
 async def upload(store: Transactor, id: str) -> None:
-    await store.transact(lambda tx: tx.add_blob(LARGE))
+    await store.rollouts.transact(lambda tx: tx.add_blob(LARGE))
 
 
 async def rate(
@@ -120,7 +120,7 @@ async def rate(
     return len(ids) / (time.perf_counter() - started)
 
 
-async def pairs(store: SqliteStore, count: int) -> float:
+async def pairs(store: Transactor, count: int) -> float:
     """Return get + put pairs per second inside one transaction: the cost of granting many leases on one core."""
 
     def change(tx: Transaction) -> float:
@@ -129,7 +129,7 @@ async def pairs(store: SqliteStore, count: int) -> float:
             tx.put(replace(read(tx, f"s{n}"), fence=n + 1))
         return count / (time.perf_counter() - started)
 
-    return await store.transact(change)
+    return await store.rollouts.transact(change)
 
 
 def report(name: str, unit: str, ours: float, baseline: float) -> None:
@@ -145,7 +145,7 @@ async def main() -> None:
     parser.add_argument("--clients", type=int, default=256)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=chosen.folder) as folder:
-        store = await SqliteStore.open(Path(folder, "ours"))
+        store = await Store.open(Path(folder, "ours"))
         one_by_one = OneByOne(Path(folder, "baseline"), store.journal)
         print(
             f"journal {store.journal}, SQLite {sqlite3.sqlite_version}, {chosen.clients} clients, {os.cpu_count()} cores\n"
@@ -157,9 +157,9 @@ async def main() -> None:
             ("uploads of 1 MiB", "MiB a second", upload, "u", LARGE_BLOBS),
         ):
             ids = [f"{prefix}{n}" for n in range(count)]
-            ours = await rate(work, store, ids, chosen.clients)
+            ours = await rate(work, store.rollouts, ids, chosen.clients)
             report(name, unit, ours, await rate(work, one_by_one, ids[: count // BASELINE_DIVISOR], 1))
-        print(f"\n  get + put pairs in one transaction: {await pairs(store, chosen.rollouts):.0f} a second")
+        print(f"\n  get + put pairs in one transaction: {await pairs(store.rollouts, chosen.rollouts):.0f} a second")
         await store.close()
         one_by_one.close()
 

@@ -18,6 +18,10 @@ class EndpointSampler:
     endpoint: Endpoint
     stop_ids: Sequence[int]
 
+    @property
+    def context(self) -> int | None:
+        return self.tokens.known_context(self.endpoint)
+
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:

@@ -6,6 +6,7 @@ It serves measurements of the parts in front of an engine, and tests that need a
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -28,8 +29,10 @@ class Upstream:
     script: Script
     pace: float = 0.0
     """Seconds between two chunks."""
-    per_chunk: int = 1
-    """Ids in a chunk."""
+    sizes: Sequence[int] = (1,)
+    """Numbers of ids in the chunks of an answer, over and over."""
+    returns_ids: bool = True
+    """Whether the answers have token ids. If not, they are text only."""
     template: ChatTemplate | None = None
     """Serves `/v1/chat/completions` too, with a chat server's work.
 
@@ -57,7 +60,9 @@ class Upstream:
         def chunk(ids: Sequence[int], finish: str | None) -> bytes:
             nonlocal echo
             told, echo = echo, None
-            return _completion(ids, told, finish)
+            return (
+                _completion(ids, told, finish) if self.returns_ids else _event({"text": "a", "finish_reason": finish})
+            )
 
         return await self._answer(request, body["prompt"], body["max_tokens"], chunk)
 
@@ -91,11 +96,16 @@ class Upstream:
             await response.prepare(request)
             loop = asyncio.get_running_loop()
             began = loop.time()
-            for number, start in enumerate(range(0, len(ids), self.per_chunk), 1):
+            start = 0
+            for number, size in enumerate(itertools.cycle(self.sizes), 1):
+                if start >= len(ids):
+                    break
                 if self.pace:  # by the clock, because an engine computes on however slowly its answers are read
                     await asyncio.sleep(max(0.0, began + number * self.pace - loop.time()))
-                await response.write(chunk(ids[start : start + self.per_chunk], None))
-            await response.write(chunk([], finish) + b"data: [DONE]\n\n")
+                await response.write(chunk(ids[start : start + size], None))
+                start += size
+            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
+            await response.write(chunk([], finish) + _data({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
             await response.write_eof()
         finally:
             self.running -= 1
@@ -117,4 +127,8 @@ def _delta(text: str, finish: str | None) -> bytes:
 
 
 def _event(choice: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+    return _data({"choices": [choice]})
+
+
+def _data(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\n\n"

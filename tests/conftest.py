@@ -19,6 +19,7 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
+from rollyard.host.removed_folder import remove_folder
 from tests.support.compatibility import Compatibility
 from tests.support.forked_trainers import ForkedTrainers, forked_trainers
 from tests.support.lazy_module import import_lazy_modules
@@ -102,6 +103,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByModule | N
     return ByModule(config, log) if config.option.dist == "loadfile" else None
 
 
+LEFT_OUT = {
+    "not long": "left out: tests marked long; scripts/test --long runs them",
+    "not long and not heavy": "left out by --quick: tests marked heavy (Apptainer; vLLM; Slurm 26.05 and pyslurm), setting up "
+    "Slurm, and long (soaks)",
+}
+"""Expression of marks, as scripts/test gives it -> what the last lines say about it."""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if words := LEFT_OUT.get(terminalreporter.config.option.markexpr):
+        terminalreporter.write_line(words)
+
+
 @pytest.fixture(scope="session")
 def trainers() -> Iterator[ForkedTrainers]:
     with forked_trainers() as found:
@@ -164,3 +178,15 @@ def start_engine(model_dir: Path) -> Iterator[StartEngine]:
             engine.process.terminate()
         for engine in started:
             engine.process.wait(300)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that the sandboxes' account can reach, unlike pytest's own folders, which only their owner can."""
+    umask = os.umask(0o022)  # a server of an earlier test in this process closed its files to others
+    folder = Path(tempfile.mkdtemp(prefix="rollyard-test-"))
+    folder.chmod(0o755)
+    yield folder
+    os.umask(umask)
+    remove_folder(folder)  # a failed test may leave folders that are too deep for shutil
+    assert not folder.exists()

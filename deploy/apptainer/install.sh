@@ -9,6 +9,7 @@
 # Debian's stable releases have no apptainer package, so the packages come from Debian's unstable suite, on the mirror that
 # this machine's own apt sources name and checked with the machine's own Debian keyring. They are unpacked, not installed,
 # and run with the C library they were built for.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail
 
 SUITE=sid
@@ -46,7 +47,9 @@ printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nArchitectures: %s\nS
 APT=(-qq -o Dir::Etc::SourceList=/dev/null -o Dir::Etc::SourceParts="$WORK/sources" -o Dir::State::Lists="$WORK/lists"
   -o Dir::Cache="$WORK/cache" -o Acquire::Languages=none -o APT::Sandbox::User=root -o Acquire::Retries=3 -o Acquire::http::Timeout=30)
 apt-get "${APT[@]}" update
-(cd "$WORK/debs" && apt-get "${APT[@]}" download $PACKAGES)
+. "$(dirname "$0")/../progress.sh"
+download() { (cd "$WORK/debs" && apt-get "${APT[@]}" download $PACKAGES); }
+going_on 'install.sh: fetching Apptainer' "$WORK" download
 for deb in "$WORK"/debs/*.deb; do dpkg-deb -x "$deb" "$WORK/root"; done
 
 # Apptainer finds its prefix from its own path, but its starter strips one directory fewer than its command line does:

@@ -5,6 +5,7 @@
 #
 # --accounting adds slurmdbd and MariaDB, for accounts, QOS, limits and preemption. What is here already stays as it is, and
 # no service of the machine is started: deploy/slurm/devcluster runs daemons of its own.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -46,7 +47,8 @@ echo 'install.sh: installing Slurm with apt-get (a minute or two)' >&2
 apt-get -qq update || die "missing:$lacking; apt-get update failed"
 # A release may have no package of its own for a plugin that another of them holds.
 known=$(apt-cache pkgnames | grep -xF "$(printf '%s\n' $packages)")
-apt-get -qq install -y --no-install-recommends $known >/dev/null || die "missing:$lacking; apt-get install $known failed"
+. "$(dirname "$0")/../progress.sh"
+going_on 'install.sh: installing Slurm' /var/cache/apt/archives apt-get -qq install -y --no-install-recommends $known >/dev/null || die "missing:$lacking; apt-get install $known failed"
 
 lacking=$(missing)
 [ -z "$lacking" ] || die "still missing:$lacking"

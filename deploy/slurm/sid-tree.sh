@@ -13,6 +13,7 @@
 #
 # The packages come from the mirror that this machine's own apt sources name, checked with its own Debian keyring; pyslurm from
 # where this machine's pip takes its packages. Nothing is installed on the machine itself but mmdebstrap.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail
 
 SUITE=sid
@@ -58,7 +59,8 @@ say "fetching and unpacking Slurm of $SUITE (a minute, 550 MB)"
 # Release file past its one week of Valid-Until: an old sid serves as well here, and signatures are checked all the same.
 apt-config dump | grep '^Acquire::' | grep -v '^Acquire::IndexTargets' > "$NEW.apt"
 echo 'Acquire::Check-Valid-Until "false";' >> "$NEW.apt"
-mmdebstrap --quiet --mode=root --variant=extract --keyring="$KEYRING" --aptopt="$NEW.apt" --include="$(echo $PACKAGES | tr ' ' ,)" \
+. "$(dirname "$0")/../progress.sh"
+going_on "sid-tree.sh: fetching Slurm" "$NEW" mmdebstrap --quiet --mode=root --variant=extract --keyring="$KEYRING" --aptopt="$NEW.apt" --include="$(echo $PACKAGES | tr ' ' ,)" \
   "$SUITE" "$NEW" "deb [signed-by=$KEYRING] $MIRROR $SUITE main" >&2
 
 # No maintainer script has run: what they would have linked and written.
@@ -103,7 +105,7 @@ pip download --quiet --quiet --no-deps --only-binary :all: --implementation py -
 # It wants the headers of its own Slurm: it gets a copy of these that say so. What 26.05 renamed or dropped since is named here.
 cp -r "$NEW/usr/include/slurm" "$SOURCES/"
 sed -i -E 's/^(#define SLURM_VERSION_NUMBER) .*/\1 0x190b02/' "$SOURCES/slurm/slurm_version.h"
-"$NEW/enter.new" /bin/sh -euc '
+going_on "sid-tree.sh: building pyslurm" "$NEW" "$NEW/enter.new" /bin/sh -euc '
   export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root PIP_CONFIG_FILE=/dev/null PIP_NO_INDEX=1 PIP_FIND_LINKS=/usr/src/pyslurm
   unset PIP_INDEX_URL PIP_EXTRA_INDEX_URL PIP_CERT PIP_CACHE_DIR
   export SLURM_INCLUDE_DIR=/usr/src/pyslurm SLURM_LIB_DIR=$(dirname "$(find /usr/lib -name libslurm.so -print -quit)")

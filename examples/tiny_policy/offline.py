@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollyard.node.agents import tool_schemas
+from rollyard.tasks import tool_schemas
 
 WRITE = re.compile(r"cat > (\S+) <<'EOF'\n((?:(?!^EOF$).)*)\nEOF\n?", re.DOTALL | re.MULTILINE)
 CHECK = re.compile(r"python3 -m py_compile (\S+) && echo OK")

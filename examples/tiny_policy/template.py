@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollyard.node.agents.tool_schemas import ToolSchema
+from rollyard.tasks.tool_schemas import ToolSchema
 
 TURN_END = "<|im_end|>"
 PAD = "<|endoftext|>"

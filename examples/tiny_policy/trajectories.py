@@ -14,7 +14,8 @@ from collections.abc import Callable
 from examples.tiny_policy.families import CodeProblem, MathProblem, Problem, draw_code, draw_math
 from examples.tiny_policy.offline import Toolbox
 from examples.tiny_policy.template import TURN_END, Message, Part, Setting, tool_call
-from rollyard.node.agents import system_prompts, tool_schemas
+from rollyard.tasks import system_prompts, tool_schemas
+from rollyard.tokens.tool_calls.hermes import FORM
 
 MATH = Setting(system_prompts.MATH, (tool_schemas.IPYTHON,))
 CODE = Setting(system_prompts.CODE, (tool_schemas.BASH, tool_schemas.EDITOR))
@@ -117,7 +118,7 @@ def _refused(tool: str, arguments: dict[str, str], rng: random.Random) -> list[M
     bad, error = _spoil(good, json.loads, rng)
     return [
         Message("assistant", tool_call(tool, arguments).replace(good, bad)),
-        Message("tool", tool_schemas.malformed_call_result(str(error))),
+        Message("tool", tool_schemas.malformed_call_result(str(error), FORM)),
     ]
 
 

@@ -10,13 +10,13 @@ from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import Conflict, Fenced, NotFound
 from rollyard.kinds.allocation import Allocation, Binding
 from rollyard.kinds.base import evolve
-from rollyard.server.store.base import Store
+from rollyard.server.store.object_store import ObjectStore
 from rollyard.wire.base import Identity
 
 RETRIES = 10
 
 
-async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
+async def bind(store: ObjectStore, clock: Clock, identity: Identity) -> Allocation:
     """Bind the allocation to the process that `identity` names; return the allocation.
 
     Raises Fenced if that process must exit, and Conflict if other writes came first in all RETRIES tries.
@@ -55,7 +55,7 @@ async def bind(store: Store, clock: Clock, identity: Identity) -> Allocation:
     raise Conflict(f"allocation {identity.allocation} changes too often to be written; register again")
 
 
-async def _allocation(store: Store, identity: Identity) -> Allocation:
+async def _allocation(store: ObjectStore, identity: Identity) -> Allocation:
     try:
         key = Allocation.key_of(identity.namespace, identity.allocation)
         found = await store.get(key, Allocation)

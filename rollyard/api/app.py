@@ -16,6 +16,7 @@ from rollyard.api import (
     engine,
     error_status,
     forks,
+    health,
     images,
     listener,
     logs,
@@ -23,38 +24,45 @@ from rollyard.api import (
     metrics,
     node,
     objects,
+    openapi,
     preview,
     query_parameters,
+    reviews,
     rollouts,
+    scale,
     sessions,
     snapshots,
     submit_body,
+    tokens,
     top,
     weights,
     weights_transfer,
 )
 from rollyard.api.services import SERVICES, Services
+from rollyard.core.http_1_0 import end_stream_by_closing
 from rollyard.core.http_body import continue_on_demand
 
 FAMILIES = (
-    discovery, logs, preview, endpoints, top, weights, weights_transfer, objects, rollouts, batches, datasets,
-    snapshots, forks, images, sessions, node, attach, engine, metrics,
+    discovery, health, openapi, reviews, logs, preview, endpoints, top, weights, weights_transfer, scale, objects,
+    rollouts, batches, datasets, snapshots, forks, images, sessions, tokens, node, attach, engine, metrics,
 )  # fmt: skip
 
 
 def routes() -> list[web.RouteDef]:
     """Return all routes except those of the gateway, which `sessions.set_up` mounts."""
-    return [*(route for family in FAMILIES for route in family.routes()), web.get("/healthz", _healthz)]
+    return [route for family in FAMILIES for route in family.routes()]
 
 
 def build(services: Services) -> web.Application:
     """Build the aiohttp application, without TLS."""
     check = auth.authenticate(services.signer, services.clock)
     app = web.Application(middlewares=[error_status.errors_as_status, check, query_parameters.known_parameters])
+    app.on_response_prepare.append(end_stream_by_closing)
     app[SERVICES] = services
     listener.set_up(app)
     long_responses.set_up(app)
     app.add_routes(_send_continue_late(routes()))
+    objects.set_up(app)
     sessions.set_up(app, services)
     snapshots.set_up(app)
     submit_body.set_up(app)
@@ -68,8 +76,3 @@ def _send_continue_late(routes: Sequence[web.RouteDef]) -> list[web.RouteDef]:
     return [
         web.RouteDef(r.method, r.path, r.handler, {**r.kwargs, "expect_handler": continue_on_demand}) for r in routes
     ]
-
-
-async def _healthz(_: web.Request) -> web.Response:
-    """Return `ok`."""
-    return web.Response(text="ok")

@@ -14,13 +14,20 @@ from rollyard.api import request_bodies
 from rollyard.api.error_status import validation_error
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, integer, seconds
-from rollyard.api.request_checks import check_kinds, check_pools, check_tasks, engines_take_priority
+from rollyard.api.request_checks import (
+    check_kinds,
+    check_pools,
+    check_tasks,
+    check_tools,
+    engines_take_priority,
+)
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.trajectories import columns_response, read_trajectory, wants_columns
 from rollyard.core.errors import BadRequest, Expired, Invalid, TooLarge
 from rollyard.kinds.batch import Acknowledgement, BatchKey, BatchRequest, BatchView
 from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
+from rollyard.kinds.task_fields import offers_tools
 from rollyard.server.batches.task_lines import MAX_TASK_LINE_BYTES, canonical
 from rollyard.server.store.base import RolloutRecord
 from rollyard.server.store.batch_records import GroupRecord
@@ -92,12 +99,16 @@ async def _check(services: Services, namespace: str, wanted: BatchRequest) -> Ro
     samples = {kind: tasks[i] for kind, i in by_kind.items()}
     if (
         wanted.dataset is not None
-        and (there := await services.store.dataset(namespace, wanted.dataset.name)) is not None
+        and (there := await services.store.batches.dataset(namespace, wanted.dataset.name)) is not None
     ):
         samples = {kind: Task(kind=kind) for kind in there.kinds}
     requests = [wanted.rollouts("check", task) for task in samples.values()]
     pools = await check_pools(services, namespace, requests or [wanted.rollouts("check", Task(kind="math"))])
-    check_kinds(services, requests, pools, "tasks" if wanted.tasks is not None else "dataset")
+    place = "tasks" if wanted.tasks is not None else "dataset"
+    check_kinds(services, requests, pools, place)
+    with_tools = next((task for task in [*tasks, *samples.values()] if offers_tools(task)), None)
+    if with_tools is not None:
+        await check_tools(services, [wanted.rollouts("check", with_tools)], pools, place)
     await request_bodies.run_in_parser_thread(check_tasks, tasks, "tasks[{}]")
     return pools[wanted.pool]
 

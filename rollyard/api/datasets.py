@@ -26,7 +26,8 @@ MAX_BYTES = 256 << 20
 _UPLOADS = web.AppKey("dataset-uploads", ByteBudget)
 """Limit on the total bytes of the uploads that are in the server's memory at the same time."""
 LINES_A_TURN = 200
-"""Number of lines that the parser thread reads before it lets other work run."""
+SCANNED_LINES_A_TURN = 50_000
+"""Number of tasks that the parser thread reads, and of lines that it looks at, before it lets other work run."""
 _NAME = pydantic.TypeAdapter(BatchName)
 
 
@@ -56,8 +57,8 @@ async def _put(request: web.Request) -> web.Response:
     kinds: set[str] = set()
     async with request.app[_UPLOADS].reserve(min(size, MAX_BYTES)):
         data = await request_bodies.read(request, MAX_BYTES)
-        for portion in _portions(data):
-            found = await request_bodies.run_in_parser_thread(read_lines, portion)
+        numbered = enumerate(io.BytesIO(data), start=1)
+        while (found := await request_bodies.run_in_parser_thread(_read_portion, numbered)) is not None:
             tasks += [text for _, text in found]
             kinds |= {kind for kind, _ in found}
     if not tasks:
@@ -68,11 +69,17 @@ async def _put(request: web.Request) -> web.Response:
     return web.json_response(_view(record), status=201 if new else 200)
 
 
-def _portions(data: bytearray) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield the numbered lines in lists of at most `LINES_A_TURN`."""
-    numbered = enumerate(io.BytesIO(data), start=1)
-    while portion := list(islice(numbered, LINES_A_TURN)):
-        yield portion
+def _read_portion(numbered: Iterator[tuple[int, bytes]]) -> list[tuple[str, str]] | None:
+    """Read the next lines; return None after the last. A body may have millions of empty lines."""
+    lines: list[tuple[int, bytes]] = []
+    is_over = True
+    for number, line in islice(numbered, SCANNED_LINES_A_TURN):
+        is_over = False
+        if line.strip():
+            lines.append((number, line))
+        if len(lines) == LINES_A_TURN:
+            break
+    return None if is_over else read_lines(lines)
 
 
 def read_lines(numbered: Iterable[tuple[int, bytes]]) -> list[tuple[str, str]]:
@@ -116,7 +123,7 @@ def _read_line(line: bytes) -> Task:
 @accepts("namespace")
 async def _list(request: web.Request) -> web.Response:
     """List the datasets of a namespace."""
-    found = await request.app[SERVICES].store.list_datasets(request.query.get("namespace", "default"))
+    found = await request.app[SERVICES].store.batches.list_datasets(request.query.get("namespace", "default"))
     return web.json_response({"datasets": [_view(record) for record in found]})
 
 
@@ -124,10 +131,10 @@ async def _list(request: web.Request) -> web.Response:
 async def _get(request: web.Request) -> web.Response:
     """Read a dataset's digest and size, and the history of its tasks."""
     namespace, name = request.query.get("namespace", "default"), request.match_info["name"]
-    found = await request.app[SERVICES].store.dataset(namespace, name)
+    found = await request.app[SERVICES].store.batches.dataset(namespace, name)
     if found is None:
         raise NotFound(f"dataset {name!r} not found in namespace {namespace!r}")
-    histories = await request.app[SERVICES].store.task_histories(namespace, name)
+    histories = await request.app[SERVICES].store.batches.histories(namespace, name)
     streaks = Counter(h.streak for h in histories)
     known = DatasetHistory(tasks=len(histories), informative=streaks.pop(0, 0), streaks=dict(sorted(streaks.items())))
     return web.json_response(_view(found, known))

@@ -2,74 +2,91 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
+from rollyard.api.json_answer import json_answer
 from rollyard.api.query_parameters import accepts
-from rollyard.kinds.base import API_VERSION, GROUP, VERSION
-from rollyard.kinds.inference_pool import InferencePool
-from rollyard.kinds.registry import KINDS
+from rollyard.api.resources import GROUP_VERSIONS, RESOURCES, REVIEWS, Resource, Subresource, group_of, path_of
 
-GIT_VERSION = {"major": "1", "minor": "32", "gitVersion": "v1.32.0+rollyard", "platform": "linux/amd64"}
-"""Version for kubectl. kubectl warns if this minor version and kubectl's own differ by more than one."""
-_READ = ["get", "list", "watch"]
+MINOR = "36"
+"""Minor version of Kubernetes for kubectl, which warns if its own differs by more than one."""
+VERSION_INFO = {
+    "major": "1",
+    "minor": MINOR,
+    "gitVersion": f"v1.{MINOR}.0+rollyard",
+    "gitCommit": "",
+    "gitTreeState": "",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "none",
+    "compiler": platform.python_implementation(),
+    "platform": "linux/amd64",
+}
 
 
 def routes() -> list[web.RouteDef]:
     answers: dict[str, dict[str, Any]] = {
-        "/version": GIT_VERSION,
-        "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/api/v1": _resources("v1", [_resource("events", "event", "Event", ["ev"], _READ)]),
-        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group()]},
-        f"/apis/{GROUP}": {**_group(), "kind": "APIGroup", "apiVersion": "v1"},
-        f"/apis/{API_VERSION}": _resources(API_VERSION, _own_group()),
+        "/version": VERSION_INFO,
+        "/api": {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []},
+        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(g) for g in _groups()]},
+        **{path_of(group_version): _resources(group_version) for group_version in GROUP_VERSIONS},
+        **{f"/apis/{g}": {**_group(g), "kind": "APIGroup", "apiVersion": "v1"} for g in _groups()},
     }
     # Some client libraries add a slash at the end.
-    return [web.get(path + slash, _fixed(body)) for path, body in answers.items() for slash in ("", "/")]
+    return [web.get(path, _fixed(body)) for p, body in answers.items() for path in sorted({p, p.rstrip("/") + "/"})]
 
 
 def _fixed(body: dict[str, Any]) -> Any:
     @accepts("timeout")  # `kubectl version` sends this parameter
     async def answer(_: web.Request) -> web.Response:
         """Describe the API for kubectl and client libraries."""
-        return web.json_response(body)
+        return json_answer(body)
 
     return answer
 
 
-def _group() -> dict[str, Any]:
-    version = {"groupVersion": API_VERSION, "version": VERSION}
-    return {"name": GROUP, "versions": [version], "preferredVersion": version}
+def _groups() -> Sequence[str]:
+    return [group for g in GROUP_VERSIONS if (group := group_of(g))]
 
 
-def _resources(group_version: str, resources: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
+def _group(group: str) -> dict[str, Any]:
+    versions = [g for g in GROUP_VERSIONS if group_of(g) == group]
+    shown = [{"groupVersion": v, "version": v.rpartition("/")[2]} for v in versions]
+    return {"name": group, "versions": shown, "preferredVersion": shown[0], "serverAddressByClientCIDRs": []}
 
 
-def _resource(name: str, singular: str, kind: str, short: list[str], verbs: list[str]) -> dict[str, Any]:
-    return {
-        "name": name,
-        "singularName": singular,
-        "kind": kind,
-        "namespaced": True,
-        "shortNames": short,
-        "verbs": verbs,
-        "categories": ["rollyard"],
+def _resources(group_version: str) -> dict[str, Any]:
+    found: list[dict[str, Any]] = []
+    for resource in RESOURCES:
+        if resource.group_version == group_version:
+            found += [_resource(resource), *map(_subresource, resource.subresources)]
+    found += [_subresource(review) for where, review in REVIEWS if where == group_version]
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": found}
+
+
+def _resource(resource: Resource) -> dict[str, Any]:
+    kind = resource.kind
+    shown = {
+        "name": kind.PLURAL,
+        "singularName": kind.SINGULAR,
+        "namespaced": resource.namespaced,
+        "kind": resource.word,
+        "verbs": list(resource.verbs),
+        "shortNames": list(kind.SHORT),
     }
+    return {**shown, "categories": list(resource.categories)} if resource.categories else shown
 
 
-def _own_group() -> list[dict[str, Any]]:
-    found = []
-    for word, kind in KINDS.items():
-        if word == "Event":  # events are served under /api/v1, where kubectl reads them
-            continue
-        verbs = [*_READ, "delete"] + (["create", "update", "patch"] if kind.USER_WRITTEN else [])
-        found.append(_resource(kind.PLURAL, kind.SINGULAR, word, list(kind.SHORT), verbs))
-        if kind.USER_WRITTEN:
-            scale = _resource(f"{kind.PLURAL}/scale", "", "Scale", [], ["get", "update", "patch"])
-            found.append({**scale, "group": "autoscaling", "version": "v1"})
-            found.append(_resource(f"{kind.PLURAL}/script", "", "Submission", [], ["get", "create"]))
-        if kind is InferencePool:
-            found.append(_resource(f"{kind.PLURAL}/weights", "", "WeightsUpdate", [], ["get", "create"]))
-    return found
+def _subresource(sub: Subresource) -> dict[str, Any]:
+    shown = {
+        "name": sub.name,
+        "singularName": "" if "/" in sub.name else sub.kind.lower(),
+        "namespaced": sub.namespaced,
+        "kind": sub.kind,
+        "verbs": list(sub.verbs),
+    }
+    group, _, version = sub.group_version.rpartition("/")
+    return {**shown, "group": group, "version": version} if version else shown

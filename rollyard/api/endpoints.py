@@ -13,7 +13,8 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from rollyard.api.error_status import validation_error
-from rollyard.api.objects import BASE, merge_patch, object_key, parse_pool, read_body, retry_write
+from rollyard.api.json_patch import merge_patch
+from rollyard.api.object_writes import BASE, object_key, parse_pool, read_body, retry_write
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, Invalid, NotFound
@@ -31,7 +32,7 @@ def routes() -> list[web.RouteDef]:
 
 async def _list(request: web.Request) -> web.Response:
     """List all endpoints in the pool's status, and added external servers that the status does not show yet."""
-    pool = await request.app[SERVICES].store.get(object_key(request), InferencePool)
+    pool = await request.app[SERVICES].store.objects.get(object_key(request), InferencePool)
     items, known = list(pool.status.endpoints), {e.id for e in pool.status.endpoints}
     for external in _listed_endpoints(pool):
         id = external_id(pool.pool_key, external)

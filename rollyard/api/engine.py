@@ -22,9 +22,20 @@ from rollyard.server.weights.engine_target import target_for
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.base import protocol_refusal
 from rollyard.wire.endpoint import Endpoint
-from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsTarget
+from rollyard.wire.engine import (
+    EngineHeartbeat,
+    EngineHello,
+    EngineOrders,
+    EngineWelcome,
+    WeightsTarget,
+    token_digest,
+)
 
 log = logging.getLogger(__name__)
+
+RENEWAL_SECONDS = 30.0
+"""Seconds for which a model server accepts a token after the token's overlap. The rollouts under way get the new token in
+this time."""
 
 
 def routes() -> list[web.RouteDef]:
@@ -46,11 +57,12 @@ async def _register(request: web.Request) -> web.Response:
     host = urlsplit(hello.url).hostname
     if host is None:
         raise Invalid(f"url must be https://HOST:PORT, not {hello.url!r}")
-    allocation = await bind(services.store, services.clock, identity)
+    allocation = await bind(services.store.objects, services.clock, identity)
     key = InferencePool.key_of(identity.namespace, allocation.spec.pool.name)
-    pool = await services.store.get(key, InferencePool)
+    pool = await services.store.objects.get(key, InferencePool)
     model = pool.spec.model
-    # Every registration gives the same token, because node agents keep the token that they got with a rollout's lease.
+    # Every registration gives the same token, unless there was a rotation, because node agents keep the token that they
+    # got with a rollout's lease.
     token = services.signer.issue(Role.ENDPOINT, identity.uid, None)
     endpoint = Endpoint(
         id=endpoint_id(identity),
@@ -59,6 +71,7 @@ async def _register(request: web.Request) -> web.Response:
         model=model.served_name,
         weights_version="",
         tokenizer=model.tokenizer or model.path,
+        tool_parser=model.tool_parser,
         logprobs=pool.spec.engine.logprobs,
     )
     pool_key, weights, template = pool.pool_key, pool.status.weights, allocation.spec.template
@@ -93,6 +106,13 @@ async def _heartbeat(request: web.Request) -> web.Response:
     state = services.endpoints.get(id)
     if state is None:
         return web.json_response(EngineOrders(known=False).model_dump())
-    order = _weights_order(services.endpoints.weights(state.pool), state.model, id)
+    tokens = services.signer.valid(Role.ENDPOINT, beat.identity.uid, services.clock.time() - RENEWAL_SECONDS)
+    if known and beat.token == token_digest(tokens[0]):
+        services.endpoints.renew_token(id, tokens[0])
+    # An engine that serves nothing yet keeps the target that it got when it registered, until the pool's reconciler has
+    # seen it.
+    fresh = not beat.weights.version
+    order = _weights_order(services.endpoints.weights(state.pool), state.model, id, fresh=fresh)
     services.endpoints.note_order(id, order)
-    return web.json_response(EngineOrders(known=known, drain=state.drain, weights=order).model_dump())
+    orders = EngineOrders(known=known, drain=state.drain, weights=order, tokens=tokens)
+    return web.json_response(orders.model_dump())

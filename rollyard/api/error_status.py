@@ -10,16 +10,21 @@ import pydantic
 from aiohttp import web
 from pydantic import BaseModel
 
+from rollyard.api.json_answer import json_answer
 from rollyard.core.errors import ApiError, BadRequest, Expired, Invalid, MethodNotAllowed, NotFound, TooLarge
+from rollyard.kinds.registry import BY_PLURAL
 from rollyard.kinds.schema.validation import Problem, problems_of
 
 SMALL_BYTES = 64 << 10
 log = logging.getLogger(__name__)
+NEW_NAME: web.RequestKey[str] = web.RequestKey("new_name", str)
+"""Name of the object that the request creates."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def status_body(error: ApiError) -> dict[str, Any]:
-    details: dict[str, Any] = {}
+def status_body(error: ApiError, request: web.Request | None = None) -> dict[str, Any]:
+    """Return the error as a Status. Its details name the object of the request, as kubectl shows it."""
+    details = _object_named(request, error) if request is not None else {}
     if error.causes:
         details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in error.causes]
     if error.retry_after is not None:
@@ -36,9 +41,24 @@ def status_body(error: ApiError) -> dict[str, Any]:
     }
 
 
-def error_response(error: ApiError) -> web.Response:
+def _object_named(request: web.Request, error: ApiError) -> dict[str, Any]:
+    """Return the object's name, group and kind, if the path has them. Without them for an Invalid that has no causes,
+    because kubectl would print the causes in place of the message."""
+    path = request.match_info
+    if not request.path.startswith(("/api/", "/apis/")) or "plural" not in path:
+        return {}
+    if isinstance(error, Invalid) and not error.causes:
+        return {}
+    kind = BY_PLURAL.get(path["plural"])
+    word = kind.model_fields["kind"].default if kind is not None and isinstance(error, Invalid) else path["plural"]
+    group = request.path.split("/")[2] if request.path.startswith("/apis/") else ""
+    details = {"name": path.get("name") or request.get(NEW_NAME, ""), "group": group, "kind": word}
+    return {name: text for name, text in details.items() if text}
+
+
+def error_response(error: ApiError, request: web.Request | None = None) -> web.Response:
     headers = {"Retry-After": str(error.retry_after)} if error.retry_after is not None else {}
-    return web.json_response(status_body(error), status=error.code, headers=headers)
+    return json_answer(status_body(error, request), status=error.code, headers=headers)
 
 
 def validation_error(error: pydantic.ValidationError, model: type[BaseModel], what: str) -> Invalid:
@@ -61,7 +81,7 @@ async def errors_as_status(request: web.Request, handler: Handler) -> web.Stream
     try:
         response = await handler(request)
     except ApiError as error:
-        response = error_response(error)
+        response = error_response(error, request)
     except web.HTTPException as error:
         response = error_response(_from_aiohttp(error, request))
     except Exception as error:

@@ -41,7 +41,7 @@ async def check_forks(services: Services, namespace: str, requests: Sequence[Rol
 
 async def _exists(services: Services, namespace: str, request: RolloutRequest) -> bool:
     id = f"{request.id}.0" if request.n > 1 else request.id
-    return request.id is not None and await services.store.get_rollout(namespace, str(id)) is not None
+    return request.id is not None and await services.store.rollouts.get(namespace, str(id)) is not None
 
 
 async def _check(services: Services, namespace: str, request: RolloutRequest, point: ForkPoint) -> None:
@@ -58,7 +58,7 @@ async def _check(services: Services, namespace: str, request: RolloutRequest, po
             f"rollout {parent.id!r} ran a command, which has a conversation of its own; fork from the built-in loop"
         )
     assert parent.result is not None
-    if await services.store.use_blobs([parent.result], lambda blobs: _ends(turns(blobs[0]), point.turn)):
+    if await services.store.packs.use([parent.result], lambda blobs: _ends(turns(blobs[0]), point.turn)):
         raise Invalid(
             f"turn {point.turn} of rollout {parent.id!r} ended the conversation: it has no tool calls, or the limit of "
             "tokens cut it off; fork from an earlier turn"
@@ -74,7 +74,7 @@ def _ends(turns: Sequence[Mapping[str, Any]], number: int) -> bool:
 
 
 async def _fork_point(services: Services, namespace: str, point: ForkPoint) -> tuple[RolloutRecord, StoredSnapshot]:
-    record = await services.store.get_rollout(namespace, point.rollout)
+    record = await services.store.rollouts.get(namespace, point.rollout)
     if record is None:
         raise NotFound(
             f"there is no rollout {point.rollout!r} to fork from; results are deleted after the pool's "
@@ -84,7 +84,7 @@ async def _fork_point(services: Services, namespace: str, point: ForkPoint) -> t
         raise Invalid(f"rollout {record.id!r} has not ended yet; fork from it when it has")
     if record.result is None:
         raise NotFound(f"rollout {record.id!r} ended {record.status} without a stored conversation; fork from another")
-    return record, snapshot_of_turn(record, await services.store.snapshots(record), str(point.turn))
+    return record, snapshot_of_turn(record, await services.store.rollouts.snapshots(record), str(point.turn))
 
 
 async def _ancestors(

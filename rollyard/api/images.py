@@ -16,6 +16,6 @@ def routes() -> list[web.RouteDef]:
 async def _needed(request: web.Request) -> web.Response:
     """List the images that unfinished rollouts and running batches name, and the default images of pools, in all namespaces."""
     store = request.app[SERVICES].store
-    pools, _ = await store.list_objects("RolloutPool")
+    pools, _ = await store.objects.list_objects("RolloutPool")
     default = {normal_form(pool.spec.sandbox.default_image) for pool in pools if isinstance(pool, RolloutPool)}
-    return web.json_response({"needed": sorted({*await store.images_needed(), *default} - {""})})
+    return web.json_response({"needed": sorted({*await store.rollouts.images_needed(), *default} - {""})})

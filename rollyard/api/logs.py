@@ -12,7 +12,7 @@ from aiohttp import web
 
 from rollyard.api import query_parameters
 from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.objects import BASE
+from rollyard.api.object_writes import BASE
 from rollyard.api.query_parameters import accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import NotFound
@@ -75,7 +75,7 @@ async def _wait_for_output(request: web.Request, path: Path, follow: bool) -> No
 async def _allocation(request: web.Request) -> Allocation:
     info = request.match_info
     key = Allocation.key_of(info["namespace"], info["name"])
-    return await request.app[SERVICES].store.get(key, Allocation)
+    return await request.app[SERVICES].store.objects.get(key, Allocation)
 
 
 async def _is_finished(request: web.Request) -> bool:

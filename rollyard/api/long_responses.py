@@ -11,6 +11,9 @@ from aiohttp import web
 class _LongLivedTasks(WeakSet[asyncio.Task[object]]):
     """Tasks of long responses."""
 
+    stopping = False
+    """True: the server stops, and has cancelled them."""
+
 
 _LONG_LIVED = web.AppKey("long_lived", _LongLivedTasks)
 
@@ -27,7 +30,18 @@ def mark_long_lived(request: web.Request) -> None:
     request.app[_LONG_LIVED].add(task)
 
 
+def is_ended_by_stop(request: web.Request) -> bool:
+    """Return whether the current task has just been cancelled because the server stops. Then the cancellation is taken
+    back, so that the task can end its response regularly."""
+    task = asyncio.current_task()
+    if task is None or not request.app[_LONG_LIVED].stopping:
+        return False
+    task.uncancel()
+    return True
+
+
 async def _cancel_all(app: web.Application) -> None:
     tasks = app[_LONG_LIVED]
+    tasks.stopping = True
     for task in list(tasks):
         task.cancel()

@@ -77,7 +77,7 @@ async def _metrics(request: web.Request) -> web.Response:
     states, sessions = services.endpoints.all(), services.endpoints.sessions.counts()
     # In a thread, because a thousand endpoints would block the event loop.
     endpoints = await asyncio.to_thread(endpoint_metrics, states, sessions)
-    batches = batch_metrics(await services.store.running_batches())
+    batches = batch_metrics(await services.store.batches.running())
     return web.Response(body=generate_latest(REGISTRY) + (endpoints + batches).encode(), content_type="text/plain")
 
 

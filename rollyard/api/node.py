@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from aiohttp import WSMsgType, web
 from pydantic_core import from_json
@@ -18,9 +19,7 @@ from rollyard.api.error_status import status_body
 from rollyard.api.leased_rollout import leased_rollout
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts
-from rollyard.api.rollouts import pool_of
 from rollyard.api.services import SERVICES, Services
-from rollyard.api.trajectories import wants_columns
 from rollyard.core.errors import ApiError, BadRequest, Fenced, Invalid, NotFound, RollyardError, TooLarge, Unavailable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.pool import PoolKey
@@ -29,31 +28,32 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import sandbox_capacity
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.image_holds import MOST_READY
-from rollyard.server.rollouts.results import run_as_json, split_upload
+from rollyard.server.rollouts.lease_reports import StoredRun
+from rollyard.server.rollouts.results import Upload, split_upload
 from rollyard.server.routing.staleness import allow_under_way
 from rollyard.server.store.base import allocation_uid
 from rollyard.wire.base import protocol_refusal
-from rollyard.wire.columns import VERSION
-from rollyard.wire.frames import unframed
+from rollyard.wire.frames import framed, unframed
 from rollyard.wire.node import (
     CLOSE_FENCED,
     CLOSE_HELLO_EXPECTED,
     CLOSE_INCOMPATIBLE,
     MAX_RESULT_BYTES,
     MAX_RESULTS,
-    NODE_AGENT_ERROR,
-    UNREADABLE_LEASE_REASON,
     CapacityRequest,
     HandBack,
     Heartbeat,
     Hello,
     ImageChanges,
+    ImageFault,
     KeptSandboxList,
     LeaseRef,
+    LeaseUnread,
     NewEndpoint,
     Renewed,
-    ResultHeader,
+    RolloutBroke,
     ToNode,
+    ToolProofs,
     Welcome,
     from_node,
 )
@@ -65,14 +65,14 @@ MAX_SHORTAGE_CHARS = 300
 HELLO_SECONDS = 10.0
 MAX_REASON_CHARS = 200
 MAX_KEPT = 1000
+MAX_PROOFS = 100
 MAX_LOGGED = 10
 """Greatest number of unreadable messages of one connection that are logged."""
 DEFAULT_MAX_ATTEMPTS = 3
 MAX_MESSAGE_BYTES = 4 << 20
 """Greatest size of one message on the WebSocket. A heartbeat with ten thousand leases fits, also if every namespace and
 id has its greatest length."""
-Upload = tuple[ResultHeader, bytes]
-"""Header and zstd frame of one upload: the outcome of the stage RUN, or the result of a rollout."""
+T = TypeVar("T")
 
 
 def routes() -> list[web.RouteDef]:
@@ -106,7 +106,7 @@ async def _connect(request: web.Request) -> web.WebSocketResponse:
         return socket
     try:
         token_allocation(request, hello.identity.uid)
-        allocation = await bind(services.store, services.clock, hello.identity)
+        allocation = await bind(services.store.objects, services.clock, hello.identity)
         await _serve(services, socket, hello, allocation)
     except Fenced as error:
         await socket.close(code=CLOSE_FENCED, message=str(error).encode()[:120])
@@ -114,7 +114,7 @@ async def _connect(request: web.Request) -> web.WebSocketResponse:
 
 
 async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello, allocation: Allocation) -> None:
-    pool = await pool_of(services, allocation.metadata.namespace, allocation.spec.pool.name)
+    pool = await services.pools.rollout_pool(PoolKey(allocation.metadata.namespace, allocation.spec.pool.name))
     outbox: asyncio.Queue[ToNode] = asyncio.Queue()
     expelled = asyncio.Event()
     agent = ConnectedAgent(hello.identity, pool.pool_key, outbox.put_nowait, expel=expelled.set)
@@ -132,9 +132,7 @@ async def _serve(services: Services, socket: web.WebSocketResponse, hello: Hello
             sandbox=pool.spec.sandbox,
             stages=pool.spec.stages,
             places=agent.capacity,
-            columns=VERSION,
             lost=lost,
-            results=MAX_RESULTS,
         )
     )
     services.agents.connect(agent)
@@ -159,8 +157,6 @@ def _capacity(hello: Hello, pool: RolloutPool, allocation: Allocation) -> int:
     """
     if hello.places:
         return hello.places
-    if hello.widths:  # an older node agent sends no capacity; all its present workers fit
-        return sum(hello.widths.values())
     return sandbox_capacity(pool.spec.sandbox, allocation.spec.template)
 
 
@@ -196,26 +192,18 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             services.agents.heartbeat(agent, message.held, message.widths)
             agent.sandboxes = message.sandboxes
             agent.memory_shortage = message.memory_shortage[:MAX_SHORTAGE_CHARS]
+            agent.image_shortage = message.image_shortage[:MAX_SHORTAGE_CHARS]
+            agent.preparing = message.preparing[:MAX_SHORTAGE_CHARS]
             agent.send(Renewed(sent_at=message.sent_at, lost=lost))
         case KeptSandboxList(kept=kept):
             agent.kept = {one.lease.rollout: one for one in kept[:MAX_KEPT]}
+        case ToolProofs(proofs=proofs):
+            pools = await _inference_pools(services, agent)
+            for one in proofs[:MAX_PROOFS]:
+                services.endpoints.note_proof(one.tokenizer, one.proof.shortened, pools)
         case HandBack():
             try:
-                if message.reason == NODE_AGENT_ERROR:
-                    # The work counts as an attempt, because the rollout may have caused the error.
-                    limit = await _max_attempts(services, message.lease)
-                    await services.rollouts.fail(
-                        message.lease, agent.identity.uid, message.reason, message.message, limit
-                    )
-                elif message.image is not None:
-                    await services.images.hand_back(message.lease, agent, message.image)
-                else:
-                    # Other node agents of the same release cannot read the lease either. The hand-back therefore counts
-                    # as a loss, and the number of losses is limited.
-                    unread = message.reason == UNREADABLE_LEASE_REASON
-                    await services.rollouts.hand_back(
-                        message.lease, agent.identity.uid, message.reason[:MAX_REASON_CHARS], handed_back=not unread
-                    )
+                await _take_back(services, agent, message)
             except RollyardError as error:  # when the lease expires, the rollout is queued again
                 log.warning("the hand-back of %s was not stored: %s", message.lease.id, error)
         case ImageChanges():
@@ -227,41 +215,74 @@ async def _on_message(services: Services, agent: ConnectedAgent, text: str) -> N
             pass  # a message from a newer version
 
 
+async def _take_back(services: Services, agent: ConnectedAgent, message: HandBack) -> None:
+    ref, uid = message.lease, agent.identity.uid
+    match message.cause:
+        case RolloutBroke(message=error):
+            await services.rollouts.fail(ref, uid, error, await _max_attempts(services, ref))
+        case ImageFault() as fault:
+            await services.images.hand_back(ref, agent, fault)
+        case cause:
+            reason, lost = message.reason[:MAX_REASON_CHARS], isinstance(cause, LeaseUnread)
+            await services.rollouts.hand_back(ref, uid, reason, handed_back=not lost)
+
+
+async def _inference_pools(services: Services, agent: ConnectedAgent) -> set[PoolKey]:
+    """Return the InferencePools of a node agent. It has no say about others."""
+    try:
+        pool = await services.pools.rollout_pool(agent.pool)
+    except RollyardError:  # the pool is deleted, or the server stops
+        return set()
+    return {PoolKey(agent.pool.namespace, inference) for inference in pool.spec.inference.values()}
+
+
 async def _put_run(request: web.Request) -> web.Response:
-    services = request.app[SERVICES]
-    header, frame = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
-    versions = frozenset(header.weights_versions)
-    await services.rollouts.run_stored(header.lease, request[CLAIMS].subject, frame, versions, header.timings)
+    run = _run(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
+    (error,) = await request.app[SERVICES].rollouts.store_runs([run], request[CLAIMS].subject)
+    if error is not None:
+        raise error
     return web.Response(status=204)
 
 
 async def _put_result(request: web.Request) -> web.Response:
     services = request.app[SERVICES]
-    header, frame = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
-    await services.rollouts.finish(header, request[CLAIMS].subject, frame, await _max_attempts(services, header.lease))
+    upload = split_upload(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
+    most = await _max_attempts(services, upload.header.lease)
+    await services.rollouts.finish(upload.header, request[CLAIMS].subject, upload.outcome, most)
     return web.Response(status=204)
 
 
 async def _put_runs(request: web.Request) -> web.Response:
-    async def store(services: Services, uploads: list[Upload]) -> Sequence[ApiError | None]:
-        runs = [(h.lease, frame, frozenset(h.weights_versions), h.timings) for h, frame in uploads]
+    async def store(services: Services, runs: list[StoredRun]) -> Sequence[ApiError | None]:
         return await services.rollouts.store_runs(runs, request[CLAIMS].subject)
 
-    return await _store_uploads(request, store)
+    return await _store_uploads(request, _run, store)
 
 
 async def _put_results(request: web.Request) -> web.Response:
     async def store(services: Services, uploads: list[Upload]) -> Sequence[ApiError | None]:
-        results = [(header, frame, await _max_attempts(services, header.lease)) for header, frame in uploads]
+        results = [(u.header, u.outcome, await _max_attempts(services, u.header.lease)) for u in uploads]
         return await services.rollouts.finish_all(results, request[CLAIMS].subject)
 
-    return await _store_uploads(request, store)
+    return await _store_uploads(request, split_upload, store)
+
+
+def _run(body: bytes) -> StoredRun:
+    """Read an uploaded result of RUN. Raises Invalid, TooLarge."""
+    upload = split_upload(body)
+    if upload.outcome is None or upload.artifact is None:
+        raise Invalid("a result of RUN has two frames: the tokens and the artifact")
+    header = upload.header
+    return StoredRun(header.lease, upload.outcome, upload.artifact, frozenset(header.weights_versions), header.timings)
 
 
 async def _store_uploads(
-    request: web.Request, store: Callable[[Services, list[Upload]], Awaitable[Sequence[ApiError | None]]]
+    request: web.Request,
+    read: Callable[[bytes], T],
+    store: Callable[[Services, list[T]], Awaitable[Sequence[ApiError | None]]],
 ) -> web.Response:
-    """Store several uploads. For each, the answer has null if the upload was stored, else the `Status` of its error."""
+    """Read and store several uploads. For each, the answer has null if the upload was stored, else the `Status` of its
+    error."""
     try:
         bodies = unframed(bytes(await request_bodies.read(request, MAX_RESULT_BYTES)))
     except ValueError as error:
@@ -269,10 +290,10 @@ async def _store_uploads(
     if len(bodies) > MAX_RESULTS:
         raise TooLarge(f"one request may have at most {MAX_RESULTS} results, but this one has {len(bodies)}")
     errors: dict[int, ApiError | None] = {}
-    uploads: dict[int, Upload] = {}
+    uploads: dict[int, T] = {}
     for i, body in enumerate(bodies):
         try:
-            uploads[i] = split_upload(body)
+            uploads[i] = read(body)
         except (Invalid, TooLarge) as refusal:
             errors[i] = refusal
     errors |= zip(uploads, await store(request.app[SERVICES], list(uploads.values())), strict=True)
@@ -286,20 +307,19 @@ async def _max_attempts(services: Services, ref: LeaseRef) -> int:
     if lease is None:
         return DEFAULT_MAX_ATTEMPTS
     try:
-        return (await pool_of(services, *lease.pool)).spec.max_attempts
+        return (await services.pools.rollout_pool(lease.pool)).spec.max_attempts
     except NotFound:
         return DEFAULT_MAX_ATTEMPTS
 
 
 @accepts("namespace", "id", "fence")
 async def _get_run(request: web.Request) -> web.Response:
-    record = await leased_rollout(request)
-    if record.run is None or record.stage is not Stage.EVAL:
+    """Send the stored result of RUN as two frames: the tokens and the artifact."""
+    record, store = await leased_rollout(request), request.app[SERVICES].store
+    if record.result is None or record.artifact is None or record.stage is not Stage.EVAL:
         raise Invalid(f"rollout {record.id} has no stored run; it is in {record.stage}")
-    frame = await request.app[SERVICES].store.read_blob(record.run)
-    if not wants_columns(request):
-        frame = await asyncio.to_thread(run_as_json, frame)
-    return web.Response(body=frame, content_type="application/zstd")
+    frames = [framed(await store.packs.read(ref)) for ref in (record.result, record.artifact)]
+    return web.Response(body=b"".join(frames), content_type="application/octet-stream")
 
 
 async def _new_endpoint(request: web.Request) -> web.Response:
@@ -318,7 +338,7 @@ async def _new_endpoint(request: web.Request) -> web.Response:
         raise Fenced(f"lease {wanted.lease.fence} of rollout {record.id} is void; drop its work")
     if wanted.failed and not wanted.again:
         services.endpoints.complain(wanted.failed, uid, wanted.why or "a node agent could not reach it")
-    pool = await pool_of(services, record.namespace, record.pool)
+    pool = await services.pools.rollout_pool(record.pool_key)
     name = pool.spec.inference.get(wanted.role)
     if name is None:
         raise Invalid(f"pool {record.pool} has no inference role {wanted.role!r}")

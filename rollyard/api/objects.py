@@ -1,372 +1,238 @@
-"""All kinds, with the paths and verbs of Kubernetes: list, watch, get, create, replace, merge patch, scale, delete."""
+"""All kinds, with the paths and verbs of Kubernetes: list, watch, get, create, replace, patch, delete."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
-from pydantic_core import to_json
 
-from rollyard.api import query_parameters, request_bodies, table
-from rollyard.api.error_status import status_body
-from rollyard.api.long_responses import mark_long_lived
-from rollyard.api.selectors import Predicate, selector
-from rollyard.api.services import SERVICES
-from rollyard.core.errors import (
-    ApiError,
-    BadRequest,
-    Conflict,
-    Forbidden,
-    Invalid,
-    NotFound,
-    TooLarge,
-    UnsupportedMediaType,
+from rollyard.api import query_parameters, request_bodies
+from rollyard.api.error_status import NEW_NAME
+from rollyard.api.json_answer import json_answer
+from rollyard.api.json_patch import json_patch, merge_patch
+from rollyard.api.list_pages import PAGES, ListPages
+from rollyard.api.listed_objects import DEFAULT, changes_seen, list_objects, namespaces
+from rollyard.api.model_check import check_model
+from rollyard.api.object_watch import stream
+from rollyard.api.object_writes import (
+    BASE,
+    deletable,
+    is_dry_run,
+    mapping_at,
+    new_object,
+    object_key,
+    objects_of,
+    parse_pool,
+    read_body,
+    read_json,
+    retry_write,
+    with_name,
+    writable,
+    write,
 )
-from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, ObjectMeta, evolve
-from rollyard.kinds.registry import BY_PLURAL, Pool
-from rollyard.kinds.schema.validation import validate_object
-from rollyard.server.store.base import Store, WatchEvent
+from rollyard.api.representation import list_body, respond_object, warn
+from rollyard.api.resources import RESOURCES, group_of, path_of, resource_of
+from rollyard.api.selectors import selector
+from rollyard.api.services import SERVICES
+from rollyard.core.errors import BadRequest, Forbidden, Invalid, NotFound, UnsupportedMediaType
+from rollyard.kinds.base import KindObject
+from rollyard.kinds.registry import KINDS, Pool
+from rollyard.server.store.objects import check_preconditions
 
-BASE = f"/apis/{API_VERSION}"
-DEFAULT_WATCH_SECONDS, MAX_WATCH_SECONDS = 1800, 7200
-WRITE_RETRIES = 5
-MAX_BODY_BYTES = 3 << 20
-"""Greatest size of a body, as in the API server of Kubernetes."""
-MAX_OBJECT_BYTES = 3 << 19
-"""Greatest size of an object, as in etcd."""
-WARNINGS: web.RequestKey[Sequence[str]] = web.RequestKey("warnings", Sequence[str])
-"""Warnings about an accepted request, for the caller."""
+MERGE_PATCH, JSON_PATCH = "application/merge-patch+json", "application/json-patch+json"
+
+
+def set_up(app: web.Application) -> None:
+    app[PAGES] = ListPages()
 
 
 def routes() -> list[web.RouteDef]:
-    one, many = f"{BASE}/namespaces/{{namespace}}/{{plural}}/{{name}}", f"{BASE}/namespaces/{{namespace}}/{{plural}}"
-    events = "/api/v1/namespaces/{namespace}/{plural:events}"
-    return [
-        web.get(f"{BASE}/{{plural}}", _list),
-        web.get("/api/v1/{plural:events}", _list),
-        *[route for path in (many, events) for route in (web.get(path, _list),)],
-        web.post(many, _create),
-        web.get(one, _get),
-        web.get(f"{events}/{{name}}", _get),
-        web.put(one, _replace),
-        web.patch(one, _patch),
-        web.delete(one, _delete),
-        web.get(f"{one}/status", _get),
-        web.get(f"{one}/scale", _get_scale),
-        web.put(f"{one}/scale", _put_scale),
-        web.patch(f"{one}/scale", _put_scale),
-    ]
-
-
-def _kind(request: web.Request) -> type[KindObject]:
-    kind = BY_PLURAL.get(request.match_info["plural"])
-    if kind is None:
-        raise NotFound(
-            f"there is no resource {request.match_info['plural']!r}; the resources are {', '.join(sorted(BY_PLURAL))}"
+    found: list[web.RouteDef] = []
+    for root in dict.fromkeys(path_of(r.group_version) for r in RESOURCES):
+        many, one = (
+            f"{root}/namespaces/{{namespace}}/{{plural}}",
+            f"{root}/namespaces/{{namespace}}/{{plural}}/{{name}}",
         )
-    return kind
-
-
-def writable(request: web.Request) -> type[KindObject]:
-    kind = _kind(request)
-    if not kind.USER_WRITTEN:
-        raise Forbidden(f"Rollyard manages {kind.PLURAL} itself; change the pool that owns them")
-    return kind
-
-
-def object_key(request: web.Request) -> ObjectKey:
-    info = request.match_info
-    name: str = _kind(request).model_fields["kind"].default
-    return ObjectKey(kind=name, namespace=info["namespace"], name=info["name"])
-
-
-def _store(request: web.Request) -> Store:
-    return request.app[SERVICES].store
-
-
-def _as_json(request: web.Request, obj: KindObject) -> dict[str, Any]:
-    """Return the object as JSON. Below /api/v1 its apiVersion is `v1`, because kubectl expects events of core/v1."""
-    core = {"apiVersion": "v1"} if request.path.startswith("/api/v1/") else {}
-    return obj.dump() | core
-
-
-def _respond_object(request: web.Request, obj: KindObject, status: int = 200) -> web.Response:
-    if table.is_table_requested(request):
-        return respond(request, table.table_of(type(obj), [obj], obj.metadata.resource_version), status)
-    return respond(request, _as_json(request, obj), status)
-
-
-def respond(request: web.Request, body: dict[str, Any], status: int = 200) -> web.Response:
-    """Return a JSON response. The request's warnings become `Warning` headers, which kubectl prints.
-
-    RFC 7234, 5.5 defines the header; RFC 9110, 5.6.4 defines the quoting.
-    """
-    response = web.json_response(body, status=status)
-    for text in request.get(WARNINGS, ()):
-        response.headers.add("Warning", f'299 - "{_quoted(text)}"')
-    return response
-
-
-def _quoted(text: str) -> str:
-    return re.sub(r'(["\\])', r"\\\1", re.sub(r"[\x00-\x1f\x7f]+", " ", text))
-
-
-async def read_body(request: web.Request, *, empty: bool = False) -> dict[str, Any]:
-    """Read a JSON object. With `empty`, a missing body is accepted and gives an empty object.
-
-    Raises BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType.
-    """
-    data = await request_bodies.read(request, MAX_BODY_BYTES)
-    body = await request_bodies.run_in_parser_thread(request_bodies.parse, data) if data or not empty else {}
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
-
-
-def mapping_at(body: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the mapping in the body's field `name`; empty if the field is missing or null. Raises BadRequest."""
-    found = body.get(name)
-    if found is not None and not isinstance(found, dict):
-        raise BadRequest(f"{name} must be a JSON object")
-    return found or {}
-
-
-def _is_dry_run(request: web.Request) -> bool:
-    return "dryRun" in request.query
-
-
-def parse_pool(request: web.Request, body: dict[str, Any]) -> Pool:
-    """Parse a user's object for this path, without its `status`. For a large object this takes long.
-
-    Raises Invalid, BadRequest, TooLarge; NotFound for an unknown kind, Forbidden for a kind that users do not write.
-    """
-    kind = writable(request)
-    name = kind.model_fields["kind"].default
-    if body.get("kind", name) != name:
-        raise BadRequest(f"this path accepts {name}, but the body has kind {body['kind']!r}")
-    metadata = {"namespace": request.match_info["namespace"], **mapping_at(body, "metadata")}
-    obj = validate_object({"apiVersion": API_VERSION, "kind": name, **body, "metadata": metadata, "status": {}})
-    if obj.metadata.namespace != request.match_info["namespace"]:
-        raise BadRequest("metadata.namespace differs from the namespace in the path")
-    assert isinstance(obj, Pool)
-    if (size := len(obj.model_dump_json(by_alias=True, exclude_none=True))) > MAX_OBJECT_BYTES:
-        raise TooLarge(f"{name} {obj.metadata.name!r} has {size} bytes; at most {MAX_OBJECT_BYTES} are allowed")
-    return obj
+        found += [
+            web.get(f"{root}/{{plural}}", _list),
+            web.get(f"{root}/{{plural}}/{{name}}", _get),
+            web.get(many, _list),
+            web.get(one, _get),
+            web.post(f"{root}/{{plural}}", _create),
+            web.post(many, _create),
+            *(web.delete(path, _delete) for path in (one, f"{root}/{{plural}}/{{name}}")),
+            *(web.delete(path, _delete_many) for path in (many, f"{root}/{{plural}}")),
+        ]
+    own = f"{BASE}/namespaces/{{namespace}}/{{plural}}/{{name}}"
+    found += [web.put(own, _replace), web.patch(own, _patch), web.get(f"{own}/status", _get)]
+    return [*found, *(method(f"{own}/status", _refuse_status) for method in (web.put, web.patch))]
 
 
 async def _list(request: web.Request) -> web.StreamResponse:
     """List the objects of a kind, or watch them with `watch=1`."""
-    kind = _kind(request)
-    word = kind.model_fields["kind"].default
-    namespace = request.match_info.get("namespace")
-    passes = selector(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+    resource, namespace, store = resource_of(request), request.match_info.get("namespace"), objects_of(request)
+    labels, fields = request.query.get("labelSelector", ""), request.query.get("fieldSelector", "")
+    passes = selector(labels, fields)
+
+    async def present() -> tuple[list[KindObject], str]:
+        found, version = await list_objects(store, resource, namespace)
+        return [o for o in found if passes(o)], version
+
     if query_parameters.flag(request, "watch"):
-        return await _watch(request, kind, namespace, passes)
-    found, version = await _store(request).list_objects(word, namespace)
-    items = [o for o in found if passes(o)]
-
-    def body() -> bytes:
-        if table.is_table_requested(request):
-            return to_json(table.table_of(kind, items, version))
-        return to_json({
-            "kind": f"{word}List",
-            "apiVersion": "v1" if request.path.startswith("/api/v1/") else API_VERSION,
-            "metadata": {"resourceVersion": version},
-            "items": [_as_json(request, o) for o in items],
-        })  # fmt: skip
-
+        word = resource.word if resource.word in KINDS else None
+        seen = await changes_seen(store, resource, namespace, passes, request.query.get("resourceVersion", ""))
+        return await stream(request, resource, present, lambda since: store.watch(word, since), seen)
+    pages, clock = request.app[PAGES], request.app[SERVICES].clock
+    limit, query = query_parameters.integer(request, "limit", 0), f"{request.path}?{labels}&{fields}"
+    if token := request.query.get("continue"):
+        page = pages.next(token, query, limit, clock)
+    else:
+        page = pages.first(*await present(), query, limit, clock)
+    metadata: dict[str, Any] = {"resourceVersion": page.version}
+    if page.token:
+        metadata |= {"continue": page.token, "remainingItemCount": page.remaining}
     # In a thread, because a thousand objects take long enough to block the event loop.
-    return web.Response(body=await asyncio.to_thread(body), content_type="application/json")
-
-
-async def _watch(
-    request: web.Request, kind: type[KindObject], namespace: str | None, passes: Predicate
-) -> web.StreamResponse:
-    store, word = _store(request), kind.model_fields["kind"].default
-    since = request.query.get("resourceVersion", "0")
-    seconds = min(query_parameters.integer(request, "timeoutSeconds", DEFAULT_WATCH_SECONDS), MAX_WATCH_SECONDS)
-    mark_long_lived(request)
-    response = web.StreamResponse(headers={"Content-Type": "application/json"})
-    await response.prepare(request)
-
-    async def send(type: str, body: dict[str, Any]) -> None:
-        await response.write(json.dumps({"type": type, "object": body}).encode() + b"\n")
-
-    async def send_event(event: WatchEvent) -> None:
-        obj = event.object
-        if (namespace is None or obj.metadata.namespace == namespace) and passes(obj):
-            as_table = table.is_table_requested(request)
-            await send(
-                event.type,
-                table.table_of(kind, [obj], obj.metadata.resource_version) if as_table else _as_json(request, obj),
-            )
-
-    try:
-        async with asyncio.timeout(seconds):
-            if since in ("", "0"):
-                found, since = await store.list_objects(word, namespace)
-                for obj in found:
-                    await send_event(WatchEvent("ADDED", obj))
-            async for event in store.watch(word, since):
-                await send_event(event)
-    except TimeoutError:
-        pass
-    except ApiError as error:  # kubectl expects this error as an event at the end of a watch
-        await send("ERROR", status_body(error))
-    return response
+    body = await asyncio.to_thread(list_body, request, resource, page.items, metadata)
+    return web.Response(body=body, content_type="application/json")
 
 
 async def _get(request: web.Request) -> web.Response:
     """Read an object."""
-    return _respond_object(request, await _store(request).get(object_key(request)))
+    return respond_object(request, resource_of(request), await _read(request))
+
+
+async def _read(request: web.Request) -> KindObject:
+    """Return the object in the path. Raises NotFound."""
+    resource, name = resource_of(request), request.match_info["name"]
+    if resource.word in KINDS and "namespace" in request.match_info:
+        return await objects_of(request).get(object_key(request))
+    found, _ = ([], "") if resource.namespaced else await list_objects(objects_of(request), resource, None)
+    for obj in found:
+        if obj.metadata.name == name:
+            return obj
+    raise NotFound(f'{resource.kind.PLURAL}{"." if "/" in resource.group_version else ""}'
+                   f'{group_of(resource.group_version)} "{name}" not found')  # fmt: skip
 
 
 async def _create(request: web.Request) -> web.Response:
     """Create an object."""
-    obj = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
-    check_site(request, obj)
-    meta = obj.metadata
-    fresh = ObjectMeta(name=meta.name, namespace=meta.namespace, labels=meta.labels, annotations=meta.annotations)
-    obj = evolve(obj, metadata=fresh)
-    if _is_dry_run(request):
-        return _respond_object(request, obj, 201)
-    return _respond_object(request, await _store(request).create(obj), 201)
+    resource = writable(request)
+    if "namespace" not in request.match_info:
+        raise BadRequest(f"create {resource.kind.PLURAL} below …/namespaces/NAMESPACE/")
+    body = with_name(await read_body(request))
+    request[NEW_NAME] = str(mapping_at(body, "metadata").get("name", ""))
+    obj = await new_object(request, await request_bodies.run_in_parser_thread(parse_pool, request, body))
+    await check_model(obj)
+    known = {DEFAULT, *await namespaces(objects_of(request))}
+    if obj.metadata.namespace not in known:
+        there = ", ".join(sorted(known))
+        warn(request, f'namespace "{obj.metadata.namespace}" had no objects before; the others are {there}')
+    made = obj if is_dry_run(request) else await objects_of(request).create(obj)
+    return respond_object(request, resource, made, 201)
 
 
 async def _replace(request: web.Request) -> web.Response:
     """Replace an object."""
+    resource = writable(request)
     obj = await request_bodies.run_in_parser_thread(parse_pool, request, await read_body(request))
-    if obj.metadata.name != request.match_info["name"]:
-        raise BadRequest("metadata.name differs from the name in the path; objects cannot be renamed")
-    current = await _store(request).get(object_key(request))
-    return _respond_object(request, await _write(request, current, obj))
-
-
-async def _write(request: web.Request, current: KindObject, wanted: Pool) -> KindObject:
-    """Write the user's spec, labels and annotations, and keep the other metadata. A dry run writes nothing.
-
-    Raises Conflict if the user's metadata has another uid than the stored object or, except in a dry run, another
-    resourceVersion. Raises Invalid for a pool that this site can never start.
-    """
-    meta = wanted.metadata
-    if meta.uid and meta.uid != current.metadata.uid:
-        raise Conflict("metadata.uid differs: the object was deleted and created again; read it again")
-    kept = evolve(
-        current.metadata, labels=meta.labels, annotations=meta.annotations, resource_version=meta.resource_version
-    )
-    merged = evolve(current, metadata=kept, spec=wanted.spec)
-    if not isinstance(current, Pool) or current.spec.allocation != wanted.spec.allocation:
-        check_site(request, wanted)
-    return merged if _is_dry_run(request) else await _store(request).update(merged, "spec")
-
-
-def check_site(request: web.Request, pool: Pool) -> None:
-    """Raise Invalid for a pool that this site can never start. Less certain problems become warnings."""
-    causes, request[WARNINGS] = request.app[SERVICES].check_allocation(pool)
-    if causes:
-        words = "; ".join(f"{cause.field}: {cause.message}" for cause in causes)
-        raise Invalid(f"{pool.kind} {pool.metadata.name!r} could never start here: {words}", causes=causes)
+    current = await objects_of(request).get(object_key(request))
+    return respond_object(request, resource, await write(request, current, obj))
 
 
 async def _patch(request: web.Request) -> web.Response:
-    """Change an object by a merge patch."""
-    if request.content_type != "application/merge-patch+json":
-        raise UnsupportedMediaType(
-            "the body of the request was in an unknown format - accepted media types include: application/merge-patch+json"
-        )
-    writable(request)
-    patch = await read_body(request)
-    version = mapping_at(patch, "metadata").get("resourceVersion")
+    """Change an object by a merge patch or a JSON patch."""
+    resource, change = writable(request), await read_patch(request)
 
     def patched(current: KindObject) -> Pool:
-        merged = merge_patch(current.dump(), patch)
-        metadata = {**mapping_at(merged, "metadata"), "resourceVersion": version or current.metadata.resource_version}
-        merged = {**merged, "metadata": metadata}
-        return parse_pool(request, merged)
+        merged = change(current.dump())
+        if not isinstance(merged, dict):
+            raise Invalid("after this patch the object is no JSON object")
+        metadata = mapping_at(merged, "metadata")
+        version = metadata.get("resourceVersion") or current.metadata.resource_version
+        return parse_pool(request, {**merged, "metadata": {**metadata, "resourceVersion": version}})
 
-    return _respond_object(request, await retry_write(request, patched, tries=1 if version else WRITE_RETRIES))
-
-
-async def retry_write(
-    request: web.Request, wanted: Callable[[KindObject], Pool], tries: int = WRITE_RETRIES
-) -> KindObject:
-    """Write `wanted(current)`, and try again after a conflict with another write. Raises Conflict after the last try."""
-    while True:
-        tries -= 1
-        current = await _store(request).get(object_key(request))
-        try:
-            return await _write(request, current, await request_bodies.run_in_parser_thread(wanted, current))
-        except Conflict:
-            if tries <= 0:
-                raise
+    return respond_object(request, resource, await retry_write(request, patched))
 
 
-def merge_patch(target: Any, patch: Any) -> Any:
-    """Merge by RFC 7396: objects are merged, null removes a field, and any other value replaces the old value."""
-    if not isinstance(patch, dict):
-        return patch
-    merged = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = merge_patch(merged.get(key), value)
-    return merged
+async def read_patch(request: web.Request) -> Callable[[Any], Any]:
+    """Read a patch, and return the function that applies it to JSON. Raises UnsupportedMediaType for other dialects."""
+    if request.content_type not in (MERGE_PATCH, JSON_PATCH):
+        raise UnsupportedMediaType(
+            "the body of the request was in an unknown format - accepted media types include: "
+            f"{JSON_PATCH}, {MERGE_PATCH}"
+        )
+    body = await read_json(request)
+    if request.content_type == JSON_PATCH:
+        return lambda target: json_patch(target, body)
+    if not isinstance(body, dict):
+        raise BadRequest(f"a merge patch must be a JSON object; for a list of operations send {JSON_PATCH}")
+    return lambda target: merge_patch(target, body)
+
+
+async def _refuse_status(request: web.Request) -> web.Response:
+    """Refuse a write of the status."""
+    raise Forbidden(f"Rollyard alone writes the status of {resource_of(request).kind.PLURAL}; change the spec instead")
 
 
 async def _delete(request: web.Request) -> web.Response:
     """Delete an object."""
-    kind, key = _kind(request), object_key(request)
-    if key.kind == "Event":
-        raise Forbidden("events cannot be deleted; the server removes old ones itself")
-    options = await read_body(request, empty=True)
-    uid = mapping_at(options, "preconditions").get("uid")
-    if _is_dry_run(request) or options.get("dryRun") == ["All"]:
-        return _respond_object(request, await _store(request).get(key))
-    last = await _store(request).delete(key, uid=uid)
+    resource = deletable(request)
+    options = await _delete_options(request)
+    uid, version = _preconditions(options)
+    key = object_key(request)
+    if _is_dry(request, options):
+        current = await objects_of(request).get(key)
+        check_preconditions(current, uid, version)
+        return respond_object(request, resource, current)
+    last = await objects_of(request).delete(key, uid=uid, version=version)
     if last.metadata.finalizers:
-        return _respond_object(request, last)
-    details = {"name": key.name, "group": API_VERSION.partition("/")[0], "kind": kind.PLURAL, "uid": last.metadata.uid}
-    return web.json_response(
-        {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
-    )
+        return respond_object(request, resource, last)
+    group = group_of(resource.group_version)
+    details = {"name": key.name, "group": group, "kind": resource.kind.PLURAL, "uid": last.metadata.uid}
+    return json_answer({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details})
 
 
-async def _get_scale(request: web.Request) -> web.Response:
-    """Read the size of a pool as a `Scale`."""
-    return web.json_response(_scale(await _store(request).get(object_key(request))))
+async def _delete_many(request: web.Request) -> web.Response:
+    """Delete all objects that match the selectors. Return them."""
+    resource, options = deletable(request), await _delete_options(request)
+    passes = selector(request.query.get("labelSelector", ""), request.query.get("fieldSelector", ""))
+    found, version = await list_objects(objects_of(request), resource, request.match_info.get("namespace"))
+    gone: list[KindObject] = []
+    for obj in filter(passes, found):
+        if not _is_dry(request, options):
+            try:
+                obj = await objects_of(request).delete(obj.key, uid=obj.metadata.uid)
+            except NotFound:
+                continue
+        gone.append(obj)
+    body = await asyncio.to_thread(list_body, request, resource, gone, {"resourceVersion": version})
+    return web.Response(body=body, content_type="application/json")
 
 
-async def _put_scale(request: web.Request) -> web.Response:
-    """Set the size of a pool with a `Scale`."""
-    writable(request)
-    replicas = mapping_at(await read_body(request), "spec").get("replicas")
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 0:
-        raise Invalid("spec.replicas must be a whole number, at least 0")
-
-    def scaled(current: KindObject) -> Pool:
-        if isinstance(current, Pool) and current.spec.autoscaling is not None:
-            raise Invalid(
-                "the size of this pool follows the demand; change spec.autoscaling, or remove it and set spec.replicas"
-            )
-        return parse_pool(request, merge_patch(current.dump(), {"spec": {"replicas": replicas}}))
-
-    return web.json_response(_scale(await retry_write(request, scaled)))
+async def _delete_options(request: web.Request) -> dict[str, Any]:
+    """Read the options of a deletion. Raises Invalid for one that would leave jobs without a pool."""
+    options = await read_body(request, empty=True)
+    policy = options.get("propagationPolicy") or request.query.get("propagationPolicy")
+    orphan = policy == "Orphan" or options.get("orphanDependents") is True
+    orphan = orphan or query_parameters.flag(request, "orphanDependents")
+    if orphan and resource_of(request).kind.USER_WRITTEN:
+        raise Invalid(
+            "the allocations of a pool cannot outlive it: delete it without `--cascade=orphan` "
+            "(propagationPolicy Orphan). The pool drains, and disappears after its allocations"
+        )
+    return options
 
 
-def _scale(obj: KindObject) -> dict[str, Any]:
-    if not isinstance(obj, Pool):
-        raise NotFound(f"{obj.PLURAL} cannot be scaled")
-    meta = obj.metadata
-    names = {"name": meta.name, "namespace": meta.namespace, "uid": meta.uid, "resourceVersion": meta.resource_version}
-    return {
-        "kind": "Scale",
-        "apiVersion": "autoscaling/v1",
-        "metadata": names,
-        "spec": {"replicas": obj.spec.replicas if obj.spec.replicas is not None else obj.status.replicas.desired},
-        "status": {"replicas": obj.status.replicas.observed, "selector": ""},
-    }
+def _preconditions(options: dict[str, Any]) -> tuple[str, str]:
+    """Return the required uid and resourceVersion; an empty one is not required. Raises BadRequest."""
+    conditions = mapping_at(options, "preconditions")
+    wanted = [conditions.get(name) or "" for name in ("uid", "resourceVersion")]
+    if not all(isinstance(value, str) for value in wanted):
+        raise BadRequest("preconditions.uid and preconditions.resourceVersion must be strings")
+    return wanted[0], wanted[1]
+
+
+def _is_dry(request: web.Request, options: dict[str, Any]) -> bool:
+    return is_dry_run(request) or options.get("dryRun") == ["All"]

@@ -13,7 +13,9 @@ import asyncio
 from aiohttp import web
 
 from rollyard.api import request_bodies
-from rollyard.api.objects import BASE, check_site, object_key, parse_pool, read_body, respond, writable
+from rollyard.api.model_check import check_model
+from rollyard.api.object_writes import BASE, check_site, object_key, parse_pool, read_body, writable
+from rollyard.api.representation import respond
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import BadRequest, NotFound
 from rollyard.kinds.allocation import Allocation
@@ -29,7 +31,7 @@ def routes() -> list[web.RouteDef]:
 async def _script_of_stored(request: web.Request) -> web.Response:
     """Preview a stored pool: the batch script of its next allocation, and the number of jobs to submit now."""
     writable(request)
-    pool = await request.app[SERVICES].store.get(object_key(request), POOL_KINDS)
+    pool = await request.app[SERVICES].store.objects.get(object_key(request), POOL_KINDS)
     return await _submission(request, pool)
 
 
@@ -39,9 +41,10 @@ async def _script_of_body(request: web.Request) -> web.Response:
     key = object_key(request)
     if wanted.metadata.name != key.name:
         raise BadRequest("metadata.name differs from the name in the path")
-    check_site(request, wanted)
+    await check_site(request, wanted)
+    await check_model(wanted)
     try:
-        current = await request.app[SERVICES].store.get(key, POOL_KINDS)
+        current = await request.app[SERVICES].store.objects.get(key, POOL_KINDS)
     except NotFound:
         return await _submission(request, wanted)
     return await _submission(request, evolve(current, spec=wanted.spec))
@@ -49,7 +52,7 @@ async def _script_of_body(request: web.Request) -> web.Response:
 
 async def _submission(request: web.Request, pool: Pool) -> web.Response:
     services, meta = request.app[SERVICES], pool.metadata
-    found, _ = await services.store.list_objects("Allocation", meta.namespace)
+    found, _ = await services.store.objects.list_objects("Allocation", meta.namespace)
     owned = [a for a in found if isinstance(a, Allocation) and a.spec.pool.uid == meta.uid]
     shown = await asyncio.to_thread(services.submission, pool, owned)
     return respond(request, shown.model_dump(mode="json", by_alias=True))

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from rollyard.api.auth import GATEWAY
 from rollyard.api.error_status import Handler
-from rollyard.core.errors import BadRequest, Invalid
+from rollyard.core.errors import BadRequest
 from rollyard.kinds.schema.validation import did_you_mean
 
 H = TypeVar("H", bound=Callable[..., object])
@@ -129,32 +129,16 @@ def _one_of(*words: str) -> Callable[[str, str], None]:
     return check
 
 
-def _no_continue(name: str, text: str) -> None:
-    if text:
-        raise BadRequest(
-            "continue key is not valid: lists are answered whole here, and no continue token is ever given"
-        )
-
-
-def _no_initial_events(name: str, text: str) -> None:
-    _boolean(name, text)
-    if text in _TRUE:
-        # When client-go gets this text, it uses a list and a watch instead.
-        raise Invalid(
-            "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is "
-            "enabled"
-        )
-
-
 KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "allowWatchBookmarks": _boolean,
-    "continue": _no_continue,
+    "continue": _any_text,
     "dryRun": _one_of("All"),
     "fieldManager": _any_text,
     "fieldSelector": _any_text,
     "fieldValidation": _one_of("Ignore", "Warn", "Strict", ""),
     "force": _boolean,
     "gracePeriodSeconds": _integer,
+    "includeObject": _one_of("None", "Metadata", "Object"),
     "labelSelector": _any_text,
     "limit": _integer,
     "orphanDependents": _boolean,
@@ -162,7 +146,7 @@ KUBERNETES: Mapping[str, Callable[[str, str], object]] = {
     "propagationPolicy": _one_of("Orphan", "Background", "Foreground"),
     "resourceVersion": _version,
     "resourceVersionMatch": _one_of("Exact", "NotOlderThan"),
-    "sendInitialEvents": _no_initial_events,
+    "sendInitialEvents": _boolean,
     "timeout": _any_text,
     "timeoutSeconds": _integer,
     "watch": _boolean,

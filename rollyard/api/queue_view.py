@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from rollyard.api.services import Services
-from rollyard.core.errors import NotFound
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import KindObject
 from rollyard.kinds.inference_pool import InferencePool
@@ -16,16 +14,14 @@ from rollyard.server.rollouts.dispatch import served_versions
 from rollyard.server.rollouts.waiting_reason import LOOK_AHEAD_RECORDS, ModelSupply, QueueView
 from rollyard.server.store.base import GroupVersions, RolloutRecord
 
-K = TypeVar("K", bound=KindObject)
-
 
 async def queue_view(services: Services, namespace: str, name: str, records: Sequence[RolloutRecord]) -> QueueView:
     """Return the facts that `waiting_reason` needs to explain why these records of the pool wait."""
     now = services.clock.time()
-    pool = await _find(services, RolloutPool, namespace, name)
+    pool = await services.pools.find(RolloutPool, namespace, name)
     if pool is None:
         return QueueView(name, now, None)
-    listed, _ = await services.store.list_objects("Allocation", namespace)
+    listed, _ = await services.store.objects.list_objects("Allocation", namespace)
     allocations = [a for a in listed if isinstance(a, Allocation)]
     agents = [a for a in services.agents.of_pool(PoolKey(namespace, name)) if not a.draining]
     return QueueView(
@@ -38,17 +34,17 @@ async def queue_view(services: Services, namespace: str, name: str, records: Seq
         sum(services.rollouts.leases.has_exclusive(a.holder) for a in agents),
         served_versions(services.endpoints, pool),
         await _groups(services, namespace, records),
-        await services.store.queue_places(
+        await services.store.rollouts.queue_places(
             namespace, name, now, LOOK_AHEAD_RECORDS, pool.spec.sandbox.default_image or ""
         ),
-        {hold.image: hold for hold in await services.store.image_holds(PoolKey(namespace, name))},
+        {hold.image: hold for hold in await services.store.rollouts.image_holds(PoolKey(namespace, name))},
     )
 
 
 async def _supply(
     services: Services, namespace: str, role: str, name: str, allocations: Sequence[Allocation]
 ) -> ModelSupply:
-    pool = await _find(services, InferencePool, namespace, name)
+    pool = await services.pools.find(InferencePool, namespace, name)
     if pool is None:
         return ModelSupply(name, role, None)
     return ModelSupply(
@@ -64,11 +60,6 @@ async def _groups(services: Services, namespace: str, records: Sequence[RolloutR
     bound = {r.group for r in records if r.group is not None and r.weights is not None and r.weights.same}
     if not bound:
         return {}
-    return await services.store.transact(lambda tx: {group: tx.group_versions(namespace, group) for group in bound})
-
-
-async def _find(services: Services, kind: type[K], namespace: str, name: str) -> K | None:
-    try:
-        return await services.store.get(kind.key_of(namespace, name), kind)
-    except NotFound:
-        return None
+    return await services.store.rollouts.transact(
+        lambda tx: {group: tx.group_versions(namespace, group) for group in bound}
+    )

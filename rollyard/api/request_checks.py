@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from rollyard.api.pool_lookup import rollout_pool
+from rollyard.api.pool_lookup import named_pool
 from rollyard.api.services import Services
 from rollyard.core.errors import Cause, Invalid, NotFound
+from rollyard.kinds.base import get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout import RolloutRequest, Task
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.kinds.task_fields import BUILT_IN, check_task
+from rollyard.kinds.task_fields import BUILT_IN, check_task, offers_tools
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.waiting_reason import unknown_kind
 from rollyard.server.routing.staleness import POLICY_ROLE
+from rollyard.wire.tool_proof import CALLS_UNREADABLE
 
 
 async def check_pools(services: Services, namespace: str, requests: Sequence[RolloutRequest]) -> dict[str, RolloutPool]:
     """Return the pools of these requests, by name. Raises Invalid if a pool cannot run its requests."""
-    pools = {name: await rollout_pool(services, namespace, name) for name in {r.pool for r in requests}}
+    pools = {name: await named_pool(services, RolloutPool, namespace, name) for name in {r.pool for r in requests}}
     for name, pool in pools.items():
         if POLICY_ROLE not in pool.spec.inference:
             message = (
@@ -37,7 +39,9 @@ async def _check_versions(services: Services, pool: RolloutPool) -> None:
     inference = pool.spec.inference[POLICY_ROLE]
     fields = "min_weights_version, group_version and max_staleness"
     with contextlib.suppress(NotFound):
-        found = await services.store.get(InferencePool.key_of(pool.metadata.namespace, inference), InferencePool)
+        found = await services.store.objects.get(
+            InferencePool.key_of(pool.metadata.namespace, inference), InferencePool
+        )
         if found.spec.engine.external is not None:
             raise Invalid(
                 f"the engines of InferencePool {inference!r} are external, so their weights are not known: leave out {fields}"
@@ -48,9 +52,43 @@ async def engines_take_priority(services: Services, pool: RolloutPool) -> bool:
     """Return whether the engines of the pool's policy role order waiting requests by priority."""
     with contextlib.suppress(NotFound):
         key = InferencePool.key_of(pool.metadata.namespace, pool.spec.inference[POLICY_ROLE])
-        vllm = (await services.store.get(key, InferencePool)).spec.engine.vllm
+        vllm = (await services.store.objects.get(key, InferencePool)).spec.engine.vllm
         return vllm is not None and vllm.takes_priority
     return False
+
+
+async def check_tools(
+    services: Services,
+    requests: Sequence[RolloutRequest],
+    pools: Mapping[str, RolloutPool],
+    place: str = "rollouts[{}].task",
+) -> None:
+    """Raise Invalid for a task with tools whose model's calls would not be read.
+
+    A rollout with a parser of its own is accepted; the node agent tries it out. `place`: as for `check_kinds`.
+    """
+    unread = {name: await _why_calls_unread(services, pool) for name, pool in pools.items()}
+    for i, request in enumerate(requests):
+        why, agent = unread[request.pool], request.agent
+        if why is None or agent.command is not None or agent.tool_parser is not None or not offers_tools(request.task):
+            continue
+        inference = pools[request.pool].spec.inference[POLICY_ROLE]
+        message = f"tool calls of InferencePool {inference!r} would not be read: {why}"
+        raise Invalid(message, causes=[Cause(place.format(i), message, CALLS_UNREADABLE)])
+
+
+async def _why_calls_unread(services: Services, pool: RolloutPool) -> str | None:
+    """Return why the calls of the pool's policy are not read; None if they are, or if this is not known."""
+    with contextlib.suppress(NotFound):
+        key = InferencePool.key_of(pool.metadata.namespace, pool.spec.inference[POLICY_ROLE])
+        found = await services.store.objects.get(key, InferencePool)
+        condition = get_condition(found.status.conditions, "ToolCalls")
+        if condition is not None and condition.status == "False":
+            settled = (
+                condition.observed_generation == found.metadata.generation
+            )  # else a parser may have been named since
+            return condition.message if settled else None
+    return None
 
 
 def check_kinds(

@@ -14,15 +14,16 @@ from rollyard.api.forks import check_forks
 from rollyard.api.long_responses import mark_long_lived
 from rollyard.api.query_parameters import accepts, cursor, flag, integer, seconds
 from rollyard.api.queue_view import queue_view
-from rollyard.api.request_checks import check_kinds, check_pools, check_tasks
+from rollyard.api.request_checks import check_kinds, check_pools, check_tasks, check_tools
 from rollyard.api.services import SERVICES, Services
 from rollyard.api.submit_body import read_requests
 from rollyard.api.trajectories import columns_response, read_trajectory, trajectories_file, wants_columns
 from rollyard.core.errors import BadRequest, Expired
+from rollyard.kinds.base import Reason
+from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import KeptView, Stage, Status
-from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.results import view
-from rollyard.server.rollouts.waiting_reason import explain, explain_parked
+from rollyard.server.rollouts.waiting_reason import explain, explain_parked, explain_preparing
 from rollyard.server.store.base import RolloutFilter, RolloutRecord
 from rollyard.wire.columns import CONTENT_TYPE
 from rollyard.wire.frames import framed
@@ -42,11 +43,18 @@ def routes() -> list[web.RouteDef]:
         web.get("/v1/rollouts/{id}/history", _history),
         web.delete("/v1/rollouts", _cancel_matching),
         web.delete("/v1/rollouts/{id}", _cancel),
+        web.get("/v1/endings", _endings),
     ]
 
 
 def _namespace(request: web.Request) -> str:
     return request.query.get("namespace", "default")
+
+
+@accepts()
+async def _endings(request: web.Request) -> web.Response:
+    """List every way in which a rollout can end: the failure table."""
+    return web.json_response({"endings": [row.as_json() for row in ENDINGS.values()]})
 
 
 @accepts("namespace")
@@ -56,6 +64,7 @@ async def _submit(request: web.Request) -> web.Response:
     requests = await read_requests(request)
     pools = await check_pools(services, namespace, requests)
     check_kinds(services, requests, pools)
+    await check_tools(services, requests, pools)
     await check_forks(services, namespace, requests)
     if request_bodies.is_short(request):
         check_tasks([r.task for r in requests])
@@ -102,7 +111,7 @@ async def _get(request: web.Request) -> web.Response:
     wait = min(seconds(request, "wait", 0.0), MAX_WAIT_SECONDS)
     if wait:
         mark_long_lived(request)
-    record = await services.rollouts.wait(_namespace(request), id, wait)
+    record = await services.rollouts.ends.wait(_namespace(request), id, wait)
     (rollout,) = await _queued_views(services, [record])
     if (found := services.agents.kept(record.key, record.pool_key)) is not None:
         agent, kept = found
@@ -155,13 +164,13 @@ async def _counts(request: web.Request) -> web.Response:
     services, query = request.app[SERVICES], request.query
     scope = (_namespace(request), query.get("pool"), query.get("group"))
     counts: dict[str, Any] = {"queued": 0} | {s.value: 0 for s in Stage} | {s.value: 0 for s in Status if s.terminal}
-    for (stage, status), count in (await services.store.counts(*scope)).items():
+    for (stage, status), count in (await services.store.rollouts.counts(*scope)).items():
         word = "queued" if status is Status.QUEUED else stage.value if status is Status.RUNNING else status.value
         counts[word] += count
     live = services.rollouts.leases.in_flight(_namespace(request), query.get("pool"))
     if query.get("group") is None:  # leases have newer stages than the store, but cannot be counted by group
         counts |= {stage.value: n for stage, n in live.items()}
-    counts["reward_mean"] = await services.store.reward_mean(*scope)
+    counts["reward_mean"] = await services.store.rollouts.reward_mean(*scope)
     return web.json_response(counts)
 
 
@@ -175,7 +184,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     after = integer(request, "after", 0)
     if last := request.headers.get("Last-Event-ID"):
         after = cursor(last, "Last-Event-ID")
-    if after > (newest := await services.store.newest_cursor()):
+    if after > (newest := await services.store.rollouts.newest_cursor()):
         raise Expired(
             f"cursor {after} is ahead of the newest one, {newest}. If a backup was restored, stream again "
             "from 0, and skip the ids that you already have"
@@ -187,7 +196,7 @@ async def _stream(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-cache"})
     await response.prepare(request)
     await response.write(framed(b"") if columns else b": rollouts\n\n")
-    found = services.rollouts.stream(
+    found = services.rollouts.ends.stream(
         after, _namespace(request), query.get("group"), query.get("pool"), KEEP_ALIVE_SECONDS
     )
     async for record in found:
@@ -210,9 +219,12 @@ async def _queued_views(services: Services, records: Sequence[RolloutRecord]) ->
             queues.setdefault(record.pool, []).append(record)
     views = {pool: await queue_view(services, found[0].namespace, pool, found) for pool, found in queues.items()}
 
-    def waiting(record: RolloutRecord) -> str | None:
+    def waiting(record: RolloutRecord) -> Reason | None:
         if record.id in parked:
             return explain_parked(record, views[record.pool], parked[record.id])
+        if record.status is Status.RUNNING and record.stage is Stage.INIT:
+            agent = services.agents.get(record.holder or "")
+            return explain_preparing(agent) if agent is not None else None
         return explain(record, views[record.pool]) if record.pool in views else None
 
     def made() -> list[dict[str, Any]]:
@@ -227,11 +239,7 @@ def _parked_since(services: Services, record: RolloutRecord) -> float | None:
     return services.rollouts.leases.parked_since(record.key, record.fence)
 
 
-def _view(services: Services, record: RolloutRecord, waiting: str | None = None) -> dict[str, Any]:
+def _view(services: Services, record: RolloutRecord, waiting: Reason | None = None) -> dict[str, Any]:
     lease = services.rollouts.leases.get(record.key)
     stage = lease.stage if lease is not None and lease.fence == record.fence else None
     return view(record, stage, waiting).model_dump(mode="json")
-
-
-async def pool_of(services: Services, namespace: str, name: str) -> RolloutPool:
-    return await services.store.get(RolloutPool.key_of(namespace, name), RolloutPool)

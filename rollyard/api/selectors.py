@@ -18,8 +18,11 @@ _FIELDS: dict[str, Callable[[KindObject], str]] = {
     "involvedObject.namespace": lambda o: o.involved_object.namespace if isinstance(o, Event) else "",
     "involvedObject.uid": lambda o: o.involved_object.uid if isinstance(o, Event) else "",
     "involvedObject.apiVersion": lambda o: o.api_version,
+    "type": lambda o: o.type if isinstance(o, Event) else "",
+    "reason": lambda o: o.reason if isinstance(o, Event) else "",
 }
-_SET = re.compile(r"^(?P<key>[^\s!=]+)\s+(?P<op>in|notin)\s+\((?P<values>[^)]*)\)$")
+_FIELDS |= {name.replace("involvedObject", "regarding"): read for name, read in _FIELDS.items()}
+_SET = re.compile(r"^(?P<key>[^\s!=]+)\s+(?P<op>in|notin)\s*\((?P<values>[^)]*)\)$")
 
 
 def selector(labels: str, fields: str) -> Predicate:

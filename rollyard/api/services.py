@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +14,16 @@ from rollyard.gateway.external.external_sessions import ExternalSessions
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.preview import Submission
 from rollyard.kinds.registry import Pool
+from rollyard.kinds.token import RotationRequest, RotationResult
 from rollyard.server.batches.service import BatchService
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.image_holds import ImageHolds
 from rollyard.server.rollouts.queue_limit import QueueLimit
 from rollyard.server.rollouts.service import RolloutService
+from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.store.base import Store
+from rollyard.server.store.store import Store
 from rollyard.trust.bearer_tokens import TokenSigner
 from rollyard.trust.ca import Authority
 
@@ -29,6 +31,7 @@ from rollyard.trust.ca import Authority
 @dataclass(frozen=True)
 class Services:
     store: Store
+    pools: StoredPools
     clock: Clock
     rollouts: RolloutService
     images: ImageHolds
@@ -42,11 +45,12 @@ class Services:
     authority: Authority
     log_file: Callable[[str, str], Path]
     """Returns the file with the job's output for (namespace, allocation name)."""
-    check_allocation: Callable[[Pool], tuple[Sequence[Cause], Sequence[str]]]
+    check_allocation: Callable[[Pool], Awaitable[tuple[Sequence[Cause], Sequence[str]]]]
     """Returns (mistakes, warnings) from the site's last known state. A pool with a mistake can never start."""
     submission: Callable[[Pool, Sequence[Allocation]], Submission]
     """Returns a preview of the jobs that a pool with these allocations would submit. Blocks for a moment; raises
     Invalid."""
+    rotate_tokens: Callable[[RotationRequest], Awaitable[RotationResult]]
     task_kinds: frozenset[str]
     """Task kinds that have a handler in the server's Python."""
 

@@ -83,7 +83,7 @@ async def send_stored(
     response.content_length = sum(part.length if isinstance(part, BlobRef) else len(part) for part in parts)
     store = request.app[SERVICES].store
     async with request.app[_SENDING].reserve(sum(part.length for part in parts if isinstance(part, BlobRef))):
-        read = [memoryview(await store.read_blob(part) if isinstance(part, BlobRef) else part) for part in parts]
+        read = [memoryview(await store.packs.read(part) if isinstance(part, BlobRef) else part) for part in parts]
         try:
             async with asyncio.timeout(SEND_SECONDS):
                 await response.prepare(request)
@@ -106,7 +106,7 @@ def frame_of(blob: BlobRef) -> list[bytes | BlobRef]:
 async def _get_last(request: web.Request) -> web.StreamResponse:
     """Send the last snapshot of the lease's rollout, with which its EVAL begins."""
     record, services = await leased_rollout(request), request.app[SERVICES]
-    stored = await services.store.snapshots(record)
+    stored = await services.store.rollouts.snapshots(record)
     if not stored:
         raise NotFound(f"rollout {record.id!r} has no snapshot of its RUN")
     return await for_node_agent(request, snapshot_of_turn(record, stored, str(stored[-1].about.turn)))
@@ -134,4 +134,4 @@ def snapshot_of_turn(record: RolloutRecord, stored: list[StoredSnapshot], turn: 
 async def _stored(request: web.Request) -> tuple[RolloutRecord, list[StoredSnapshot]]:
     services: Services = request.app[SERVICES]
     record = await services.rollouts.get(request.query.get("namespace", "default"), request.match_info["id"])
-    return record, await services.store.snapshots(record)
+    return record, await services.store.rollouts.snapshots(record)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
-from rollyard.api.objects import BASE
+from rollyard.api.object_writes import BASE
 from rollyard.api.services import SERVICES, Services
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
@@ -28,8 +28,8 @@ def routes() -> list[web.RouteDef]:
 async def _top(request: web.Request) -> web.Response:
     """Read pools and endpoints with their present load."""
     services, namespace = request.app[SERVICES], request.match_info.get("namespace")
-    serving, _ = await services.store.list_objects("InferencePool", namespace)
-    running, _ = await services.store.list_objects("RolloutPool", namespace)
+    serving, _ = await services.store.objects.list_objects("InferencePool", namespace)
+    running, _ = await services.store.objects.list_objects("RolloutPool", namespace)
     sessions, states = services.endpoints.sessions.counts(), services.endpoints.all()
     rollouts = [await _rollouts(services, pool) for pool in running if isinstance(pool, RolloutPool)]
 

@@ -60,4 +60,4 @@ async def _use_outcomes(
         rest = iter(frames)
         return use([decompress(next(rest)) if record.result is not None else None for record in records])
 
-    return await services.store.use_blobs([r.result for r in records if r.result is not None], unpacked)
+    return await services.store.packs.use([r.result for r in records if r.result is not None], unpacked)

@@ -12,8 +12,10 @@ import pydantic
 from aiohttp import web
 
 from rollyard.api.error_status import validation_error
-from rollyard.api.objects import BASE, read_body, respond
+from rollyard.api.model_check import check_update
+from rollyard.api.object_writes import BASE, read_body
 from rollyard.api.pool_lookup import inference_pool_in_path
+from rollyard.api.representation import respond
 from rollyard.api.services import SERVICES, Services
 from rollyard.core.clock import as_exact_datetime
 from rollyard.core.errors import Conflict, Invalid
@@ -43,6 +45,7 @@ async def _post(request: web.Request) -> web.Response:
     except pydantic.ValidationError as error:
         raise validation_error(error, WeightsUpdate, "the update") from None
     services, tries = request.app[SERVICES], WRITE_RETRIES
+    await check_update(await _pool(request), update)
     while True:
         pool, tries = await _pool(request), tries - 1
         weights, new = _begin(services, pool, update)
@@ -50,7 +53,7 @@ async def _post(request: web.Request) -> web.Response:
             return _respond(request, weights, 200)
         status = evolve(pool.status, weights=weights)
         try:
-            await services.store.update(evolve(pool, status=status), "status")
+            await services.store.objects.update(evolve(pool, status=status), "status")
         except Conflict:
             if tries <= 0:
                 raise

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from rollyard.api.objects import BASE
+from rollyard.api.object_writes import BASE
 from rollyard.api.query_parameters import ANY, accepts
 from rollyard.api.services import SERVICES
 from rollyard.core.errors import ApiError, NotFound, Unavailable, error_from_reason

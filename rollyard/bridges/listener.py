@@ -16,12 +16,15 @@ from typing import Any
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rollyard.bridges.peer_user import peer_uid
+from rollyard.bridges.peer_user import PeerUsers
 from rollyard.core.errors import BadRequest, TooLarge
 
 log = logging.getLogger(__name__)
+_USERS = web.AppKey("users", PeerUsers)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
+BODY_SECONDS = 60.0
+"""Seconds within which a body must arrive."""
 MAX_DEPTH = 100
 """Nested lists and objects of a body. The server reads a few more."""
 
@@ -61,6 +64,7 @@ async def serve(routes: Sequence[web.RouteDef], address: LoopbackAddress, ready:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_same_user_only])
+    app[_USERS] = PeerUsers()
     app.add_routes(list(routes))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0)
     await runner.setup()
@@ -80,16 +84,23 @@ async def serve(routes: Sequence[web.RouteDef], address: LoopbackAddress, ready:
 @web.middleware
 async def _same_user_only(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse the processes of other users: the bridge runs rollouts with this user's token."""
-    uid = None if request.transport is None else await asyncio.to_thread(peer_uid, request.transport)
+    uid = None if request.transport is None else await request.app[_USERS].uid(request.transport)
     if uid != os.getuid():
         return web.json_response({"detail": "this bridge serves only the user who started it"}, status=403)
     return await handler(request)
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    """Read the body. Raises BadRequest if it is not a JSON object of finite numbers, and TooLarge."""
+    """Read the body. Raises BadRequest if it is not a JSON object of finite numbers or does not arrive in time, and
+    TooLarge."""
     try:
-        body = json.loads(await request.read(), parse_constant=_finite, parse_float=_finite)
+        async with asyncio.timeout(BODY_SECONDS):
+            data = await request.read()
+        body = json.loads(data, parse_constant=_finite, parse_float=_finite)
+    except TimeoutError:
+        raise BadRequest(f"the body did not arrive within {BODY_SECONDS:g} s") from None
+    except ConnectionError:
+        raise BadRequest("the caller closed its connection before it had sent the body") from None
     except web.HTTPRequestEntityTooLarge:
         raise TooLarge(f"a body may have at most {MAX_BODY_BYTES} bytes") from None
     except (ValueError, RecursionError) as error:

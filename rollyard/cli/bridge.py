@@ -20,7 +20,7 @@ from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.values.quantity import size_bytes
 
 if TYPE_CHECKING:
-    from rollyard.node.sandbox.find_runtime import RuntimeName
+    from rollyard.sandbox.find_runtime import RuntimeName
 
 
 FILES_OF_A_SANDBOX = 8
@@ -167,9 +167,9 @@ def verl_tool(
     from rollyard.bridges.verl_tool.routes import VerlToolBridge
     from rollyard.bridges.verl_tool.trajectory_sandboxes import TrajectorySandboxes
     from rollyard.core.aio import running
-    from rollyard.node.sandbox.base import Limits, SandboxSpec
-    from rollyard.node.sandbox.find_runtime import find_runtime
-    from rollyard.node.sandbox.sandbox import SandboxFactory
+    from rollyard.sandbox.base import Limits, SandboxSpec
+    from rollyard.sandbox.find_runtime import find_runtime
+    from rollyard.sandbox.sandbox import SandboxFactory
 
     try:
         spec = SandboxSpec(image, Limits(cpus, size_bytes(memory), size_bytes(disk)))

@@ -23,8 +23,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from rollyard.core.errors import Invalid
-from rollyard.engine.embedded.safetensors_files import shards
-from rollyard.engine.weights.source import read_checkpoint_info
+from rollyard.model_folder.checkpoint_info import read_checkpoint_info
+from rollyard.model_folder.safetensors_header import shards
 
 STEP_FOLDER = re.compile(r"(?:(?:global_step|step|iter|iteration|checkpoint|ckpt|rollout|weight_v)[_-]?)?([0-9]{1,15})")
 """Names of step folders. Unfinished folders have other names (`tmp_step_8`, `.tmp-hf-export-…`, `step_8.tmp`)."""

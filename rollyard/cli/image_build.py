@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from rollyard.image_builds.build_burst import BuildBurst, BurstProgress
+    from rollyard.image_builds.run_build import BuildOptions
     from rollyard.kinds.values.image_reference import BuiltImage
-    from rollyard.node.image_builds.build_burst import BuildBurst, BurstProgress
-    from rollyard.node.image_builds.run_build import BuildOptions
 
 
 @click.command()
@@ -112,9 +112,9 @@ def build(
 
     Steps whose inputs are as before are not done again. With --into many images are built at once.
     """
-    from rollyard.kinds.sandbox_template import SandboxImages
-    from rollyard.node.image_builds.run_build import BuildOptions, named_build, run_build
-    from rollyard.node.image_builds.run_step import Network
+    from rollyard.image_builds.run_build import BuildOptions, named_build, run_build
+    from rollyard.image_builds.run_step import Network
+    from rollyard.images.settings import CacheSettings
 
     if into is None and len(contexts) > 1:
         raise click.UsageError("several CONTEXTs need --into FOLDER, which gets an archive for each")
@@ -129,7 +129,7 @@ def build(
         raise click.UsageError("--into names the archives by their CONTEXTs; leave out --output or --into")
     chosen: Network = "none" if network == "none" else "host"
     credentials = None if credentials_file is None else str(credentials_file.resolve())
-    settings = SandboxImages(credentials_file=credentials, insecure_registries=list(insecure_registry))
+    settings = CacheSettings(credentials_file=credentials, insecure_registries=insecure_registry)
     context, own_file = named_build(contexts[0])
     if file is not None and any(named_build(one)[1] is not None for one in contexts):
         raise click.UsageError("a .def file is the CONTEXT itself; leave out --file")
@@ -161,8 +161,8 @@ async def _build_many(
     """Build all; return the exit code."""
     from pydantic import ValidationError
 
+    from rollyard.image_builds.build_burst import BuildBurst, BurstPlace
     from rollyard.kinds.allocation import AllocationTemplate
-    from rollyard.node.image_builds.build_burst import BuildBurst, BurstPlace
 
     names = {"time": "timeLimit", "cpus_per_task": "cpusPerTask", "mem": "memory"}
     fields = {names.get(name, name): value for name, value in job.items() if value is not None}
@@ -223,7 +223,7 @@ def _built_image(text: str) -> BuiltImage:
 
 
 def _tag_folder(shared: Path | None) -> Path:
-    from rollyard.core.node_cache import node_cache
+    from rollyard.host.node_cache import node_cache
 
     if shared is not None and not shared.is_dir():
         raise click.UsageError(f"--shared: there is no folder {shared}")

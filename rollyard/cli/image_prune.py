@@ -95,13 +95,13 @@ class _Needed:
 
 
 async def _prune_cache(seconds: float | None, limit: int | None, needed: Callable[[str], bool]) -> tuple[int, int]:
-    from rollyard.core.node_cache import node_cache
-    from rollyard.kinds.sandbox_template import SandboxImages
-    from rollyard.node.images.built_images import BuiltImages
-    from rollyard.node.images.cache import ImageCache
+    from rollyard.host.node_cache import node_cache
+    from rollyard.images.built_images import BuiltImages
+    from rollyard.images.cache import ImageCache
+    from rollyard.images.settings import CacheSettings
 
     folder = node_cache() / "image-cache"
-    settings = SandboxImages() if limit is None else SandboxImages(cache_size=f"{limit}")
+    settings = CacheSettings() if limit is None else CacheSettings(cache_bytes=limit)
     cache = ImageCache(folder, settings)
     built = BuiltImages(folder, lambda name: cache.is_held(name) or needed(name))
 
@@ -120,8 +120,8 @@ async def _prune_cache(seconds: float | None, limit: int | None, needed: Callabl
 def _prune_shared(
     folder: Path, seconds: float | None, limit: int | None, needed: Callable[[str], bool]
 ) -> tuple[int, int]:
-    from rollyard.node.images.built_images import BuiltImages
-    from rollyard.node.images.shared_tier import SharedTier
+    from rollyard.images.built_images import BuiltImages
+    from rollyard.images.shared_tier import SharedTier
 
     if not folder.is_dir():
         raise click.UsageError(f"--shared: there is no folder {folder}")

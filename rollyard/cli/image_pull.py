@@ -14,7 +14,7 @@ import click
 from rollyard.core.errors import ImageUnavailable, SandboxError
 
 if TYPE_CHECKING:
-    from rollyard.node.images.cache import ImageCache
+    from rollyard.images.cache import ImageCache
 
 
 @click.command()
@@ -40,24 +40,24 @@ def pull(
 ) -> None:
     """Pull images into this node's cache, or with --shared into the shared folder. Exit code 1: at least one image could
     not be had; the errors say why."""
-    from rollyard.core.node_cache import node_cache
-    from rollyard.kinds.sandbox_template import SandboxImages
+    from rollyard.host.node_cache import node_cache
+    from rollyard.images.cache import ImageCache
+    from rollyard.images.settings import CacheSettings
     from rollyard.kinds.values.image_reference import absolute_image
     from rollyard.kinds.values.quantity import size_bytes
-    from rollyard.node.images.cache import ImageCache
 
     try:
-        size_bytes(cache_size)
+        cache_bytes = size_bytes(cache_size)
     except ValueError as error:
         raise click.UsageError(f"--cache-size: {error}") from None
     wanted = list(dict.fromkeys(absolute_image(name, str(Path.cwd())) for name in [*names, *_lines(file)]))
     if not wanted:
         raise click.UsageError("name an image, such as docker://python:3.13-slim, or a file of names with --file")
-    settings = SandboxImages(
-        cache_size=cache_size,
+    settings = CacheSettings(
+        cache_bytes=cache_bytes,
         shared_folder=None if shared is None else str(shared.resolve()),
         credentials_file=None if credentials_file is None else str(credentials_file.resolve()),
-        insecure_registries=list(insecure_registry),
+        insecure_registries=insecure_registry,
     )
     folder = "image-cache" if shared is None else "image-shares"  # the latter is emptied when an image is shared
     failed = asyncio.run(

@@ -40,11 +40,11 @@ images.add_command(pull)
 @click.option("--shared", type=click.Path(path_type=Path), help="a pool's `sandbox.images.sharedFolder`, not this node")
 def list_(shared: Path | None) -> None:
     """List images, the least recently used one first; then the archives of built images."""
-    from rollyard.core.node_cache import node_cache
+    from rollyard.host.node_cache import node_cache
+    from rollyard.images.built_images import BuiltImages
+    from rollyard.images.cache import ImageCache
+    from rollyard.images.shared_tier import SharedTier
     from rollyard.kinds.schema.columns import age
-    from rollyard.node.images.built_images import BuiltImages
-    from rollyard.node.images.cache import ImageCache
-    from rollyard.node.images.shared_tier import SharedTier
 
     now = datetime.now(UTC)
     if shared is None:

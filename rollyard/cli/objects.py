@@ -13,7 +13,7 @@ import yaml
 
 from rollyard.cli.default_image import default_image_warning
 from rollyard.cli.manifests import read_manifests
-from rollyard.cli.options import kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
+from rollyard.cli.options import DURATION, kind_and_names, kinds_of, named, with_client, with_client_of_a_new_server
 from rollyard.cli.output import Table, align, show, table
 from rollyard.client.async_client import AsyncClient, manifest_of
 from rollyard.core.errors import NoProgress, NotFound
@@ -48,7 +48,7 @@ _OF_POOLS = ("ready", "updated")
     default=False,
     help="wait until each pool is Ready and Updated; exit code 1 if that cannot happen",
 )
-@click.option("--timeout", default=900.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
+@click.option("--timeout", default=900.0, type=DURATION, show_default=True, help="time to wait, such as 90s or 10m")
 @with_client_of_a_new_server
 async def apply(
     client: AsyncClient,
@@ -134,7 +134,7 @@ async def get(
         objects, since = await client.list_objects(word, where, labels=selector)
     rows = Table(kind, wide=form == "wide", namespaces=all_namespaces) if form in ("", "wide") else None
     if not objects and rows is not None:
-        _echo_nothing(where)
+        await _echo_nothing(client, where, [kind])
     elif rows is not None:
         click.echo("\n".join(rows.lines(objects)))
     else:
@@ -168,18 +168,25 @@ async def _show_kinds(
     if tables:
         click.echo(("\n" if form == "name" else "\n\n").join(tables))
     else:
-        _echo_nothing(where)
+        await _echo_nothing(client, where, kinds)
 
 
-def _echo_nothing(where: str | None) -> None:
-    click.echo("No resources found" + ("." if where is None else f" in {where} namespace."), err=True)
+async def _echo_nothing(client: AsyncClient, where: str | None, kinds: Sequence[type[KindObject]]) -> None:
+    """Say that there is nothing, and which other namespaces have objects of these kinds."""
+    if where is None:
+        click.echo("No resources found.", err=True)
+        return
+    found = [await client.list_objects(kind.model_fields["kind"].default) for kind in kinds if kind is not Event]
+    others = sorted({obj.metadata.namespace for objects, _ in found for obj in objects} - {where})
+    hint = f" There are some in {', '.join(others)}: use -n, or -A for all namespaces." if others else ""
+    click.echo(f"No resources found in {where} namespace.{hint}", err=True)
 
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="KIND NAME...")
 @click.option("-f", "--filename", "files", multiple=True, help="delete the objects that these files declare")
 @click.option("--wait/--no-wait", default=True, help="wait until they are gone")
-@click.option("--timeout", default=900.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
+@click.option("--timeout", default=900.0, type=DURATION, show_default=True, help="time to wait, such as 90s or 10m")
 @with_client
 async def delete(
     client: AsyncClient, namespace: str, words: tuple[str, ...], files: tuple[str, ...], wait: bool, timeout: float
@@ -239,7 +246,7 @@ async def _set_suspend(client: AsyncClient, keys: list[ObjectKey], value: bool) 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="KIND NAME")
 @click.option("--for", "what", required=True, help="condition=TYPE[=STATUS] or delete")
-@click.option("--timeout", default=60.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
+@click.option("--timeout", default=60.0, type=DURATION, show_default=True, help="time to wait, such as 90s or 10m")
 @with_client_of_a_new_server
 async def wait(client: AsyncClient, namespace: str, words: tuple[str, ...], what: str, timeout: float) -> None:
     """Wait until a condition holds, or an object is gone.

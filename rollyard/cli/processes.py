@@ -110,7 +110,7 @@ def server_job(data: Path, arguments: tuple[str, ...]) -> None:
     from rollyard.server.job.server_supervisor import run
 
     command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--in-job", "--data", str(data), *arguments]
-    sys.exit(run(ServerJobFolder(data), command))
+    sys.exit(run(ServerJobFolder(data, in_job=True), command))
 
 
 @click.command()

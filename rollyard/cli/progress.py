@@ -15,7 +15,7 @@ from rollyard.client.async_client import AsyncClient
 from rollyard.core.aio import running
 from rollyard.core.errors import RollyardError, Unavailable
 from rollyard.kinds.base import Reason
-from rollyard.kinds.rollout import IN_QUEUE, PARKED, RolloutView, Stage, Status, Trajectory
+from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, RolloutView, Stage, Status, Trajectory
 
 POLL_SECONDS = 1.0
 ON_THE_WAY = (Status.QUEUED.value, Status.RUNNING.value)
@@ -56,7 +56,7 @@ class ProgressLine:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _poll(self) -> str:
-        counts, waiting = Counter[str](), list[str]()
+        counts, waiting = Counter[str](), list[Reason]()
         async for view in self._client.rollouts(self._namespace, pool=self._pool, status=ON_THE_WAY):
             if view.id in self._ids:
                 counts["queued" if view.status is Status.QUEUED else str(view.stage)] += 1
@@ -67,19 +67,17 @@ class ProgressLine:
         return ", ".join([*words, f"{len(self._ids) - counts.total()} of {len(self._ids)} ended"])
 
 
-def most_common_reason(waiting: Sequence[str]) -> tuple[str, str]:
+def most_common_reason(waiting: Sequence[Reason]) -> tuple[str, str]:
     """Return a text that identifies the most common reason, and the line to print; two empty texts if nothing waits.
 
     The first text has no time and no position in the queue, so it changes only with the reason.
     """
-    by_word: dict[str, list[str]] = {}
-    for text in waiting:
-        by_word.setdefault(Reason.parse(text).word, []).append(text)
-    if not by_word:
+    if not waiting:
         return "", ""
-    word, same = max(by_word.items(), key=lambda item: len(item[1]))
-    reason = word if word == IN_QUEUE else same[0].rpartition(" (since ")[0]
-    return reason, f"{len(same)} {'in RUN' if word == PARKED else 'queued'}: {same[0]}"
+    ((word, count),) = Counter(reason.word for reason in waiting).most_common(1)
+    first = str(next(reason for reason in waiting if reason.word == word))
+    place = {PARKED: "in RUN", PREPARING: "in INIT"}.get(word, "queued")
+    return word if word == IN_QUEUE else first.rpartition(" (since ")[0], f"{count} {place}: {first}"
 
 
 async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory:
@@ -96,7 +94,7 @@ async def follow_one(client: AsyncClient, namespace: str, id: str) -> Trajectory
             printed = _print_state(printed, f"rollout/{id}: {error}" if missed == 1 else printed)
             continue
         missed = 0
-        if Reason.parse(view.waiting or "").word != IN_QUEUE or IN_QUEUE not in printed:
+        if view.waiting is None or view.waiting.word != IN_QUEUE or IN_QUEUE not in printed:
             printed = _print_state(printed, state_line(view))
         if trajectory is not None:
             return trajectory

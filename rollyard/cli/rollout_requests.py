@@ -74,7 +74,7 @@ def read_tasks(file: str, prefix: str, given: dict[str, Any], image: str | None 
     found: list[NumberedRequest] = []
     wrong: list[str] = []
     source = "<stdin>" if file == "-" else file
-    for number, line in enumerate(read_text(file).splitlines(), start=1):
+    for number, line in enumerate(read_text(file).split("\n"), start=1):
         if not line.strip():
             continue
         try:

@@ -133,7 +133,7 @@ def _output_lines(output: str) -> list[str]:
 
 def _end_lines(trajectory: Trajectory) -> list[str]:
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
-    lines = [f"=== {trajectory.status.value}, reward {reward}, {len(trajectory.turns)} turns"]
+    lines = [f"=== {trajectory.status.value}, reward {reward}, {len(trajectory.turns)} turns", *trajectory.notes]
     if trajectory.cut_short is not None:
         lines.append(trajectory.cut_short)
     if trajectory.error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
@@ -14,7 +15,7 @@ from typing import Any
 
 import click
 
-from rollyard.cli.options import with_client
+from rollyard.cli.options import DURATION, with_client
 from rollyard.cli.output import align
 from rollyard.cli.printable import printable, printable_line
 from rollyard.cli.progress import ProgressLine, follow_one
@@ -52,7 +53,7 @@ ON_THE_WAY = [status.value for status in Status if not status.terminal]
 )
 @click.option(
     "--keep-failed",
-    metavar="DURATION",
+    type=DURATION,
     help="keep the sandbox of a failed attempt for this time, such as 90s, 10m or 2h, for `rollyard exec`",
 )
 @click.option("--wait", is_flag=True, help="wait until all have ended; exit code 1 if one ended without a score")
@@ -75,7 +76,7 @@ async def submit(
     sampling: tuple[str, ...],
     image: str | None,
     id_prefix: str,
-    keep_failed: str | None,
+    keep_failed: float | None,
     wait: bool,
     form: str,
 ) -> None:
@@ -87,7 +88,7 @@ async def submit(
     prefix = id_prefix or f"run-{secrets.token_hex(4)}"
     given: dict[str, Any] = {"pool": pool, "n": n, "sampling": sampling_of(temperature, sampling)}
     if keep_failed is not None:
-        given["budgets"] = {"keep_failed_seconds": _seconds(keep_failed)}
+        given["budgets"] = {"keep_failed_seconds": math.ceil(keep_failed)}
     numbered = read_tasks(file, prefix, given, None if image is None else given_image(image, os.getcwd()))
     ids: list[str] = []
     again = (
@@ -113,14 +114,6 @@ async def submit(
         click.echo("\n".join(_summary(ended)))
     if not all(trajectory.status.scored for trajectory in ended):
         sys.exit(1)
-
-
-def _seconds(duration: str) -> int:
-    """Parse a duration such as `90s`, `10m` or `2h`. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,6})([smh]?)", duration)
-    if match is None or not int(match[1]):
-        raise click.UsageError(f"--keep-failed {duration!r}: write a number with s, m or h, such as 10m")
-    return int(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 @contextlib.asynccontextmanager
@@ -178,7 +171,7 @@ def _row(view: RolloutView) -> list[str]:
     reward = "-" if view.reward is None else f"{view.reward:g}"
     stage, error = view.stage.value if view.stage else "-", view.error.reason if view.error else "-"
     if view.error is None and view.waiting:
-        error = printable_line(view.waiting.partition(":")[0])
+        error = printable_line(view.waiting.word)
     return [view.id, view.pool, view.task_kind, view.status.value, stage, str(view.attempt), reward, error]
 
 
@@ -339,6 +332,7 @@ def transcript(trajectory: Trajectory) -> list[str]:
             lines += [f"--- environment{reward}", turn.observation]
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     lines += ["", f"=== {trajectory.status.value}, reward {reward} {dict(trajectory.metrics)}"]
+    lines += [f"    {line}" for note in trajectory.notes for line in note.splitlines()]
     if trajectory.cut_short:
         lines.append(f"    {trajectory.cut_short}")
     if trajectory.error:

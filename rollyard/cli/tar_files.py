@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from rollyard.core.errors import RollyardError
-from rollyard.core.removed_folder import remove_folder
-from rollyard.node.images.tar_stream import BrokenArchive, ByteStream, TarEntry, entries, skip_padding
+from rollyard.host.removed_folder import remove_folder
+from rollyard.images.tar_stream import BrokenArchive, ByteStream, TarEntry, entries, skip_padding
 
 CHUNK = 1 << 16
 MOST_ENTRIES = 200_000

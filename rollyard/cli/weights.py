@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pydantic
 
-from rollyard.cli.options import with_client
+from rollyard.cli.options import DURATION, with_client
 from rollyard.cli.output import align
 from rollyard.client.async_client import AsyncClient
 from rollyard.core.errors import Invalid
@@ -53,7 +53,7 @@ class _OrFollow(click.Command):
     help="seconds after which an unfinished endpoint counts as failed",
 )
 @click.option("--wait", is_flag=True, help="wait until the update has ended; exit code 1 if it failed")
-@click.option("--timeout", default=3600.0, type=click.FloatRange(min=0), show_default=True, help="seconds to wait")
+@click.option("--timeout", default=3600.0, type=DURATION, show_default=True, help="time to wait, such as 90s or 10m")
 @with_client
 async def weights(
     client: AsyncClient, namespace: str, pool: str, wait: bool, timeout: float, **given: str | int | None
@@ -110,6 +110,8 @@ def _state_text(found: WeightsStatus, version: str) -> str:
 def _progress(operation: WeightsOperation) -> str:
     version = operation.target.version
     match operation.phase:
+        case "Pending" | "Updating" if operation.message:
+            return f"update to {version} {operation.message}"
         case "Pending":
             return f"update to {version} accepted"
         case "Updating":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections import deque
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from rollyard.client.batch_progress import BatchProgress
@@ -47,8 +49,11 @@ class AsyncBatch:
         *,
         after: int = 0,
         progress: bool = False,
+        warn: Callable[[str], None] = log.warning,
     ) -> None:
+        """`warn` gets the reason why no group comes for WAIT_SECONDS, each reason once."""
         self._client = client
+        self._warn, self._warned = warn, set[str]()
         self._namespace = namespace
         self._request: BatchRequest | None = None
         if isinstance(request, str):
@@ -99,6 +104,11 @@ class AsyncBatch:
         self._ready.extend(page.groups)
         self._last = page.last
         self._see(page.batch)
+        if not page.groups and page.batch.waiting is not None:
+            reason = re.sub(r"\d+", "", page.batch.waiting)
+            if reason not in self._warned:
+                self._warned.add(reason)
+                self._warn(f"batch {self.id} waits: {page.batch.waiting}")
 
     async def acknowledge(self, upto: int | None = None) -> BatchView:
         """Acknowledge all groups up to delivery `upto`; by default all groups that the iterator returned."""

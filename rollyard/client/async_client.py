@@ -22,7 +22,15 @@ from rollyard.client.server_connection import RETRY_SECONDS, ServerConnection, l
 from rollyard.client.weights_push import WeightsPush
 from rollyard.client.weights_receiver import WeightsReceiver
 from rollyard.core.backoff import Backoff
-from rollyard.core.errors import ApiError, Expired, NotFound, TooManyRequests, Unavailable, connection_failure_text
+from rollyard.core.errors import (
+    ApiError,
+    Conflict,
+    Expired,
+    NotFound,
+    TooManyRequests,
+    Unavailable,
+    connection_failure_text,
+)
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import API_VERSION, KindObject, ObjectKey, evolve
 from rollyard.kinds.engine_spec import ExternalEndpoint
@@ -33,6 +41,7 @@ from rollyard.kinds.rollout import IN_QUEUE, RolloutRequest, RolloutView, Trajec
 from rollyard.kinds.rollout_history import RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot, RolloutSnapshots
 from rollyard.kinds.session import SessionOpened, SessionRecord, SessionRequest
+from rollyard.kinds.token import RotationResult
 from rollyard.kinds.top import TopView
 from rollyard.kinds.weights import Mode, WeightsStatus, WeightsUpdate
 from rollyard.wire.attach import Start
@@ -43,6 +52,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+SERVER_METADATA = frozenset({"uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp"})
+"""Metadata that only the server writes. A manifest from `get -o yaml` has it."""
 MERGE_PATCH = "application/merge-patch+json"
 WAIT_SECONDS = 30
 WEIGHTS_POLL_SECONDS = 0.5
@@ -85,6 +96,12 @@ class AsyncClient(BatchClient):
         """Return the server's version. Raises Unavailable when no server answers."""
         return str((await self._http.json("GET", "/version"))["gitVersion"])
 
+    async def rotate_tokens(self, overlap_seconds: float) -> RotationResult:
+        """Make new tokens for all jobs and for this server's administrator. Earlier ones stay valid for the overlap."""
+        body = {"overlap_seconds": overlap_seconds}
+        answer = await self._http.json("POST", "/v1/tokens/rotation", body=body, repeat=False)
+        return RotationResult.model_validate(answer)
+
     # objects
 
     async def get(self, key: ObjectKey) -> KindObject:
@@ -105,10 +122,14 @@ class AsyncClient(BatchClient):
     async def apply(self, obj: KindObject, *, dry_run: bool = False) -> tuple[Change, KindObject]:
         """Create or update the object. A field is removed if an earlier apply has set it and `obj` omits it.
 
+        Raises Conflict if `obj` has an older resourceVersion than the stored object, also in a dry run.
+
         kubectl's annotation stores the earlier manifest, so you can apply one object with kubectl and with this client.
         """
         config = manifest_of(obj)
-        text = json.dumps(config, separators=(",", ":"), sort_keys=True)
+        config["metadata"].get("annotations", {}).pop(LAST_APPLIED, None)  # a manifest from `get -o yaml` has it
+        users = {k: v for k, v in config["metadata"].items() if k not in SERVER_METADATA}
+        text = json.dumps({**config, "metadata": users}, separators=(",", ":"), sort_keys=True)
         config["metadata"].setdefault("annotations", {})[LAST_APPLIED] = text
         query = {"dryRun": "All"} if dry_run else {}
         try:
@@ -117,6 +138,13 @@ class AsyncClient(BatchClient):
             path = _path(obj.key.kind, obj.key.namespace)
             made = await self._http.json("POST", path, query=query, body=config, repeat=False)
             return "created", parse_object(made)
+        given = obj.metadata.resource_version
+        if given and given != there.metadata.resource_version:
+            raise Conflict(
+                f"{obj.SINGULAR}/{obj.metadata.name} has changed since this manifest was read: its resourceVersion is "
+                f"{there.metadata.resource_version}, not {given}. Remove metadata.resourceVersion from the manifest to "
+                "apply it anyway"
+            )
         before = json.loads(there.metadata.annotations.get(LAST_APPLIED) or "{}")
         patch = _patch(before, config)
         path = _path(obj.key.kind, obj.key.namespace, obj.key.name)
@@ -211,8 +239,9 @@ class AsyncClient(BatchClient):
         return WeightsStatus.model_validate(await self._http.json("POST", _weights_path(namespace, pool), body=body))
 
     async def wait_weights(self, namespace: str, pool: str, version: str) -> WeightsStatus:
-        """Wait without a time limit until the update to this version is done, failed, or superseded by another update."""
-        backoff = Backoff()
+        """Wait without a time limit until the update to this version is done, failed, or superseded by another update. Log
+        what the update itself waits for."""
+        backoff, said = Backoff(), ""
         while True:
             try:
                 found = await self.weights_status(namespace, pool)
@@ -223,6 +252,9 @@ class AsyncClient(BatchClient):
             backoff.reset()
             if found.operation is None or found.operation.target.version != version or not found.operation.is_running:
                 return found
+            if found.operation.message not in ("", said):
+                said = found.operation.message
+                log.warning("still waiting for weights %s: it %s", version, said)
             await asyncio.sleep(WEIGHTS_POLL_SECONDS)
 
     async def transfer_weights(
@@ -338,10 +370,11 @@ class AsyncClient(BatchClient):
     ) -> tuple[RolloutView, Columns | None]:
         """Do the same as `rollout`, with the trajectory as arrays. Raises NotFound."""
         from rollyard.client import rollout_answers  # not at the top: most commands need no numpy
+        from rollyard.wire.columns import CONTENT_TYPE
 
         query = {**self._http.query(namespace), "wait": str(wait)}
-        kind, data = await self._http.get_bytes(rollout_path(id), query, rollout_answers.ACCEPT)
-        return rollout_answers.read_rollout(kind, data)
+        _, data = await self._http.get_bytes(rollout_path(id), query, CONTENT_TYPE)
+        return rollout_answers.read_rollout(data)
 
     def attach(
         self, id: str, start: Start, namespace: str | None = None
@@ -379,7 +412,7 @@ class AsyncClient(BatchClient):
         return await self._wait(id, namespace, set())
 
     async def _wait(self, id: str, namespace: str | None, warned: set[str]) -> Trajectory:
-        """Do the same as `wait`. `warned`: reasons for waiting, without the text after the colon. A reason in this set is
+        """Do the same as `wait`. `warned`: words of reasons for waiting. A reason in this set is
         not passed to `warn`. A new reason is passed to `warn` and added to the set."""
         backoff, logged = Backoff(), ""
         while True:
@@ -394,9 +427,8 @@ class AsyncClient(BatchClient):
                 continue
             if trajectory is not None:
                 return trajectory
-            word = (view.waiting or IN_QUEUE).partition(":")[0]
-            if word != IN_QUEUE and word not in warned:
-                warned.add(word)
+            if view.waiting is not None and view.waiting.word not in {IN_QUEUE, *warned}:
+                warned.add(view.waiting.word)
                 self._warn(f"rollout {id} waits: {view.waiting}")
             backoff.reset()
 
@@ -476,13 +508,14 @@ class AsyncClient(BatchClient):
     ) -> AsyncIterator[tuple[int, Columns]]:
         """Do the same as `stream`, with each trajectory as arrays. `wire.columns.join` joins several trajectories."""
         from rollyard.client import rollout_answers
+        from rollyard.wire.columns import CONTENT_TYPE
 
         backoff = Backoff()
         while True:
             query = self._http.query(namespace, pool=pool, group=group, after=str(after)) | {"trajectories": "1"}
             try:
                 async with self._http.stream(
-                    "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=rollout_answers.ACCEPT
+                    "/v1/rollouts/stream", query, silence=SILENCE_SECONDS, accept=CONTENT_TYPE
                 ) as answer:
                     async for cursor, columns in rollout_answers.read_stream(answer):
                         backoff.reset()

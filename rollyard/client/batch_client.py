@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +22,7 @@ class BatchClient:
     """Calls on datasets and batches over the connection of a subclass (`_http`)."""
 
     _http: ServerConnection
+    _warn: Callable[[str], None]
 
     async def put_dataset(
         self, name: str, tasks: Iterable[Task | Mapping[str, Any]] | Path, namespace: str | None = None
@@ -101,11 +102,11 @@ class BatchClient:
         In the returned columns, `about["groups"]` lists the fields of each group; the field `rollouts` is the number of
         the group's trajectories. `about["next"]` is the value of `after` for the next page. Raises NotFound, Expired.
         """
-        from rollyard.client import rollout_answers
+        from rollyard.wire.columns import CONTENT_TYPE, decode
 
         query = self._http.query(namespace, after=str(after), wait=str(wait), limit=str(limit))
-        kind, data = await self._http.get_bytes(f"/v1/batches/{id}/groups", query, rollout_answers.ACCEPT)
-        return await asyncio.to_thread(rollout_answers.read_groups, kind, data)
+        _, data = await self._http.get_bytes(f"/v1/batches/{id}/groups", query, CONTENT_TYPE)
+        return await asyncio.to_thread(decode, data)
 
     async def acknowledge(self, id: str, upto: int, namespace: str | None = None) -> BatchView:
         """Acknowledge that all groups of a batch up to delivery `upto` were used. Raises NotFound, Invalid."""
@@ -138,7 +139,7 @@ class BatchClient:
         delivery number of the last group that the caller already has. `progress`: show the batch's state on the
         terminal.
         """
-        return AsyncBatch(self, request, namespace, after=after, progress=progress)
+        return AsyncBatch(self, request, namespace, after=after, progress=progress, warn=self._warn)
 
 
 def _lines_of(tasks: Iterable[Task | Mapping[str, Any]]) -> bytes:

@@ -7,18 +7,31 @@ import time
 
 from rollyard.kinds.batch import BatchView
 
+LINE_SECONDS = 30.0
+"""Time between two lines where stderr is no terminal."""
+SAMPLE_SECONDS = 10.0
+"""A rate is shown only after this time. Before, it says more about the start than about the batch."""
+SAMPLE_GROUPS = 20
+"""A share is shown in per cent only for at least this many groups."""
+
 
 class BatchProgress:
-    """Shows one line on stderr and overwrites it at each change. Shows nothing if stderr is not a terminal."""
+    """Shows one line on stderr and overwrites it at each change. Where stderr is no terminal: writes a line at the
+    beginning, every LINE_SECONDS, and at the end."""
 
     def __init__(self) -> None:
         self._shown = False
+        self._next_line = 0.0
 
     def show(self, view: BatchView) -> None:
+        line = progress_line(view, time.time())
         if sys.stderr.isatty():
             self._shown = True
-            sys.stderr.write(f"\r\x1b[K{progress_line(view, time.time())}")
-            sys.stderr.flush()
+            sys.stderr.write(f"\r\x1b[K{line}")
+        elif time.monotonic() >= self._next_line or view.status.terminal:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
     def close(self) -> None:
         """End the line, so that later output begins below it."""
@@ -30,13 +43,16 @@ class BatchProgress:
 def progress_line(view: BatchView, now: float) -> str:
     """Return the state of a batch in one line. `now`: Unix seconds."""
     settled = view.delivered + view.filtered.total
-    share = f"{view.filtered.total / settled:.0%} filtered" if settled else "none filtered"
+    share = f"{view.filtered.total} of {settled} filtered" if settled else "none filtered"
+    if settled >= SAMPLE_GROUPS:
+        share = f"{view.filtered.total / settled:.0%} filtered"
     of = f" of {view.target}" if view.target is not None else ""
     words = [f"{view.id}: {view.delivered}{of} informative groups", share, f"{view.in_flight} in flight"]
     seconds = (view.ended_at or now) - view.created_at
-    if tokens := view.delivered_tokens + view.wasted_tokens:
-        words.append(f"{tokens / max(seconds, 1e-3):.0f} tokens/s")
-    if view.target is not None and view.delivered and not view.status.terminal:
+    known = seconds >= SAMPLE_SECONDS
+    if (tokens := view.delivered_tokens + view.wasted_tokens) and known:
+        words.append(f"{tokens / seconds:.0f} tokens/s")
+    if view.target is not None and view.delivered and known and not view.status.terminal:
         left = seconds / view.delivered * (view.target - view.delivered)
         words.append(f"about {left:.0f} s left")
     if view.status.terminal:

@@ -27,6 +27,12 @@ class Context:
     endpoint_file: Path | None
     """`endpoint.json` beside the kubeconfig. Each new server writes its URL there; the kubeconfig's URL may be older.
     None if the file does not exist."""
+    file: Path | None = None
+    """The kubeconfig; None if the context was made without one."""
+
+    def current_token(self) -> str:
+        """Read the token again. Raises BadRequest."""
+        return self.token if self.file is None else load_context(self.file).token
 
     def current_url(self) -> str:
         if self.endpoint_file is not None:
@@ -75,4 +81,17 @@ def _context(config: dict[str, object], file: Path) -> Context:
         token=user["token"],
         namespace=context.get("namespace", "default"),
         endpoint_file=beside if beside.exists() else None,
+        file=file,
     )
+
+
+def write_token(file: Path, token: str) -> None:
+    """Replace the token of the current context's user in a kubeconfig. Raises OSError."""
+    config = yaml.safe_load(file.read_text())
+    context = next(c["context"] for c in config["contexts"] if c["name"] == config["current-context"])
+    user = next(u["user"] for u in config["users"] if u["name"] == context["user"])
+    user["token"] = token
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+        written.write(yaml.safe_dump(config, sort_keys=False))
+    partial.replace(file)

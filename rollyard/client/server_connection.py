@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import aiohttp
 
 from rollyard.client.kubeconfig import Context
+from rollyard.client.renewed_token import RenewedToken
 from rollyard.client.server_link import raise_for_status, wait_until_moved
 from rollyard.core.aio import running
 from rollyard.core.backoff import Backoff
@@ -51,8 +52,8 @@ class ServerConnection:
         limit = WAITS_AT_ONCE + OTHER_CONNECTIONS
         connector = aiohttp.TCPConnector(ssl=context.tls() if context.ca_pem else True, limit=limit)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        headers = {"Authorization": f"Bearer {context.token}"}
-        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers)
+        token = RenewedToken(context.token, context.current_token)
+        self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, middlewares=[token])
 
     async def close(self) -> None:
         await self._session.close()

@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from rollyard.client.renewed_token import RenewedToken
 from rollyard.core.errors import ApiError, Cause, Unavailable, connection_failure_text, error_from_reason
+from rollyard.core.lagging_files import read_when_complete
 from rollyard.wire.base import Identity
 from rollyard.wire.files import AllocationFile, EndpointFile
 
@@ -40,10 +42,17 @@ class ServerLink:
 
     @classmethod
     def open(cls, folder: Path) -> ServerLink:
-        """Read an allocation's folder. Raises OSError if a file is missing, and ValueError for a bad
-        `allocation.json`."""
+        """Read an allocation's folder. Raises OSError if a file is still missing after a while, and ValueError for a bad
+        file."""
+        return read_when_complete(lambda: cls._read(folder), f"the files of {folder}")
+
+    @classmethod
+    def _read(cls, folder: Path) -> ServerLink:
         allocation = AllocationFile.model_validate_json((folder / "allocation.json").read_bytes())
-        token = (folder / "token").read_text().strip()
+        if (uid := os.environ.get("ROLLYARD_ALLOCATION_UID", "")) and allocation.uid != uid:
+            raise ValueError(f"{folder}/allocation.json is of an earlier allocation with this name")
+        if not (token := _read_token(folder)):
+            raise ValueError(f"{folder}/token is empty")
         return cls(allocation, folder, token, ssl.create_default_context(cafile=allocation.ca_file))
 
     async def url(self) -> str:
@@ -54,10 +63,6 @@ class ServerLink:
             return EndpointFile.model_validate_json(data).url
         except (OSError, ValueError) as error:
             raise Unavailable(f"{self.allocation.endpoint_file} cannot be read: {error}") from None
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"}
 
     def identity(self) -> Identity:
         """Make the identity of this process. Call this once, because each call chooses another `instance`."""
@@ -76,7 +81,8 @@ class ServerLink:
         """Make a session for this server. Each request has a time limit of `REQUEST_SECONDS`."""
         connector = aiohttp.TCPConnector(ssl=self.tls, limit=32)
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=5.0)
-        return aiohttp.ClientSession(connector=connector, headers=self.headers, timeout=timeout)
+        token = RenewedToken(self.token, lambda: _read_token(self.folder))
+        return aiohttp.ClientSession(connector=connector, middlewares=[token], timeout=timeout)
 
     async def post(self, http: aiohttp.ClientSession, path: str, body: str) -> Any:
         """Post `body` and return the JSON answer. Raises ApiError; Unavailable if the server cannot be reached."""
@@ -137,6 +143,10 @@ def address_towards(url: str) -> str:
     with socket.socket(info[0], socket.SOCK_DGRAM) as probe:
         probe.connect(info[4])  # for datagrams, `connect` sends nothing and only selects the route
         return str(probe.getsockname()[0])
+
+
+def _read_token(folder: Path) -> str:
+    return (folder / "token").read_text().strip()
 
 
 def _job_id() -> str:

@@ -45,7 +45,8 @@ class TrainingRows:
 def collate(
     groups: Sequence[Sequence[Trajectory]], *, advantages: str = "grpo", pad_id: int = 0, max_length: int | None = None
 ) -> TrainingRows:
-    """Make the arrays. A rollout without a reward gets no row, and its group's advantages are computed without it.
+    """Make the arrays. A rollout without a reward gets no row, and its group's advantages are computed without it. A
+    segment without a sampled token gets no row either: a mean over its tokens to train on would be 0 / 0.
 
     `advantages`: a name from `rollyard.client.advantages.ADVANTAGES`. `max_length`: longer segments are left out as a
     whole, because a cut segment would train on half of an action. Raises ValueError if no row is left.
@@ -56,11 +57,14 @@ def collate(
         gains = group_advantages([t.reward for t in group], advantages)
         for trajectory, advantage in zip(group, gains, strict=True):
             if trajectory.reward is not None:
-                fitting = [s for s in trajectory.segments if max_length is None or len(s.token_ids) <= max_length]
-                rows += [(position, number, trajectory.reward, float(advantage), s) for s in fitting]
+                for segment in trajectory.segments:
+                    if any(segment.loss_mask) and (max_length is None or len(segment.token_ids) <= max_length):
+                        rows.append((position, number, trajectory.reward, float(advantage), segment))
             number += 1
     if not rows:
-        raise ValueError("no rollout has a reward and a segment that fits; look at their `status` and `error`")
+        raise ValueError(
+            "no rollout has a reward and a segment to train on that fits; look at their `status` and `error`"
+        )
     return _padded(rows, pad_id)
 
 

@@ -10,7 +10,7 @@ from rollyard.core.clock import Clock, as_datetime
 from rollyard.core.errors import ApiError, NotFound
 from rollyard.kinds.base import KindObject, ObjectMeta, evolve
 from rollyard.kinds.event import Event, InvolvedObject
-from rollyard.server.store.base import Store
+from rollyard.server.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ MAX_MESSAGE = 1024
 
 
 class EventRecorder:
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
 

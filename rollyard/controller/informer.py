@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from rollyard.core.errors import ApiError, Expired
 from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.server.store.base import Store
+from rollyard.server.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ RETRY_SECONDS = 1.0
 class Informer(Generic[T]):
     """Copy of all objects of one kind. Read the copy only after `synced` is set."""
 
-    def __init__(self, store: Store, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
+    def __init__(self, store: ObjectStore, kind: type[T], owner: Callable[[T], str] = lambda obj: "") -> None:
         """`owner`: function that names the owner of an object. An object's owner must never change."""
         self.kind = kind
         self.synced = asyncio.Event()

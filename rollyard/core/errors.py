@@ -15,6 +15,7 @@ RollyardError
 │   ├── TooLarge             413
 │   ├── UnsupportedMediaType 415
 │   ├── Invalid              422  the message names the wrong fields and what they may contain
+│   │   ├── FileMissing      422  a file that every model's folder has is missing; perhaps it has not been copied yet
 │   │   └── TemplateUnusable 422  a model's tokenizer or chat template cannot be used for any conversation
 │   ├── Incompatible         426  the two releases do not work together; the message names the release to update
 │   ├── TooManyRequests      429
@@ -22,31 +23,37 @@ RollyardError
 │       └── Superseded       503  another server has the data folder now; this one must stop
 ├── SlurmError
 │   ├── SlurmUnreachable     Slurm did not answer, so the state of jobs and nodes is unknown
-│   └── SubmitRefused        Slurm refused the submit; the message quotes Slurm
+│   └── SubmitRefused        Slurm refused the submit: the kind of the refusal, and Slurm's words
 ├── NodeFault                this node failed: the rollout is retried, and ends InfraFailed after the last attempt
 │   └── StageTimeout         a stage's time ran out, and the agent is not the cause
 ├── SandboxError             the sandbox failed: the rollout is retried, and ends InfraFailed after the last attempt
 │   ├── SandboxStartFailed
 │   ├── SandboxLost          the sandbox ended during a rollout
+│   │   └── SandboxSilent    the sandbox lives, but its sandbox agent fails or does not answer: nobody knows why
 │   ├── ImageUnavailable     the sandbox image cannot be had now: the rollout waits, and the attempt does not count
 │   │   └── ImageNotReady    a node still pulls the image, or will pull it soon
 │   └── ImageNotFound        the name of the sandbox image can never work: the rollout ends Failed, without a retry
+├── SandboxBroken            it is certain that the agent has broken its own sandbox: the rollout is scored, with 0
 ├── EndpointError            a model server failed; the rollout continues at another model server
 │   ├── EndpointLost         connection, 5xx or time-out
 │   │   └── StreamLost       carries the tokens received so far (tokens/sampled_tokens.py)
-│   └── EndpointRefused      4xx: the request itself is wrong; no retry
+│   └── EndpointRefused      4xx other than 401, 403, 408 and 429: the request itself is wrong; no retry
 │       └── AnswerRefused    the endpoint's answer cannot be used for training, so Rollyard refuses it
 ├── NoEndpoint               no endpoint was ready in time: the rollout is handed back, and the attempt does not count
 ├── NoReward                 a rollout ended without a reward; its trainer counts the session as failed (trainers/verl)
 ├── ImageBuildFailed         an image cannot be built; the message names the line of the Dockerfile and what to change
 ├── NoProgress               a pool cannot reach the awaited condition until somebody changes something
 ├── EngineFailed             a model server cannot be kept alive (engine/process/child_process.py)
+│   └── EngineRemains        processes of an ended engine may still run (engine/process/owned_engine.py)
 ├── GatewayError             an error in the format of OpenAI's or Anthropic's API (gateway/requests/call_errors.py)
 ├── ContextExceeded          the conversation does not fit the model: Truncated, or Failed if no token was sampled
 │   └── PromptTooLong        the endpoint reported that the prompt does not fit (tokens/streamed_response.py)
 └── TaskError                the task or its evaluator is wrong: Failed
     ├── SnapshotUnusable     the rollout's sandbox cannot be started from its snapshot
+    │   └── SnapshotRefused  the sandbox cannot write a file of the snapshot
+    ├── NoParserFits         no parser of tool calls fits the model's chat template (tokens/tool_calls/parser_choice.py)
     ├── NothingSampled       RUN ended without a sampled token, so there is nothing to score
+    ├── ToolCallsUnreadable  the task has tools, but the calls of the model would not be read
     └── HandlerFailed        the task handler, or its environment, raised an exception or returned a wrong value
 
 Outside the tree are exceptions that do not leave their folder. The folder's own code turns each of them into a result,
@@ -54,14 +61,14 @@ a reason or an error of the tree. The names of these exceptions, by folder:
 
 - engine/proxy: ProxyClosed
 - engine/weights: ControlFailed, WrongWeights
-- node/image_builds: BadText, NoSuchFile
-- node/images: BadFolderConfig, BadManifest, BrokenArchive, BrokenFlatImage, BrokenLayer, DiskFull, TooBig,
-  UnusableCredentials, UnusableFile
-- node/sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
-- node/agents/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
+- image_builds: BadMode, BadMount, BadText, NoSuchFile
+- images: BadFolderConfig, BadManifest, BrokenArchive, BrokenFlatImage, BrokenLayer, DiskFull,
+  IncompleteFlatImage, TooBig, UnusableCredentials, UnusableFile
+- sandbox: NoDelegation; ProgramRefused, which node/attachments.py answers
+- tasks/scoring: BadReference, UnreadableExpression; also CheckerKilled, the only one here that leaves its
   folder: task handlers catch it
 - slurm/rest: NotJson
-- tokens/tool_calls: MalformedCall
+- tokens/tool_calls: MalformedCall, NoCall
 - sandbox_agent, which imports no other part of Rollyard: BrokenChanges, EditError, ImageDiffers, KernelUnusable, ShellEnded,
   TooManyChanges
 - private ones, with a leading underscore
@@ -74,10 +81,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar
 
 
 class RollyardError(Exception):
     """Root of all errors; `str()` is a sentence for a person."""
+
+    ending: ClassVar[str | None] = None
+    """Public reason of a rollout that ends by this error: the name of a row in `kinds/failure_table.py`. None if no rollout
+    ends by it."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +165,12 @@ class Invalid(ApiError):
     code, reason = 422, "Invalid"
 
 
-class TemplateUnusable(Invalid):
+class FileMissing(Invalid):
     pass
+
+
+class TemplateUnusable(Invalid):
+    ending = "TemplateUnusable"
 
 
 class Incompatible(ApiError):
@@ -197,31 +214,50 @@ class SlurmUnreachable(SlurmError):
     pass
 
 
+class Refusal(StrEnum):
+    """Kind of Slurm's refusal of a submit."""
+
+    LIMIT = "Limit"
+    """A limit is reached, or the submit exceeds a limit. The same submit, or a smaller one, may be accepted later."""
+    ARRAY = "Array"
+    """Slurm does not accept this job array. A smaller one may be accepted."""
+    FINAL = "Final"
+    """The submit will be refused until somebody changes it, or the site."""
+
+
 class SubmitRefused(SlurmError):
-    pass
+    def __init__(self, message: str, kind: Refusal = Refusal.FINAL) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class NodeFault(RollyardError):
-    pass
+    ending = "NodeFault"
 
 
 class StageTimeout(NodeFault):
-    pass
+    ending = "StageTimeout"
 
 
 class SandboxError(RollyardError):
-    pass
+    ending = "SandboxError"
 
 
 class SandboxStartFailed(SandboxError):
-    pass
+    ending = "SandboxStartFailed"
 
 
 class SandboxLost(SandboxError):
-    pass
+    ending = "SandboxLost"
+
+
+class SandboxSilent(SandboxLost):
+    ending = "SandboxSilent"
 
 
 class ImageUnavailable(SandboxError):
+    ending = "ImageUnavailable"
+
     def __init__(self, image: str, why: str, *, permanent: bool = False, registry_down: bool = False) -> None:
         super().__init__(f"the image {image} cannot be used now: {why}")
         self.image = image
@@ -238,23 +274,27 @@ class ImageNotReady(ImageUnavailable):
 
 
 class ImageNotFound(SandboxError):
-    pass
+    ending = "ImageNotFound"
+
+
+class SandboxBroken(RollyardError):
+    ending = "SandboxBroken"
 
 
 class EndpointError(RollyardError):
-    pass
+    ending = "EndpointError"
 
 
 class EndpointLost(EndpointError):
-    pass
+    ending = "EndpointLost"
 
 
 class EndpointRefused(EndpointError):
-    pass
+    ending = "EndpointRefused"
 
 
 class AnswerRefused(EndpointRefused):
-    pass
+    ending = "AnswerRefused"
 
 
 class NoEndpoint(RollyardError):
@@ -274,26 +314,38 @@ class NoProgress(RollyardError):
 
 
 class ContextExceeded(RollyardError):
-    def __init__(self, message: str, *, context: int | None = None) -> None:
+    ending = "ContextExceeded"
+
+    def __init__(self, message: str, *, context: int | None = None, tokens: int | None = None) -> None:
         super().__init__(message)
         self.context = context
         """Number of tokens that fit, answer included; None if unknown."""
+        self.tokens = tokens
+        """Number that the prompt's tokens reach at least; None if the prompt was tokenised."""
 
 
 class TaskError(RollyardError):
-    pass
+    ending = "TaskError"
 
 
 class SnapshotUnusable(TaskError):
-    pass
+    ending = "SnapshotUnusable"
+
+
+class SnapshotRefused(SnapshotUnusable):
+    ending = "SnapshotRefused"
 
 
 class NothingSampled(TaskError):
-    pass
+    ending = "NothingSampled"
+
+
+class ToolCallsUnreadable(TaskError):
+    ending = "ToolCallsUnreadable"
 
 
 class HandlerFailed(TaskError):
-    pass
+    ending = "HandlerFailed"
 
 
 def connection_failure_text(error: BaseException) -> str:

@@ -23,6 +23,12 @@ SANDBOXES = Gauge(
     ["what"],
     registry=REGISTRY,
 )
+ATTEMPTS_FAULTED = Counter(
+    "rollyard_attempts_faulted",
+    "Attempts that ended without a reward because of a fault that is not the agent's, by its reason.",
+    ["reason"],
+    registry=REGISTRY,
+)
 LEASES_LOST = Counter("rollyard_leases_lost", "Leases that ended without a result.", ["why"], registry=REGISTRY)
 ROLLOUTS_OUTDATED = Counter(
     "rollyard_rollouts_outdated",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import GROUP, VERSION, KindObject
@@ -35,16 +36,27 @@ _READY = '.status.conditions[?(@.type=="Ready")]'
 _AGE = {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}
 
 
-def crd(kind: type[KindObject]) -> dict[str, Any]:
-    """Return the CustomResourceDefinition (apiextensions.k8s.io/v1) of a kind."""
+def object_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return a model's schema in Kubernetes' structural form, with the docstrings of all fields."""
     schema = kind.model_json_schema(by_alias=True)
     definitions = schema.get("$defs", {})
+    _describe(kind, schema)
     for model in {shape.model for _, shape in walk(kind) if shape.model}:
-        texts, properties = docstrings(model), definitions[model.__name__]["properties"]
-        for name, field in model.model_fields.items():
-            if name in texts and not field.description:
-                properties[field.alias or name]["description"] = texts[name]
-    parts = {name: structural(schema["properties"][name], definitions) for name in ("spec", "status")}
+        _describe(model, definitions[model.__name__])
+    return {**structural(schema, definitions), "description": (kind.__doc__ or "").strip()}
+
+
+def _describe(model: type[BaseModel], schema: dict[str, Any]) -> None:
+    texts = docstrings(model)
+    for name, field in model.model_fields.items():
+        if name in texts and not field.description:
+            schema["properties"][field.alias or name]["description"] = texts[name]
+
+
+def crd(kind: type[KindObject]) -> dict[str, Any]:
+    """Return the CustomResourceDefinition (apiextensions.k8s.io/v1) of a kind."""
+    properties = object_schema(kind)["properties"]
+    parts = {name: properties[name] for name in ("spec", "status")}
     whole = {"type": "object", "description": kind.__doc__, "properties": parts, "required": ["spec"]}
     version = {
         "name": VERSION,
@@ -64,6 +76,7 @@ def crd(kind: type[KindObject]) -> dict[str, Any]:
         "plural": kind.PLURAL,
         "singular": kind.SINGULAR,
         "shortNames": list(kind.SHORT),
+        "categories": ["all", "rollyard"],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
@@ -72,7 +85,7 @@ def crd(kind: type[KindObject]) -> dict[str, Any]:
         "spec": {
             "group": GROUP,
             "scope": "Namespaced",
-            "names": {**names, "shortNames": list(kind.SHORT)},
+            "names": names,
             "versions": [version],
         },
     }

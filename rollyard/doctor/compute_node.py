@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollyard.core.errors import RollyardError, SlurmUnreachable, Unavailable
+from rollyard.core.lagging_files import read_when_complete
 from rollyard.doctor import this_machine
 from rollyard.doctor.data_folder import clocks
 from rollyard.doctor.finding import Finding, findings
@@ -147,7 +148,8 @@ def _send_time(server: socket.socket) -> None:
 
 def report(folder: Path) -> None:
     """Run the probes inside the job, and write the report. Raises OSError."""
-    request = json.loads((folder / "request.json").read_text())
+    file = folder / "request.json"
+    request = read_when_complete(lambda: json.loads(file.read_text()), str(file))
     made = [
         *findings(this_machine.probes(Path(request["scratch"]))),
         *findings([("network", lambda: _dial(request["host"], request["port"]))]),

@@ -39,7 +39,7 @@ def python() -> Finding:
 
 def user_namespaces() -> Finding:
     """Create a user namespace with the account of sandboxes."""
-    from rollyard.core.sandbox_account import sandbox_account
+    from rollyard.host.sandbox_account import sandbox_account
 
     program = shutil.which("unshare")
     if program is None:
@@ -58,9 +58,9 @@ def user_namespaces() -> Finding:
 
 def sandbox() -> Finding:
     """Start a real sandbox and run a command in it."""
-    from rollyard.node.sandbox.base import Limits, SandboxSpec
-    from rollyard.node.sandbox.find_runtime import find_runtime
-    from rollyard.node.sandbox.sandbox import SandboxFactory
+    from rollyard.sandbox.base import Limits, SandboxSpec
+    from rollyard.sandbox.find_runtime import find_runtime
+    from rollyard.sandbox.sandbox import SandboxFactory
 
     runtime = find_runtime("auto")
 
@@ -75,12 +75,15 @@ def sandbox() -> Finding:
     printed = asyncio.run(try_one())
     if printed != "works":
         return Finding("FAIL", "sandbox", f"{runtime.name} started, but bash in it printed {printed!r}")
-    return Finding("OK", "sandbox", f"{runtime.name}: a sandbox started and ran a command")
+    words = f"{runtime.name}: a sandbox started and ran a command"
+    if runtime.shortage:
+        return Finding("WARN", "sandbox", f"{words}; but this node {runtime.shortage}")
+    return Finding("OK", "sandbox", f"{words}; tasks can remove and rename all folders of an image")
 
 
 def cgroups() -> Finding:
     """Report the cgroup's limit on the memory of this process and its children together, and what limits sandboxes."""
-    from rollyard.node.sandbox.cgroups import NoDelegation, delegated
+    from rollyard.sandbox.cgroups import NoDelegation, delegated
 
     limit = memory_limit(_read("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
     words = "nothing limits the memory of this process and its children"

@@ -27,6 +27,7 @@ from rollyard.core.aio import running, wait_or_timeout
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Incompatible, Invalid, RollyardError, Unavailable
 from rollyard.core.exit_codes import REPLACED_EXIT
+from rollyard.core.process_tree import adopt_orphans, kill_below
 from rollyard.core.telemetry import set_up_logging
 from rollyard.core.tls_server import stop_tls_server
 from rollyard.engine.gang.rendezvous import Gang
@@ -48,7 +49,15 @@ from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context
 from rollyard.wire.base import Identity
-from rollyard.wire.engine import EngineHeartbeat, EngineHello, EngineOrders, EngineWelcome, WeightsTarget
+from rollyard.wire.engine import (
+    EngineHeartbeat,
+    EngineHello,
+    EngineOrders,
+    EngineWelcome,
+    WeightsTarget,
+    token_digest,
+)
+from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -56,6 +65,8 @@ T = TypeVar("T")
 STOP_SECONDS = 5.0
 """Time that running requests get after SIGTERM. Slurm sends KILL some time after SIGTERM (KillWait), and the engine
 needs a part of this time for its own end."""
+LEFT_SECONDS = 5.0
+"""Longest wait for killed processes at the end. Those that wait in the kernel for a file server are not waited for."""
 FINISH_POLL_SECONDS = 0.2
 SHARED_SIGNAL_SECONDS = 0.5
 MAX_SOCKET_PATH = 107
@@ -66,10 +77,16 @@ def main(folder: Path) -> int:
     """Run until the engine fails or a stop is requested. Return the exit status."""
     set_up_logging()
     os.umask(0o077)
+    adopt_orphans()  # if the owner of the engine's processes is killed, they become children of this process
     try:
         link = ServerLink.open(folder)
         with scratch_folder(Path(link.allocation.scratch)) as scratch:
-            return _serve(link, scratch)
+            try:
+                return _serve(link, scratch)
+            finally:
+                # Slurm may not find a process that has left both its session and its parents. What it holds in
+                # /dev/shm can be removed only after its end.
+                kill_below(LEFT_SECONDS)
     except (OSError, ValueError, RollyardError) as error:
         log.exception("the engine process cannot continue")
         log.critical("%s", error)  # the reason for this exit, which the allocation's condition quotes
@@ -116,6 +133,7 @@ class InferenceServer:
         self._place: GangRank | None = None
         self._weights: WeightsUpdater | None = None
         self._template_checked = False
+        self._tools: ToolProof | None = None
 
     async def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -163,7 +181,6 @@ class InferenceServer:
             self._command,
             http,
             restarts=self._gang is None,
-            stopping=self._closing.is_set,
         )
 
     def _command(self, source: WeightsSource) -> LaunchPlan:
@@ -243,7 +260,7 @@ class InferenceServer:
         async with running(weights.run()) as engine, running(check_template(self._spec.model)) as check:
             await asyncio.wait({engine, check}, return_when=asyncio.FIRST_COMPLETED)
             if not engine.done():
-                check.result()
+                self._tools = check.result()
                 self._template_checked = True
             await engine
 
@@ -251,6 +268,7 @@ class InferenceServer:
         """Report the engine's state every `seconds`, and at once after a change. Run for ever. Raises Fenced,
         Incompatible."""
         assert self._weights is not None
+        assert self._proxy is not None
         sent: EngineHeartbeat | None = None
         due = 0.0
         loop = asyncio.get_running_loop()
@@ -260,9 +278,13 @@ class InferenceServer:
                 try:
                     orders = await self._send_heartbeat(http, url)
                     if not orders.known:
-                        self._weights.set_target((await self._register(http, url, None)).weights)
+                        welcome = await self._register(http, url, None)
+                        self._proxy.accept(welcome.token)
+                        self._weights.set_target(welcome.weights)
                         continue
                     self._weights.set_target(orders.weights)
+                    if orders.tokens:
+                        self._proxy.set_tokens(orders.tokens)
                     if orders.drain and not self._stop.is_set():
                         self._end_within(DRAIN_SECONDS)
                     sent, due = beat, loop.time() + seconds
@@ -280,16 +302,20 @@ class InferenceServer:
     def _heartbeat(self, url: str) -> EngineHeartbeat:
         health, weights = self._health(), self._weights
         assert weights is not None
+        assert self._proxy is not None
         return EngineHeartbeat(
             identity=self._identity,
             url=url,
             ready=health.ready,
-            reason=str(health.reason or ""),
+            reason=health.reason,
             weights=weights.report,
             running=health.running,
             waiting=health.waiting,
             kv_usage=health.kv_usage,
             load=health.load,
+            tools=self._tools,
+            context=health.context,
+            token=token_digest(self._proxy.token),
         )
 
     def _health(self) -> EngineHealth:
@@ -305,7 +331,7 @@ class InferenceServer:
         if health.ready and not self._template_checked:
             return replace(health, ready=False, reason=Reason("CheckingTemplate"))
         if self._supervisor.life == 0 and weights.report.error:
-            return replace(health, reason=Reason.parse(weights.report.error))
+            return replace(health, reason=None)  # the report of the weights has the reason
         return health
 
     def _signalled(self, number: signal.Signals) -> None:
@@ -336,7 +362,7 @@ def _listener(address: str) -> tuple[socket.socket, str]:
 
 def _changes_to_report(beat: EngineHeartbeat) -> tuple[object, ...]:
     """Return the fields whose changes are reported to the server at once."""
-    return beat.ready, beat.reason, beat.weights
+    return beat.ready, beat.reason, beat.weights, beat.token
 
 
 def _reason(error: BaseException | None) -> Reason:

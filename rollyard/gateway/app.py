@@ -19,6 +19,7 @@ from aiohttp import web
 from pydantic_core import from_json
 
 from rollyard.core.errors import ApiError, TooLarge
+from rollyard.core.http_1_0 import end_stream_by_closing
 from rollyard.core.http_body import continue_on_demand, encoding_of, inflate, send_continue
 from rollyard.gateway.apis.base import Exchange, answer_characters, json_bytes, openai_error
 from rollyard.gateway.apis.chat import ChatExchange
@@ -34,7 +35,9 @@ log = logging.getLogger(__name__)
 BODY_SECONDS = 120.0
 """A request that has not arrived completely after this time is refused, to free its memory."""
 WRITE_STALL_SECONDS = 60.0
-"""A caller of a stream counts as gone if a single write to it takes longer than this."""
+"""A caller counts as gone if a single write to it takes longer than this."""
+PIECE_BYTES = 1 << 16
+"""Greatest length of a single write of what is sent at the end of a call."""
 SESSION_HEADER = "X-Rollyard-Session"
 KEY_PREFIX = "session-"
 FindSession = Callable[[web.Request, str | None], Awaitable[GatewaySession]]
@@ -58,6 +61,7 @@ def build(find: FindSession) -> web.Application:
     themselves, but only after authentication.
     """
     app = web.Application(middlewares=[_no_such_path])
+    app.on_response_prepare.append(end_stream_by_closing)
     front = _GatewayRoutes(find)
     for prefix in ("", "/s/{session}"):
         for path, exchange in APIS.items():
@@ -103,9 +107,9 @@ class _GatewayRoutes:
                     with _delivery(session, answers):
                         body = partial(_json_bytes, exchange, answers)
                         data = await session.run_for_body(body, answer_characters(answers))
-                        response = web.Response(body=data, content_type="application/json", charset="utf-8")
-                        await response.prepare(request)
-                        await response.write_eof()
+                        response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+                        response.content_length = len(data)
+                        await _write_rest(request, response, data)
                     return response
             except GatewayError as refusal:
                 return _error_response(error(refusal), refusal)
@@ -185,33 +189,43 @@ async def _stream_response(request: web.Request, session: GatewaySession, exchan
     HTTP status."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
 
-    async def send(events: bytes, *, last: bool = False) -> None:
-        try:
-            async with asyncio.timeout(WRITE_STALL_SECONDS):
-                if not response.prepared:
-                    await response.prepare(request)
-                # The last events and the end of the stream are one write. After the first of two writes, the caller
-                # would wake up although the stream has not ended.
-                await (response.write_eof(events) if last else response.write(events))
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-            raise ConnectionResetError(f"the caller read nothing for {WRITE_STALL_SECONDS:g} s") from None
-
     async def send_piece(piece: Piece) -> None:
-        await send(exchange.text_events(piece))
+        await _write(request, response, exchange.text_events(piece))
 
     try:
         answers = await _run_exchange(exchange, session, send_piece)
     except GatewayError as refusal:
         if not response.prepared:
             raise
-        await send(exchange.error_events(refusal), last=True)
+        await _write(request, response, exchange.error_events(refusal), last=True)
     else:
         with _delivery(session, answers):
             end = partial(exchange.end_events, answers)
-            await send(await session.run_for_body(end, answer_characters(answers)), last=True)
+            await _write_rest(request, response, await session.run_for_body(end, answer_characters(answers)))
     return response
+
+
+async def _write_rest(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Write the rest of a response, in pieces, so that a slow caller that reads on is not cut off."""
+    *pieces, last = (data[start : start + PIECE_BYTES] for start in range(0, len(data), PIECE_BYTES))
+    for piece in pieces:
+        await _write(request, response, piece)
+    await _write(request, response, last, last=True)
+
+
+async def _write(request: web.Request, response: web.StreamResponse, data: bytes, *, last: bool = False) -> None:
+    """Write a piece of a response. Raises ConnectionResetError if the caller reads nothing for too long."""
+    try:
+        async with asyncio.timeout(WRITE_STALL_SECONDS):
+            if not response.prepared:
+                await response.prepare(request)
+            # The last bytes and the end of the response are one write. After the first of two writes, the caller would
+            # wake up although the response has not ended.
+            await (response.write_eof(data) if last else response.write(data))
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError(f"the caller read nothing for {WRITE_STALL_SECONDS:g} s") from None
 
 
 @contextlib.contextmanager
@@ -263,7 +277,7 @@ def _errors_as_refusals() -> Iterator[None]:
 def _max_body_bytes(request: web.Request, session: GatewaySession) -> int:
     """Return the number of bytes to reserve for the body: its Content-Length; the limit if the body is compressed or
     its length is unknown. Raises GatewayError if the Content-Length is too large."""
-    most, length = session.config.max_body, request.content_length
+    most, length = session.max_body, request.content_length
     if length is not None and length > most:
         raise session.too_large()
     return most if length is None or "Content-Encoding" in request.headers else length
@@ -278,7 +292,7 @@ async def _exchange(make: Callable[[dict[str, Any]], E], request: web.Request, s
 
 async def _read(request: web.Request, session: GatewaySession) -> bytearray:
     """Read the body. Raises GatewayError."""
-    data, most = bytearray(), session.config.max_body
+    data, most = bytearray(), session.max_body
     try:
         encoding = encoding_of(request.headers.get("Content-Encoding"))
         await send_continue(request)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
+from rollyard.core.errors import Refusal
 from rollyard.kinds.base import Condition, KindModel, KindObject, StatusModel
 from rollyard.kinds.values.hostlist import expand
 from rollyard.kinds.values.job_state import JobState
@@ -26,7 +27,7 @@ from rollyard.kinds.values.sbatch_directives import (
     Word,
     gpus_in,
 )
-from rollyard.kinds.values.slurm_reasons import reason_with_text
+from rollyard.kinds.values.slurm_reasons import PendingReason
 
 LIVE_STATES = frozenset(state for state in JobState if not state.ended)
 SUBMITTED = "Submitted"
@@ -191,6 +192,8 @@ class AllocationStatus(StatusModel):
     """Slurm's job state: PENDING, RUNNING, COMPLETED, TIMEOUT, ... Rollyard itself sets FAILED if Slurm refused the
     submit, and GONE if the job disappeared."""
     reason: str = ""
+    refusal: Refusal | None = None
+    """Kind of Slurm's refusal of the submit: Limit, Array or Final. Absent if Slurm did not refuse it."""
     node: str = ""
     start_time: datetime | None = None
     """Start time. While the job is pending: Slurm's estimate, if there is one."""
@@ -205,9 +208,14 @@ class AllocationStatus(StatusModel):
     conditions: list[Condition] = []
 
     @property
+    def pending_reason(self) -> PendingReason:
+        """Slurm's reason why the job waits. Without meaning once the job has started."""
+        return PendingReason(self.reason)
+
+    @property
     def waiting_reason(self) -> str:
         """Reason why the job waits, as Slurm's word and a sentence. After the job's end: how the job ended."""
-        return reason_with_text(self.reason) if self.job_state == JobState.PENDING else self.reason
+        return str(self.pending_reason) if self.job_state == JobState.PENDING else self.reason
 
     @property
     def is_ended(self) -> bool:

@@ -336,8 +336,7 @@ class Group(WireModel):
     drawn_at: float
     staleness: int | None = None
     """Number of training steps between the draw of the group and the step that uses the group. This number bounds
-    the staleness of each token of the group if the trainer updates the weights before it acknowledges a step. Null if
-    an older release delivered the group."""
+    the staleness of each token of the group if the trainer updates the weights before it acknowledges a step."""
     rollouts: list[Trajectory]
     """All n rollouts. A rollout that ended Failed, InfraFailed or Cancelled has `reward: null`."""
 

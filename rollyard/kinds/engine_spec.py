@@ -18,6 +18,9 @@ class ModelSpec(KindModel):
     """Name of the model in the engines' API."""
     tokenizer: AbsolutePath | None = None
     """Folder of the tokenizer. Default: the folder of the model."""
+    tool_parser: str | None = Field(default=None, min_length=1, max_length=64)
+    """Format of the model's tool calls, such as hermes or llama3_json. Default: the format in the model's chat template.
+    `agent.tool_parser` of a rollout overrides this field."""
 
 
 class VllmEngine(KindModel):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
-from rollyard.kinds.base import NAME_PATTERN, WireModel, shared
+from rollyard.kinds.base import NAME_PATTERN, ReasonText, WireModel, shared
 from rollyard.kinds.weights import VERSION_PATTERN
 
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
@@ -20,9 +20,12 @@ ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"
 RolloutId = Annotated[str, Field(pattern=ID_PATTERN, max_length=128)]
 
 MAX_MESSAGE_CHARS = 4000
-IN_QUEUE, PARKED = "InQueue", "Parked"
+MAX_NOTES_CHARS = 2000
+MAX_ARTIFACT_BYTES = 4 << 20
+"""Greatest length of all texts of a rollout's artifact together, in UTF-8."""
+IN_QUEUE, PARKED, PREPARING = "InQueue", "Parked", "Preparing"
 """Words of `RolloutView.waiting`. InQueue: the rollout waits only for its turn, and its position changes often. Parked:
-the rollout waits in RUN, for a model server."""
+the rollout waits in RUN, for a model server. Preparing: the rollout waits in INIT, because its node makes something once."""
 
 
 class RolloutKey(NamedTuple):
@@ -381,6 +384,8 @@ class Outcome(WireModel):
     status: Literal[Status.COMPLETED, Status.TRUNCATED, Status.FAILED, Status.INFRA_FAILED, Status.CANCELLED]
     reward: float | None = None
     metrics: dict[str, float] = {}
+    notes: list[str] = []
+    """Reasons for the reward, in sentences for people."""
     segments: list[Segment] = []
     turns: list[Turn] = []
     timings: Timings = shared(Timings())
@@ -392,7 +397,7 @@ class Outcome(WireModel):
     harness_output: str | None = None
     """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
     cut_short: str | None = None
-    """Sentence that says which limit ended the agent's work. Null if none did, and for results of older node agents."""
+    """Sentence that says which limit ended the agent's work. Null if none did."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -449,9 +454,9 @@ class RolloutView(WireModel):
     outdated: int = 0
     """Number of restarts because the weights of an attempt had become too old. These restarts do not count as
     retries."""
-    waiting: str | None = None
-    """Reason why a rollout waits in the queue, or in RUN for a model server, and since when, as `Word: sentence
-    (since ...)`. The word is from a fixed set."""
+    waiting: ReasonText | None = None
+    """Reason why a rollout waits in the queue, in INIT for its node, or in RUN for a model server, and since when. In JSON
+    a text, `Word: sentence (since ...)`. The word is from a fixed set."""
     kept: KeptView | None = None
     """Sandbox of a failed attempt that is kept. Null in lists."""
 
@@ -462,7 +467,7 @@ class Trajectory(WireModel):
     harness_output: str | None = None
     """Output of the command of `type: command`, without the middle of a long one. Null for the built-in loop."""
     cut_short: str | None = None
-    """Sentence that says which limit ended the agent's work. Null if none did, and for results of older node agents."""
+    """Sentence that says which limit ended the agent's work. Null if none did."""
 
     forked_from: ForkPoint | None = None
     """Turn of another rollout from which this one went on. All tokens up to there have a loss mask of 0 here; the other
@@ -477,6 +482,8 @@ class Trajectory(WireModel):
     status: Status
     reward: float | None
     metrics: dict[str, float]
+    notes: list[str] = []
+    """Reasons for the reward, in sentences for people, at most 2,000 characters in all. The model never sees them."""
     task: Task
     segments: list[Segment]
     turns: list[Turn]

@@ -58,7 +58,7 @@ class SessionView(WireModel):
     expires_in_idle: float
     """Seconds until the session is deleted if nobody calls or reads it."""
     durable: bool = True
-    """True: what was answered is stored, and the session outlives the server. False in the answers of older servers."""
+    """True: what was answered is stored, and the session outlives the server."""
 
 
 class SessionOpened(SessionView):

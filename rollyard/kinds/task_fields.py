@@ -26,7 +26,8 @@ class MathTask(WireModel):
 
 class CodeCase(WireModel):
     call: str
-    """Python expression that uses the solution's definitions, such as f(3)."""
+    """Python expression that uses the solution's definitions, such as f(3). If it compares with a constant, as
+    f(3) == 9, only f(3) runs in the sandbox."""
     expect: str = Field(max_length=16_000)
     """Python literal that the value of `call` must equal. The literal never enters a sandbox."""
 
@@ -51,6 +52,10 @@ class CodeTask(WireModel):
     """Absolute path -> text of files that exist when the agent starts."""
     case_seconds: float = Field(default=10.0, gt=0, le=600)
     """Longest time of one case, in seconds."""
+    relative_tolerance: float = Field(default=0.0, ge=0, lt=1)
+    """Accepted difference from an expected float, as a share of the expected float. 0: floats are compared exactly."""
+    absolute_tolerance: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Accepted difference from an expected float. Either of the two tolerances is enough."""
     eval_from_snapshot: bool = False
     """True: the cases run with all files that the agent's sandbox had changed, such as further modules and installed
     packages. False: they run with `files` and the solution alone."""
@@ -118,6 +123,11 @@ _MODELS: dict[str, type[MathTask] | type[CodeTask] | type[EnvTask]] = {
 }
 BUILT_IN = frozenset(_MODELS)
 """Task kinds that every node agent has."""
+
+
+def offers_tools(task: Task) -> bool:
+    """Whether the agent of a task has tools. False for kinds that are not built in: only their handlers know."""
+    return task.kind in ("math", "code") or (task.kind == "env" and bool(task.fields.get("tools")))
 
 
 def check_task(task: Task) -> None:

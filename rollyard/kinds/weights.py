@@ -106,7 +106,7 @@ class WeightsOperation(StatusModel):
     supersedes: str | None = None
     """Version of the unfinished update that this update replaced."""
     total: int = 0
-    """Number of endpoints in this update."""
+    """Number of endpoints in this update; 0 until the pool has an endpoint."""
     done: int = 0
     endpoints: dict[str, EndpointProgress] = {}
     """Endpoint id -> progress. After the phase Complete, only endpoints that failed or that have an `attempt` are kept.

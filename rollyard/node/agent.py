@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine
+from dataclasses import asdict
 from typing import Any
 
 import aiohttp
@@ -16,27 +17,29 @@ from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import Waker
 from rollyard.core.errors import Fenced, ImageUnavailable, NoEndpoint
 from rollyard.core.lease_time import LEASE_SECONDS
+from rollyard.images.settings import CacheSettings
+from rollyard.kinds.failure_table import NODE_AGENT_ERROR
 from rollyard.kinds.rollout import Stage
+from rollyard.kinds.sandbox_template import SandboxImages
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node import attachments
-from rollyard.node.agents.tasks.installed_handlers import load_handlers
-from rollyard.node.free_memory import reserve, whole_memory
 from rollyard.node.image_pulls import ImagePulls, image_fault
 from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_run import LeaseRun, NodeContext
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.node.sandbox.cgroups import NoDelegation, SandboxCgroups
-from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import SandboxFactory
-from rollyard.node.sandbox.warm_sandboxes import WarmSandboxes
 from rollyard.node.stage_workers import StagePools
+from rollyard.sandbox.cgroups import NoDelegation, SandboxCgroups
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.free_memory import reserve, whole_memory
+from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.warm_sandboxes import WarmSandboxes
+from rollyard.tasks.installed_handlers import load_handlers
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.node import (
     IMAGE_REASON,
-    NODE_AGENT_ERROR,
     UNREADABLE_LEASE_REASON,
     Attach,
     Cancel,
@@ -53,8 +56,10 @@ from rollyard.wire.node import (
     RechooseEndpoint,
     Renewed,
     Resize,
+    SandboxCounts,
     StageImages,
     ToNode,
+    ToolProofs,
     UnreadableLease,
     Welcome,
 )
@@ -85,6 +90,9 @@ class NodeAgent:
         self._runs: dict[LeaseKey, tuple[LeaseRun, asyncio.Task[None]]] = {}
         self._policies: dict[LeaseKey, LeaseSampler] = {}
         self._templates = TemplateCache()
+        self._templates.proven.connect(lambda proof: self._proofs_changed())
+        self._proofs_reported = True
+        """True if the server knows all proofs of tool calls."""
         self._node: NodeContext | None = None
         self._sandboxes: SandboxFactory | None = None
         self._images: ImagePulls | None = None
@@ -93,7 +101,7 @@ class NodeAgent:
         """True if the server knows which sandboxes are kept."""
         self._capacity = 0
         """Number of sandboxes that fit into the allocation. The server's first `Welcome` sets it."""
-        self._memory_shortage = ""
+        self._memory_shortage = self._image_shortage = ""
         """Sentence for the server; empty if the memory allows as many sandboxes as the cores."""
         self._room = 0
         """Number of sandboxes that fit into the memory that this process and its children may use."""
@@ -186,14 +194,19 @@ class NodeAgent:
     async def _welcome(self, welcome: Welcome) -> None:
         self._grants = 0
         self._kept_reported = self._count_kept() == 0
+        self._proofs_reported = not self._templates.proofs()
         self._lease_seconds = welcome.lease_seconds
-        self._uploads.welcome(welcome)
         self._renewed_at = asyncio.get_running_loop().time()
         self._stop_leases(welcome.lost, "the server gave it to another node agent")
         if self._node is None:
             runtime = await asyncio.to_thread(find_runtime, welcome.sandbox.runtime)
+            if runtime.shortage:
+                log.warning("this node %s", runtime.shortage)
+            self._image_shortage = runtime.shortage
             cgroups = await asyncio.to_thread(_cgroups)
-            self._sandboxes = SandboxFactory(runtime, image_settings=welcome.sandbox.images, cgroups=cgroups)
+            self._sandboxes = SandboxFactory(
+                runtime, image_settings=_cache_settings(welcome.sandbox.images), cgroups=cgroups
+            )
             self._images = ImagePulls(self._sandboxes.images, self._connection.send, welcome.sandbox.default_image)
             self._room = _room(size_bytes(welcome.sandbox.memory), welcome.places)
             self._memory_shortage = _memory_shortage(size_bytes(welcome.sandbox.memory), self._room, welcome.places)
@@ -207,7 +220,7 @@ class NodeAgent:
                 images=self._images,
                 handlers=self._handlers,
                 uploads=self._uploads,
-                template=self._templates.get,
+                templates=self._templates,
                 policy=self._policy,
                 sandbox=welcome.sandbox,
                 stages=welcome.stages,
@@ -259,7 +272,7 @@ class NodeAgent:
             # handed back.
             log.exception("rollout %s caused an error in the code of the node agent", key.id)
             message = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS].encode(errors="backslashreplace").decode()
-            await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR, message=message))
+            await self._connection.send(HandBack(lease=work.ref, reason=NODE_AGENT_ERROR.reason, message=message))
         finally:
             self._runs.pop(key, None)
             self._policies.pop(key, None)
@@ -314,14 +327,18 @@ class NodeAgent:
                 Heartbeat(
                     held=held,
                     widths=_widths(pools),
-                    sandboxes=self._node.sandboxes.counts,
+                    sandboxes=SandboxCounts(**asdict(self._node.sandboxes.counts)),
                     sent_at=loop.time(),
                     memory_shortage=self._memory_shortage,
+                    image_shortage=self._image_shortage,
+                    preparing=self._node.sandboxes.preparing,
                 )
             )
             await self._connection.send(self._request_capacity(pools))
             if self._kept is not None and not self._kept_reported:
                 self._kept_reported = await self._connection.send(KeptSandboxList(kept=self._kept.reports()))
+            if not self._proofs_reported:
+                self._proofs_reported = await self._connection.send(ToolProofs(proofs=self._templates.proofs()))
             if self._drain and not self._runs:
                 self._drained.set()
             await asyncio.sleep(0.02)  # changes that come close together are sent in one heartbeat
@@ -345,6 +362,10 @@ class NodeAgent:
 
     def _count_kept(self) -> int:
         return len(self._kept) if self._kept is not None else 0
+
+    def _proofs_changed(self) -> None:
+        self._proofs_reported = False
+        self._heartbeat_soon()
 
     def _kept_changed(self) -> None:
         self._kept_reported = False
@@ -390,6 +411,15 @@ def _cgroups() -> SandboxCgroups | None:
         return None
     log.info("each sandbox has a cgroup with limits in %s", cgroups.folder)
     return cgroups
+
+
+def _cache_settings(images: SandboxImages) -> CacheSettings:
+    return CacheSettings(
+        cache_bytes=size_bytes(images.cache_size),
+        shared_folder=images.shared_folder,
+        credentials_file=images.credentials_file,
+        insecure_registries=images.insecure_registries,
+    )
 
 
 def _room(sandbox_bytes: int, places: int) -> int:

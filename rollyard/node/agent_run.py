@@ -13,19 +13,20 @@ from rollyard.core.errors import StageTimeout
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import ForkPoint, Outcome, Segment, Status, Turn
-from rollyard.node.agents.agent_loop import AgentProgress, run_agent
-from rollyard.node.agents.fork import go_on_from
-from rollyard.node.agents.tasks.base import Reply
-from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
-from rollyard.node.agents.tool_execution import Tools
-from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.node.agent_loop import AgentProgress, run_agent
+from rollyard.node.fork import go_on_from
 from rollyard.node.harness import Harness
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
-from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.node.tool_execution import Tools
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.base import Reply
+from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
+from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import Conversation
 from rollyard.tokens.tool_calls import parser_for
 from rollyard.wire.node import Lease
+from rollyard.wire.tool_proof import ToolProof
 
 REPLY_SECONDS = 30.0
 """Time that an environment's reply may take beyond RUN's budget. So a rollout that reaches the budget during a reply ends
@@ -61,11 +62,14 @@ class LoopRun:
         self._policy = policy
         self._environment = environment
         schemas = [SCHEMAS[name] for name in handler.tools(lease.task)]
-        parser = parser_for(template, lease.agent.tool_parser, schemas)
+        parser = parser_for(template, _parser_name(lease), schemas)
         self._tools = Tools(handler.tools(lease.task), sandbox, lease.agent.tool_timeout_seconds, parser.form)
         opening = environment.opening if environment is not None else ()
-        conversation = Conversation(template, [*handler.prompt(lease.task), *opening], schemas)
-        self._run = AgentProgress(conversation, parser)
+        reads_calls = bool(schemas) or environment is None
+        conversation = Conversation(
+            template, [*handler.prompt(lease.task), *opening], schemas, parser=parser if reads_calls else None
+        )
+        self._run = AgentProgress(conversation)
         self._overdue = False
 
     async def go_on_from(self, ancestors: Sequence[tuple[ForkPoint, Outcome]]) -> None:
@@ -85,6 +89,7 @@ class LoopRun:
             run.conversation.segments(),
             run.turns,
             dict(breaks),
+            _unread(run.unread),
             overdue=self._overdue,
             cut_short=run.cut_short,
         )
@@ -108,20 +113,28 @@ class CommandRun:
     """A command in the sandbox, whose model calls a gateway answers."""
 
     def __init__(
-        self, lease: Lease, handler: GuardedHandler, sandbox: Sandbox, template: ChatTemplate, policy: LeaseSampler
+        self,
+        lease: Lease,
+        handler: GuardedHandler,
+        sandbox: Sandbox,
+        template: ChatTemplate,
+        tools: ToolProof,
+        policy: LeaseSampler,
     ) -> None:
+        """`tools`: whether calls under this template are read."""
         self._lease = lease
         self._policy = policy
         self._prompt = handler.prompt(lease.task)
         agent = lease.agent
         # an unknown parser is a fault of the request, so it is reported here and not in a model call
-        parser_for(template, agent.tool_parser)
+        parser_for(template, _parser_name(lease))
         config = SessionConfig(
             model=lease.endpoints[ROLE].model,
             sampling=lease.sampling,
             fixed=agent.sampling == "rollout",
             max_calls=agent.max_turns,
-            tool_parser=agent.tool_parser,
+            tool_parser=_parser_name(lease),
+            tools=tools,
             sample_index=lease.sample_index,
             context=lease.budgets.context_tokens,
         )
@@ -131,6 +144,11 @@ class CommandRun:
         self._metrics: dict[str, float] = {}
         self._overdue = True
         self._cut_short: str | None = None
+
+    @property
+    def tools_refused(self) -> bool:
+        """Whether a model call was refused because it offered tools."""
+        return self._session.tools_refused
 
     async def turns(self) -> list[Turn]:
         """Return the turns so far."""
@@ -145,7 +163,7 @@ class CommandRun:
                 one.segments(),
                 one.turns(),
                 one.breaks(),
-                self._metrics,
+                {**self._metrics, **_unread(one.unread_calls)},
                 overdue=self._overdue,
                 cut_short=self._cut_short,
             )
@@ -161,6 +179,16 @@ class CommandRun:
                 self._metrics = {"harness_exit_code": float(code)} if code is not None else {}
                 self._overdue, self._cut_short = False, self.harness.cut_short
         return await self.result()
+
+
+def _parser_name(lease: Lease) -> str | None:
+    """Return the name of the parser of calls; None: the parser that fits the template."""
+    return lease.agent.tool_parser or lease.endpoints[ROLE].tool_parser
+
+
+def _unread(count: int) -> dict[str, float]:
+    """Return the metric for turns with a tool call that could not be read."""
+    return {"unread_tool_calls": float(count)} if count else {}
 
 
 def _budget_ended(budget: float) -> str:

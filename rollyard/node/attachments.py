@@ -18,12 +18,20 @@ import aiohttp
 from rollyard.client.attached_socket import AttachedSocket
 from rollyard.client.server_link import ServerLink
 from rollyard.core.aio import running
-from rollyard.core.errors import ApiError, Conflict, SandboxLost, TooManyRequests, Unavailable, connection_failure_text
+from rollyard.core.errors import (
+    ApiError,
+    Conflict,
+    SandboxBroken,
+    SandboxLost,
+    TooManyRequests,
+    Unavailable,
+    connection_failure_text,
+)
 from rollyard.kinds.rollout import Stage, Turn
-from rollyard.node.agents.tool_schemas import shorten
 from rollyard.node.kept_sandboxes import Kept
 from rollyard.node.lease_run import LeaseRun
-from rollyard.node.sandbox.program import Program, ProgramRefused, ProgramSpec
+from rollyard.sandbox.program import Program, ProgramRefused, ProgramSpec
+from rollyard.tasks.tool_schemas import shorten
 from rollyard.wire.attach import (
     HEARTBEAT_SECONDS,
     MAX_MESSAGE_BYTES,
@@ -119,7 +127,7 @@ async def _run_program(socket: AttachedSocket, received: Received, start: Start,
             await _connect(socket, _send_outputs(socket, program), _receive(socket, received, program))
     except ProgramRefused as error:
         raise TooManyRequests(f"rollout {id}: {error}") from None
-    except SandboxLost:
+    except (SandboxBroken, SandboxLost):
         why = run.why_gone if isinstance(run, Kept) else f"the rollout has left {stage}"
         raise Conflict(
             f"the sandbox of rollout {id} is gone, because {why}; `rollyard rollouts describe {id}` shows how it went on"

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import io
 
-from rollyard.core.errors import Invalid, NodeFault, NotFound, RollyardError, SnapshotUnusable, TooLarge
+from rollyard.core.errors import Invalid, NodeFault, NotFound, RollyardError, SandboxBroken, SnapshotUnusable, TooLarge
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.node.sandbox.sandbox import Sandbox
-from rollyard.node.sandbox.snapshot import SandboxSnapshot
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.snapshot import SandboxSnapshot
 from rollyard.wire.node import LeaseRef
 
 
@@ -33,14 +33,15 @@ class EvalFiles:
     def missing(self, error: OSError | TooLarge) -> RollyardError:
         """Return the error of a rollout whose EVAL lacks its files, because no snapshot could be taken."""
         if isinstance(error, TooLarge):
-            return SnapshotUnusable(f"EVAL begins with a snapshot of the agent's sandbox: {error}")
+            return SandboxBroken(f"EVAL begins with a snapshot of the agent's sandbox: {error}")
         why = error.strerror or str(error)
         return NodeFault(
             f"EVAL begins with a snapshot of the agent's sandbox, which the node agent cannot write: {why}"
         )
 
     async def restore(self, sandbox: Sandbox, uploads: ResultUploads, ref: LeaseRef) -> None:
-        """Give a fresh sandbox the files. Raises SnapshotUnusable, and NodeFault if they are gone."""
+        """Give a fresh sandbox the files; more than once, if wanted. Raises SnapshotUnusable, and NodeFault if they are
+        gone."""
         if self._snapshot is not None:
             check_image(self._image, sandbox)
             await sandbox.restore(self._snapshot.file)

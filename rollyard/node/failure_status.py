@@ -1,39 +1,17 @@
-"""Maps an error to a rollout status: Failed or InfraFailed. Pure."""
+"""Outcomes of attempts that failed, and the reason why nothing was sampled. Pure."""
 
 from __future__ import annotations
 
-from rollyard.core.errors import (
-    ContextExceeded,
-    EndpointError,
-    EndpointRefused,
-    ImageNotFound,
-    NodeFault,
-    NothingSampled,
-    RollyardError,
-    SandboxError,
-    StageTimeout,
-    TaskError,
-)
+from rollyard.core.errors import NothingSampled, RollyardError, StageTimeout
 from rollyard.kinds.base import evolve
-from rollyard.kinds.rollout import Outcome, RolloutError, Stage, Status
-
-
-def error_outcome(error: RollyardError) -> Status:
-    """Return the status for an error. InfraFailed: the task is not at fault, so the server may start another attempt."""
-    match error:
-        case ImageNotFound() | TaskError() | EndpointRefused() | ContextExceeded():
-            return Status.FAILED
-        case SandboxError() | EndpointError() | NodeFault():
-            return Status.INFRA_FAILED
-        case _:
-            return Status.FAILED
+from rollyard.kinds.failure_table import ending_of
+from rollyard.kinds.rollout import Outcome, Stage, Status
 
 
 def failed_outcome(so_far: Outcome | None, stage: Stage, error: RollyardError, node: str) -> Outcome:
-    """Build an outcome without a reward. The outcome keeps the tokens of `so_far`, for inspection."""
-    base = so_far or Outcome(status=Status.FAILED, node=node)
-    rollout_error = RolloutError(stage=stage, reason=type(error).__name__, message=str(error))
-    return evolve(base, status=error_outcome(error), reward=None, error=rollout_error)
+    """Build an outcome without a reward, as the failure table says. It keeps the tokens of `so_far`, for inspection."""
+    base, row = so_far or Outcome(status=Status.FAILED, node=node), ending_of(error)
+    return evolve(base, status=row.status, reward=None, error=row.error(stage, str(error)))
 
 
 def why_nothing_sampled(overdue: bool, calls: int, tokens: int, seconds: float) -> RollyardError:

@@ -19,15 +19,15 @@ from typing import Any
 from aiohttp import web
 
 from rollyard.core.aio import running
-from rollyard.core.errors import SandboxLost, TaskError
+from rollyard.core.errors import SandboxBroken, SandboxLost, TaskError
 from rollyard.gateway.app import KEY_PREFIX, build
 from rollyard.gateway.requests.call_errors import GatewayError
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.kinds.rollout import AgentSpec, Status
-from rollyard.node.agents.tool_schemas import shorten
-from rollyard.node.sandbox.base import CommandResult
-from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.sandbox.base import CommandResult
+from rollyard.sandbox.sandbox import Sandbox
 from rollyard.sandbox_agent.settings import HOME
+from rollyard.tasks.tool_schemas import shorten
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Harness:
             return command.result()
 
     async def _keep_output(self) -> None:
-        with contextlib.suppress(SandboxLost, TimeoutError):
+        with contextlib.suppress(SandboxBroken, SandboxLost, TimeoutError):
             async with asyncio.timeout(OUTPUT_SECONDS):
                 self._printed = (await self._sandbox.printed(0))[0]
 

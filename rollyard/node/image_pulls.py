@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 from rollyard.core.aio import Waker, wait_or_timeout
 from rollyard.core.errors import ImageNotFound, ImageNotReady, ImageUnavailable, RollyardError
+from rollyard.images.cache import LocalImage
 from rollyard.kinds.values.image_reference import RegistryImage, parse_image
-from rollyard.node.images.cache import LocalImage
-from rollyard.node.sandbox.images import Images
+from rollyard.sandbox.images import Images
 from rollyard.wire.node import ImageChanges, ImageFault
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ STAGED_KEPT_SECONDS = 120.0
 """Seconds for which such an image is kept for its first rollout."""
 LOOK_SECONDS = 10.0
 """Interval at which the server is told which images the node has. Other node agents of the node change the cache too."""
+CHECK_SECONDS = 600.0
+"""Least time between two looks at all files of an image."""
 
 DEFAULT_CAP_SECONDS = 300.0
 """Greatest interval at which a pool's default image that cannot be had is tried again, while no rollout needs it."""
@@ -67,6 +69,9 @@ class ImagePulls:
         self._send = send
         self._pulls: dict[str, _Pull] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._checked: dict[str, float] = {}
+        """Digest -> time of the last look at all files of the image."""
+        self._looking = asyncio.Lock()
         self._hosts: dict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(PULLS_PER_HOST))
         self._ready: set[str] = set()
         self._folders: set[str] = set()
@@ -78,8 +83,9 @@ class ImagePulls:
         images.full.connect(self._let_staged_go)
 
     @contextlib.asynccontextmanager
-    async def held(self, image: str | None) -> AsyncIterator[None]:
-        """Keep an image on the node inside the block, and pull it first if it is missing.
+    async def held(self, image: str | None) -> AsyncIterator[LocalImage | None]:
+        """Keep an image on the node inside the block, and pull it first if it is missing. Yield it; None if it is used where
+        it is.
 
         Raises ImageNotReady if it is still being pulled after PATIENCE_SECONDS, ImageUnavailable, and ImageNotFound.
         """
@@ -87,7 +93,7 @@ class ImagePulls:
         if name is None:
             if image is not None:
                 await self._look_at_folder(image)
-            yield
+            yield None
             return
         try:
             local = self._images.pulled.here(name)
@@ -103,7 +109,21 @@ class ImagePulls:
         if (kept := self._pulls.get(name)) is not None:
             kept.taken.set()
         with local:
-            yield
+            now = asyncio.get_running_loop().time()
+            if now - self._checked.get(local.digest, -CHECK_SECONDS) >= CHECK_SECONDS:
+                await self.check_files(local)
+            yield local
+
+    async def check_files(self, local: LocalImage) -> None:
+        """Look whether all files of an image are there: cleaners of old files delete some of those that nobody reads. One look
+        at a time; who waits takes the result of a look that began meanwhile. Raises ImageUnavailable."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        async with self._looking:
+            if self._checked.get(local.digest, -CHECK_SECONDS) < asked:
+                self._checked[local.digest] = loop.time()
+                await asyncio.to_thread(local.check_files)
+        await asyncio.to_thread(local.check)
 
     async def _look_at_folder(self, image: str) -> None:
         """Look whether a folder is an image now, and tell the server what has changed. Raises ImageUnavailable and

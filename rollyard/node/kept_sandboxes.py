@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from rollyard.kinds.rollout import Stage
-from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox import Sandbox
 from rollyard.wire.node import KeptSandbox, LeaseKey, LeaseRef
 
 log = logging.getLogger(__name__)

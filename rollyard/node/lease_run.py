@@ -9,7 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rollyard.core.errors import (
@@ -19,14 +19,18 @@ from rollyard.core.errors import (
     Invalid,
     NodeFault,
     NotFound,
+    NothingSampled,
     RollyardError,
+    SandboxBroken,
     SandboxError,
     SnapshotUnusable,
     StageTimeout,
     TaskError,
     TemplateUnusable,
     TooLarge,
+    ToolCallsUnreadable,
 )
+from rollyard.images.cache import LocalImage
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status, Timings, Turn, sampled_tokens
 from rollyard.kinds.rollout_pool import Stages
@@ -34,9 +38,7 @@ from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.kinds.values.host_pattern import HostPattern
 from rollyard.kinds.values.quantity import size_bytes
 from rollyard.node.agent_run import AgentResult, CommandRun, LoopRun
-from rollyard.node.agents.tasks.base import Artifact, Score
-from rollyard.node.agents.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
-from rollyard.node.agents.tasks.installed_handlers import Handlers
+from rollyard.node.broken_sandbox import judge
 from rollyard.node.eval_files import EvalFiles, check_image
 from rollyard.node.failure_status import failed_outcome, why_nothing_sampled
 from rollyard.node.harness import Harness
@@ -45,12 +47,17 @@ from rollyard.node.kept_sandboxes import KeptSandboxes
 from rollyard.node.lease_sampler import ROLE, LeaseSampler
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.node.run_snapshots import RunSnapshots
-from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.sandbox import Sandbox
-from rollyard.node.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
 from rollyard.node.stage_workers import StagePools
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.warm_sandboxes import ExpectedSandbox, WarmSandboxes
+from rollyard.tasks.base import Artifact, Score
+from rollyard.tasks.guarded_handler import GuardedEnvironment, GuardedHandler
+from rollyard.tasks.installed_handlers import Handlers
 from rollyard.tokens.chat_template import ChatTemplate
+from rollyard.tokens.template_cache import TemplateCache
 from rollyard.wire.node import Lease, LeaseRef
+from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +73,11 @@ HANDLER_TIME_SHARE = 0.8
 """Share of EVAL's time budget that the agent's work may use. When a solution hangs, this share ends before the
 budget, so the handler can score the solution as a mistake of the agent. The end of the budget would be an infrastructure
 fault."""
+EVAL_DISK_BYTES = 16 << 20
+"""Bytes that an EVAL with the agent's files has beyond the pool's limit. An agent may have filled its disk, and the evaluator
+writes files too."""
+PROBE_SECONDS = 30.0
+"""Seconds in which a sandbox must answer to its task kind's probe."""
 FAILURES = (Invalid, TooLarge, SandboxError, TaskError, NodeFault, EndpointError, ContextExceeded)
 """Errors that end an attempt Failed or InfraFailed."""
 
@@ -79,8 +91,7 @@ class NodeContext:
     images: ImagePulls
     handlers: Handlers
     uploads: ResultUploads
-    template: Callable[[str], Awaitable[ChatTemplate]]
-    """Function that returns the chat template in a tokenizer's folder. Each template is loaded once."""
+    templates: TemplateCache
     policy: Callable[[Lease, ChatTemplate], LeaseSampler]
     sandbox: SandboxTemplate
     stages: Stages
@@ -105,6 +116,8 @@ class LeaseRun:
         """True if the task names no image."""
         self.sandbox: Sandbox | None = None
         """The rollout's present sandbox, which may have ended."""
+        self._image_here: LocalImage | None = None
+        """The rollout's image, if it is in the node's cache."""
         self._looks: Counter[str] = Counter()
         self._live_turns: Callable[[], Awaitable[list[Turn]]] | None = None
         self._harness: Harness | None = None
@@ -163,21 +176,33 @@ class LeaseRun:
         try:
             handler = self._handler()
             if self.stage is not Stage.EVAL or handler.eval_needs_sandbox:
-                async with self._node.images.held(self._image(handler)):
-                    return await self._stages(handler)
+                async with self._node.images.held(self._image(handler)) as self._image_here:
+                    return await self._stages_or_image_fault(handler)
             return await self._stages(handler)
         except ImageUnavailable:
             raise
+        except SandboxBroken as error:
+            return await self._scored_as_broken(error)
         except TemplateUnusable as error:
-            return self._failed(error)
+            return await self._failed(error)
         except (Invalid, TooLarge) as error:
-            return self._failed(TaskError(str(error)))
+            return await self._failed(TaskError(str(error)))
         except FAILURES as error:
-            return self._failed(error)
+            return await self._failed(error)
         finally:
             if self._for_eval is not None:
                 self._for_eval.drop()
             self._eval_files.close()
+
+    async def _stages_or_image_fault(self, handler: GuardedHandler) -> Outcome:
+        """Run the stages that are left. Raises ImageUnavailable if they failed because somebody has deleted files of the image
+        from the node's cache."""
+        try:
+            return await self._stages(handler)
+        except (TaskError, SandboxError):
+            if self._image_here is not None:
+                await self._node.images.check_files(self._image_here)
+            raise
 
     async def _stages(self, handler: GuardedHandler) -> Outcome:
         """Run the stages that are left. The image stays on the node meanwhile."""
@@ -197,9 +222,23 @@ class LeaseRun:
             raise TaskError(f"there is no handler for task kind {kind!r} on this node")
         return handlers.loaded[kind]
 
-    def _failed(self, error: RollyardError) -> Outcome:
+    async def _failed(self, error: RollyardError) -> Outcome:
+        if (
+            isinstance(error, TaskError)
+            and self.sandbox is not None
+            and (fault := await self._node_fault(self.sandbox))
+        ):
+            error = NodeFault(f"{fault}; then: {error}")
         failed = failed_outcome(self._partial_outcome, self.stage, error, self._node.node)
         return evolve(failed, timings=self._timings_now(), harness_output=self._output or failed.harness_output)
+
+    async def _scored_as_broken(self, error: SandboxBroken) -> Outcome:
+        """Return the outcome of a rollout whose agent has broken its own sandbox."""
+        ran = self._partial_outcome
+        if ran is None:  # no token was sampled, so there is nothing to train on
+            return await self._failed(NothingSampled(str(error)))
+        metrics = {**ran.metrics, "broken_sandbox": 1.0, **self._looks}
+        return evolve(ran, reward=0.0, metrics=metrics, notes=[str(error)], timings=self._timings_now())
 
     # INIT and RUN
 
@@ -212,18 +251,29 @@ class LeaseRun:
             )
         async with contextlib.AsyncExitStack() as stack:
             sandbox, environment = await self._init(handler, stack)
-            template = await self._node.template(self._lease.endpoints[ROLE].tokenizer)
+            template, tools = await self._template(handler)
             async with self._stage_worker(Stage.RUN):
                 if handler.eval_needs_sandbox:
-                    self._for_eval = self._node.sandboxes.expect(self._sandbox_spec(handler))
+                    self._for_eval = self._node.sandboxes.expect(self._eval_spec(handler))
                 files = self._eval_files if handler.eval_from_snapshot(self._lease.task) else None
                 snapshots = await stack.enter_async_context(
                     RunSnapshots(sandbox, self._node.uploads, self.ref, self._lease.agent, files)
                 )
-                run, artifact = await self._agent(handler, sandbox, environment, template, snapshots)
+                run, artifact = await self._agent(handler, sandbox, environment, template, tools, snapshots)
             await snapshots.finish()
         outcome = self._partial_outcome = self._outcome_of_run(run)
         return RunResult(outcome=outcome, artifact=artifact)
+
+    async def _template(self, handler: GuardedHandler) -> tuple[ChatTemplate, ToolProof]:
+        """Load the template. Raises TemplateUnusable, and ToolCallsUnreadable if the task has tools and calls of them would not
+        be read."""
+        lease, endpoint = self._lease, self._lease.endpoints[ROLE]
+        parser = lease.agent.tool_parser or endpoint.tool_parser
+        template = await self._node.templates.get(endpoint.tokenizer)
+        proof = await self._node.templates.proof(endpoint.tokenizer, parser)
+        if proof.refuses and lease.agent.command is None and handler.tools(lease.task):
+            raise ToolCallsUnreadable(proof.message)
+        return template, proof
 
     def _outcome_of_run(self, run: AgentResult) -> Outcome:
         return Outcome(
@@ -285,23 +335,32 @@ class LeaseRun:
         sandbox: Sandbox,
         environment: GuardedEnvironment | None,
         template: ChatTemplate,
+        tools: ToolProof,
         snapshots: RunSnapshots,
     ) -> tuple[AgentResult, Artifact]:
         """Run the agent and collect the artifact. If RUN's budget runs out, the run is truncated, and the artifact is
         still collected. If no token was sampled, raises an error with the reason."""
         lease, policy, budget = self._lease, self._node.policy(self._lease, template), self._budget(Stage.RUN)
         if lease.agent.command is not None:
-            command = CommandRun(lease, handler, sandbox, template, policy)
+            command = CommandRun(lease, handler, sandbox, template, tools, policy)
             self._live_turns, self._harness = command.turns, command.harness
             ran = await command.run(budget)
+            if command.tools_refused and not sampled_tokens(ran.segments):
+                raise ToolCallsUnreadable(tools.message)
         else:
             loop = LoopRun(lease, handler, sandbox, environment, template, policy)
             if lease.agent.fork_from is not None:
                 await loop.go_on_from(await self._fetch_fork(self._node.uploads.ancestors))
             self._live_turns = loop.turns
+
+            async def turn_ended(turn: int) -> None:
+                if sandbox.node_fault:  # the turns after it would not count
+                    raise NodeFault(f"during RUN: {sandbox.node_fault}")
+                await snapshots.turn_ended(turn)
+
             try:
-                ran = await loop.run(budget, snapshots.turn_ended)
-            except (SandboxError, TaskError, NodeFault, EndpointError):
+                ran = await loop.run(budget, turn_ended)
+            except (SandboxBroken, SandboxError, TaskError, NodeFault, EndpointError):
                 # The turns before the error are kept. They show what led to it.
                 if await loop.turns():
                     self._partial_outcome = self._outcome_of_run(await loop.result())
@@ -310,6 +369,10 @@ class LeaseRun:
         self._partial_outcome = self._outcome_of_run(ran)
         if not sampled_tokens(ran.segments):
             raise why_nothing_sampled(ran.overdue, policy.turns_requested, policy.tokens_arrived, budget)
+        await self._check_node(sandbox)
+        if self._image_here is not None and handler.eval_from_snapshot(lease.task):
+            # in a snapshot, a file that somebody has deleted from the image looks as if the agent had deleted it
+            await self._node.images.check_files(self._image_here)
         budget = self._budget(Stage.INIT)
         async with self._limit(budget, f"collecting the artifact took more than {budget:g} s"):
             await snapshots.run_ended(len(ran.turns))
@@ -319,12 +382,18 @@ class LeaseRun:
 
     async def _evaluated(self, handler: GuardedHandler, run: RunResult) -> Outcome:
         budget = self._budget(Stage.EVAL)
-        late = self._limit(budget, f"EVAL took more than {budget:g} s")
-        async with self._stage_worker(Stage.EVAL), contextlib.AsyncExitStack() as stack, late:
-            score = await self._score(handler, run, HANDLER_TIME_SHARE * budget, stack)
+        async with self._stage_worker(Stage.EVAL):
+            try:
+                late = self._limit(budget, f"EVAL took more than {budget:g} s")
+                async with contextlib.AsyncExitStack() as stack, late:
+                    score = await self._score(handler, run, HANDLER_TIME_SHARE * budget, stack)
+            except FAILURES as error:
+                if not handler.eval_from_snapshot(self._lease.task):
+                    raise
+                raise await self._judged(handler, error) from None
         timings = evolve(run.outcome.timings, eval=self._timings["eval"])
         metrics = {**run.outcome.metrics, **score.metrics, **self._looks}
-        update = {"reward": score.reward, "metrics": metrics, "timings": timings}
+        update = {"reward": score.reward, "metrics": metrics, "notes": list(score.notes), "timings": timings}
         return evolve(run.outcome, **update)
 
     async def _score(
@@ -334,13 +403,48 @@ class LeaseRun:
         task, turns = self._lease.task, run.outcome.turns
         if not handler.eval_needs_sandbox:
             return await handler.evaluate(task, run.artifact, None, turns, seconds)
-        coming = self._for_eval or self._node.sandboxes.expect(self._sandbox_spec(handler))
+        if self._image_here is not None:  # else the start would wait until this rollout lets go of it
+            await asyncio.to_thread(self._image_here.check)
+        coming = self._for_eval or self._node.sandboxes.expect(self._eval_spec(handler))
         fresh = self.sandbox = await stack.enter_async_context(self._closed_or_kept(await coming.claim()))
         if handler.eval_from_snapshot(task):
             await self._eval_files.restore(fresh, self._node.uploads, self.ref)
-        return await handler.evaluate(task, run.artifact, fresh, turns, seconds)
+        score = await handler.evaluate(task, run.artifact, fresh, turns, seconds)
+        await self._check_node(fresh)
+        return score
+
+    async def _judged(self, handler: GuardedHandler, error: RollyardError) -> RollyardError:
+        """Return the error with which an EVAL ends that began with the agent's files."""
+        spec, task = self._eval_spec(handler), self._lease.task
+
+        @contextlib.asynccontextmanager
+        async def started(*, with_files: bool) -> AsyncIterator[Sandbox]:
+            async with await self._node.sandboxes.claim(spec) as sandbox:
+                self.sandbox = sandbox
+                if with_files:
+                    await self._eval_files.restore(sandbox, self._node.uploads, self.ref)
+                yield sandbox
+
+        async def probe(sandbox: Sandbox) -> None:
+            await handler.probe(task, sandbox, min(PROBE_SECONDS, self._budget(Stage.EVAL) / 2))
+
+        return await judge(error, lambda: started(with_files=False), lambda: started(with_files=True), probe)
 
     # helpers
+
+    async def _check_node(self, sandbox: Sandbox) -> None:
+        """Raise NodeFault or ImageUnavailable if what the sandbox's processes did may be the node's doing: it lacked something,
+        or files that the sandbox shows were deleted."""
+        if self._image_here is not None:
+            await asyncio.to_thread(self._image_here.check)
+        if fault := await self._node_fault(sandbox):
+            raise NodeFault(fault)
+
+    async def _node_fault(self, sandbox: Sandbox) -> str:
+        if sandbox.node_fault:
+            return f"during {self.stage}: {sandbox.node_fault}"
+        path = await asyncio.to_thread(sandbox.lost_files)  # it may be in a network folder
+        return f"{path} was deleted or replaced during {self.stage}, while a sandbox used it" if path else ""
 
     @contextlib.asynccontextmanager
     async def _closed_or_kept(self, sandbox: Sandbox) -> AsyncIterator[Sandbox]:
@@ -356,6 +460,12 @@ class LeaseRun:
         finally:
             if not kept:
                 await sandbox.close()
+
+    def _eval_spec(self, handler: GuardedHandler) -> SandboxSpec:
+        spec = self._sandbox_spec(handler)
+        if not handler.eval_from_snapshot(self._lease.task):
+            return spec
+        return replace(spec, limits=replace(spec.limits, disk_bytes=spec.limits.disk_bytes + EVAL_DISK_BYTES))
 
     def _sandbox_spec(self, handler: GuardedHandler) -> SandboxSpec:
         pool = self._node.sandbox

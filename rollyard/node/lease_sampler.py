@@ -56,6 +56,12 @@ class LeaseSampler:
         if now:
             self.failover.leave()
 
+    @property
+    def context(self) -> int | None:
+        """Number of tokens that prompt and answer may have together; None if it is not known."""
+        known = [one for one in (self._context, self.failover.context) if one is not None]
+        return min(known, default=None)
+
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:

@@ -24,7 +24,7 @@ from rollyard.core.freed_memory import keep_freed_memory
 from rollyard.core.lease_time import LEASE_SECONDS
 from rollyard.core.telemetry import set_up_logging
 from rollyard.node.agent import NodeAgent
-from rollyard.node.own_limits import end_late, raise_open_files
+from rollyard.node.own_limits import end_late, raise_soft_limits
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ that, after LEASE_SECONDS."""
 def main(folder: Path) -> int:
     """Run the node agent of the allocation in `folder`; return the exit status."""
     keep_freed_memory()
-    raise_open_files()
+    raise_soft_limits()
     end_late()
     set_up_logging()
     os.umask(0o077)

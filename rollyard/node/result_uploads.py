@@ -4,6 +4,7 @@ restart of the server."""
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +17,13 @@ from pydantic_core import from_json
 from rollyard.client.server_link import ServerLink, error_from_status, raise_for_status
 from rollyard.core.backoff import Backoff
 from rollyard.core.errors import ApiError, Fenced, Invalid, TooLarge, Unavailable, connection_failure_text
-from rollyard.kinds.rollout import ForkPoint, Outcome, RolloutError, RunResult, Stage, Status
+from rollyard.kinds.failure_table import RESULT_REFUSED
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, ForkPoint, Outcome, RunResult, Stage, sampled_tokens
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.node.upload_queue import UploadQueue
-from rollyard.wire.columns import CONTENT_TYPE, VERSION, Columns, columns_of, decode, is_columns
+from rollyard.wire.columns import CONTENT_TYPE, Columns, columns_of, decode
 from rollyard.wire.frames import framed, unframed
-from rollyard.wire.node import MAX_ARTIFACT_BYTES, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, SnapshotHeader, Welcome
+from rollyard.wire.node import MAX_RESULTS, RESULT_CONTENT_TYPE, LeaseRef, ResultHeader, SnapshotHeader
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +44,6 @@ class ResultUploads:
     def __init__(self, link: ServerLink, http: aiohttp.ClientSession) -> None:
         self._link = link
         self._http = http
-        self.as_columns = False
-        """Whether the server can read results as columns. `welcome` sets this."""
-        self.most_at_once = 0
-        """Greatest number of results in one request. 0: one request for each result. `welcome` sets this."""
         self._queues = {path: UploadQueue(partial(self._send, path + "s")) for path in (RUN, RESULT)}
         self._compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
         """Compressor of the event loop's thread. The compressor is kept, because making one takes ten times as long as
@@ -54,26 +52,22 @@ class ResultUploads:
         """One thread. Several threads would compete with each other and with the event loop for the interpreter, and
         fewer results would be uploaded per second."""
 
-    def welcome(self, welcome: Welcome) -> None:
-        """Choose the form of uploads that this server can read."""
-        self.as_columns, self.most_at_once = welcome.columns >= VERSION, welcome.results
-
     async def run(self, ref: LeaseRef, result: RunResult) -> None:
         """Upload RUN's result. Raises Fenced if the lease is void, Invalid if the artifact is too large, and Invalid or
         TooLarge if the server refuses the result."""
         if sum(len(text.encode()) for text in result.artifact.values()) > MAX_ARTIFACT_BYTES:
             raise Invalid(f"the artifact has more than {MAX_ARTIFACT_BYTES} bytes")
-        await self._put(RUN, ref, result)
+        await self._put(RUN, ref, result.outcome, result.artifact)
 
     async def result(self, ref: LeaseRef, outcome: Outcome) -> None:
-        """Upload the outcome. If the server refuses the outcome, a failure is uploaded instead, so that the rollout
-        ends."""
+        """Upload the end of the rollout, at EVAL without its tokens, which the server has. If the server refuses it, a
+        failure is uploaded instead, so that the rollout ends."""
         try:
             await self._put(RESULT, ref, outcome)
         except (Invalid, TooLarge) as error:
             log.error("the result of %s was refused: %s", ref.id, error)
-            refusal = RolloutError(stage=ref.stage, reason="ResultRefused", message=str(error))
-            await self._put(RESULT, ref, Outcome(status=Status.FAILED, node=outcome.node, error=refusal))
+            refusal = RESULT_REFUSED.error(ref.stage, str(error))
+            await self._put(RESULT, ref, Outcome(status=RESULT_REFUSED.status, node=outcome.node, error=refusal))
 
     async def snapshot(self, header: SnapshotHeader, archive: bytes) -> None:
         """Upload a snapshot of a sandbox. Raises Fenced if the lease is void, and Invalid or TooLarge if the server refuses
@@ -97,7 +91,7 @@ class ResultUploads:
     async def stored_run(self, ref: LeaseRef) -> RunResult:
         """Fetch the result of RUN that was uploaded under an earlier lease; retry until the server can be reached.
         Raises Fenced, and any other ApiError except Unavailable."""
-        return await asyncio.to_thread(_read_run, await self._fetch(RUN, ref))
+        return await asyncio.to_thread(_read_run, unframed(await self._fetch(RUN, ref)))
 
     async def _fetch(self, path: str, ref: LeaseRef) -> bytes:
         """Get data that belongs to a lease; retry until the server can be reached."""
@@ -106,7 +100,7 @@ class ResultUploads:
         while True:
             try:
                 url = await self._link.url() + path
-                headers = {"Accept": f"{CONTENT_TYPE}, application/zstd"}
+                headers = {"Accept": CONTENT_TYPE}
                 async with self._http.get(url, params=query, headers=headers) as answer:
                     await raise_for_status(answer)
                     return await answer.read()
@@ -114,21 +108,23 @@ class ResultUploads:
                 log.warning("%s of %s could not be fetched yet: %s", path, ref.id, error)
             await backoff.wait()
 
-    async def _put(self, path: str, ref: LeaseRef, result: RunResult | Outcome) -> None:
-        if _is_short(result):
-            data = _upload(ref, result, self.as_columns, self._compressor)
+    async def _put(self, path: str, ref: LeaseRef, outcome: Outcome, artifact: dict[str, str] | None = None) -> None:
+        if path == RESULT and ref.stage is Stage.EVAL:
+            data = _header(ref, outcome)
+        elif artifact is None and _is_short(outcome):
+            data = _upload(ref, outcome, artifact, self._compressor)
         else:
             compressor = zstandard.ZstdCompressor(COMPRESSION_LEVEL)
             loop = asyncio.get_running_loop()
-            data = await loop.run_in_executor(self._encoding, _upload, ref, result, self.as_columns, compressor)
+            data = await loop.run_in_executor(self._encoding, _upload, ref, outcome, artifact, compressor)
         await self._put_data(path, ref, data)
 
     async def _put_data(self, path: str, ref: LeaseRef, data: bytes) -> None:
         backoff, together = Backoff(), len(data) <= SMALL_BYTES and path in self._queues
         while True:
             try:
-                if together and self.most_at_once:
-                    await self._queues[path].put(data, self.most_at_once)
+                if together:
+                    await self._queues[path].put(data, MAX_RESULTS)
                 else:
                     await self._request(path, data)
                 return
@@ -168,23 +164,18 @@ class ResultUploads:
 _STAGES = tuple(stage.lower() for stage in Stage)
 
 
-def _is_short(result: RunResult | Outcome) -> bool:
-    """Whether the result is so short that encoding takes less time than a hop to a thread and back, about 0.2 ms. False
-    for a RunResult."""
-    if isinstance(result, RunResult):
-        return False
-    return len(result.turns) <= SHORT_TURNS and sum(len(s.token_ids) for s in result.segments) <= SHORT_TOKENS
+def _is_short(outcome: Outcome) -> bool:
+    """Whether the outcome is so short that encoding takes less time than a hop to a thread and back, about 0.2 ms."""
+    return len(outcome.turns) <= SHORT_TURNS and sum(len(s.token_ids) for s in outcome.segments) <= SHORT_TOKENS
 
 
 def _upload(
-    ref: LeaseRef, result: RunResult | Outcome, as_columns: bool, compressor: zstandard.ZstdCompressor
+    ref: LeaseRef, outcome: Outcome, artifact: dict[str, str] | None, compressor: zstandard.ZstdCompressor
 ) -> bytes:
-    """Return the body of an upload: a header line, then the compressed result."""
-    outcome = result.outcome if isinstance(result, RunResult) else result
-    columns = columns_of([outcome], {"artifact": result.artifact} if isinstance(result, RunResult) else None)
-    body = columns.to_bytes() if as_columns else result.model_dump_json().encode()
-    frame = compressor.compress(body)
-    return _header(ref, outcome, columns).model_dump_json().encode() + b"\n" + frame
+    """Return the body of an upload: the header line, then the tokens and the artifact, each as a compressed frame."""
+    columns = columns_of([outcome])
+    body = _header(ref, outcome, columns) + framed(compressor.compress(columns.to_bytes()))
+    return body if artifact is None else body + framed(compressor.compress(json.dumps(artifact).encode()))
 
 
 def _read_ancestors(frames: Sequence[bytes]) -> list[tuple[ForkPoint, Outcome]]:
@@ -198,36 +189,31 @@ def _read_snapshot(frames: bytes) -> tuple[RolloutSnapshot, bytes]:
 
 
 def _read_outcome(frame: bytes) -> Outcome:
-    data = zstandard.decompress(frame)
-    if not is_columns(data):
-        return Outcome.model_validate_json(data, extra="ignore")
-    (outcome,) = decode(data).read(Outcome, extra="ignore")
+    (outcome,) = decode(zstandard.decompress(frame)).read(Outcome, extra="ignore")
     return outcome
 
 
-def _read_run(frame: bytes) -> RunResult:
-    """Read a RUN result. Another release of the node agent may have written it."""
-    data = zstandard.decompress(frame)
-    if not is_columns(data):
-        return RunResult.model_validate_json(data, extra="ignore")
-    found = decode(data)
-    (outcome,) = found.read(Outcome, extra="ignore")
-    return RunResult(outcome=outcome, artifact=found.about["artifact"])
+def _read_run(frames: Sequence[bytes]) -> RunResult:
+    outcome, artifact = frames
+    return RunResult(outcome=_read_outcome(outcome), artifact=json.loads(zstandard.decompress(artifact)))
 
 
-def _header(ref: LeaseRef, outcome: Outcome, columns: Columns) -> ResultHeader:
+def _header(ref: LeaseRef, outcome: Outcome, columns: Columns | None = None) -> bytes:
+    """Return the header line. `columns`: the outcome's tokens, if they are uploaded with it."""
     timings = {stage: t for stage in _STAGES if (t := getattr(outcome.timings, stage)) is not None}
-    return ResultHeader(
+    header = ResultHeader(
         lease=ref,
         status=outcome.status.value,
         reward=outcome.reward,
         error=outcome.error,
         metrics=outcome.metrics,
+        notes=outcome.notes,
         endpoint=outcome.endpoint,
         turns=len(outcome.turns),
         tokens=sum(t.response_length for t in outcome.turns),
-        sampled=int(columns.loss_mask.sum()),
+        sampled=int(columns.loss_mask.sum()) if columns is not None else sampled_tokens(outcome.segments),
         tool_calls=sum(len(t.tool_calls) for t in outcome.turns),
         timings=timings,
-        weights_versions=sorted(columns.versions),
+        weights_versions=sorted(columns.versions) if columns is not None else [],
     )
+    return header.model_dump_json().encode() + b"\n"

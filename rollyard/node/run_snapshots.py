@@ -1,4 +1,7 @@
-"""Snapshots of a rollout's sandbox during RUN. Each is uploaded while the agent goes on."""
+"""Snapshots of a rollout's sandbox during RUN. Each is uploaded while the agent goes on.
+
+The one with which EVAL begins may be larger than the server takes. Then this node agent alone has it, in a file.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,21 @@ from types import TracebackType
 from typing import Self
 
 from rollyard.core.errors import Invalid, TooLarge
-from rollyard.core.node_cache import node_cache
+from rollyard.host.node_cache import node_cache
 from rollyard.kinds.rollout import AgentSpec
 from rollyard.node.eval_files import EvalFiles
 from rollyard.node.result_uploads import ResultUploads
-from rollyard.node.sandbox.sandbox import Sandbox
-from rollyard.node.sandbox.snapshot import SandboxSnapshot
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.sandbox.snapshot import SandboxSnapshot
 from rollyard.wire.node import MAX_SNAPSHOT_BYTES, LeaseRef, SnapshotHeader
 
 log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 4 * MAX_SNAPSHOT_BYTES
 """While the archives of a run that wait for the server have more bytes, its turns get no further ones. They are files on the
 node's disk. The last one of the run is always taken."""
+
+EVAL_ARCHIVES = 2
+"""Greatest length of the archive with which EVAL begins, before it is compressed, as a multiple of the sandbox's disk."""
 
 
 class RunSnapshots:
@@ -53,7 +59,7 @@ class RunSnapshots:
 
     async def run_ended(self, turns: int) -> None:
         """Take the last snapshot, if the request or EVAL wants one. `turns`: number of turns. Raises SandboxLost, and if EVAL
-        needs it SnapshotUnusable and NodeFault."""
+        needs it SandboxBroken and NodeFault."""
         if self._eval_files is not None or (self._agent.snapshots in ("last", "every") and turns > self._last):
             await self._take(turns, self._eval_files)
 
@@ -63,8 +69,11 @@ class RunSnapshots:
 
     async def _take(self, turn: int, eval_files: EvalFiles | None = None) -> None:
         header = SnapshotHeader(lease=self._ref, turn=turn, image=self._sandbox.held.fingerprint)
+        limits: dict[str, int] = {"most_compressed": MAX_SNAPSHOT_BYTES}
+        if eval_files is not None:  # a sandbox whose disk is full has names, modes and holes beside its bytes
+            limits = {"limit_bytes": EVAL_ARCHIVES * self._sandbox.spec.limits.disk_bytes}
         try:
-            snapshot = await self._sandbox.snapshot(folder=node_cache(), most_compressed=MAX_SNAPSHOT_BYTES)
+            snapshot = await self._sandbox.snapshot(folder=node_cache(), **limits)
         except (OSError, TooLarge) as error:
             if eval_files is not None:
                 raise eval_files.missing(error) from None
@@ -94,6 +103,10 @@ class RunSnapshots:
 
     async def _send(self, header: SnapshotHeader, snapshot: SandboxSnapshot | None) -> None:
         try:
+            if snapshot is not None and snapshot.size > MAX_SNAPSHOT_BYTES:
+                raise TooLarge(
+                    f"it has {snapshot.size} bytes, and the server takes at most {MAX_SNAPSHOT_BYTES}; only this node has it"
+                )
             await self._uploads.snapshot(header, snapshot.read() if snapshot is not None else b"")
         except (Invalid, TooLarge) as error:
             log.warning("rollout %s has no snapshot after turn %d: %s", self._ref.id, header.turn, error)

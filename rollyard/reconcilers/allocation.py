@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 from rollyard.controller.event_recorder import EventRecorder
@@ -32,12 +33,14 @@ from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.store.base import Store
+from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import Driver, Job, Snapshot
 
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 1.0
+EARLY_END = timedelta(seconds=3)
+"""A job's end may seem to lie this long before its submit: an intent's time lies a second ahead, and Slurm rounds down."""
 NAME_SECONDS, NAME_POLL_SECONDS = 3.0, 0.5
 """Greatest wait for accounting to name the user who cancelled a job, and time between two queries (seconds)."""
 
@@ -47,7 +50,7 @@ class AllocationReconciler:
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         driver: Driver,
         feed: SnapshotFeed,
         workspace: AllocationFolders,
@@ -190,6 +193,7 @@ class AllocationReconciler:
         over = status.is_ended
         end: JobEnd | None = None
         if over and not before.is_ended:
+            status = evolve(status, end_time=self._ended_at(status))
             end = await self._end(allocation, plan, status)
             if end is None:
                 return allocation
@@ -220,6 +224,14 @@ class AllocationReconciler:
         elif allocation.status.job_state == JobState.RUNNING and allocation.status.end_time is not None:
             self._agents.set_walltime_end(uid, allocation.status.end_time.timestamp())
         return allocation
+
+    def _ended_at(self, status: AllocationStatus) -> datetime:
+        """Return the end's time by our clock: Slurm's, if it lies between our submit and now; else now."""
+        now, submitted = as_datetime(self._clock.time()), status.intended_at
+        end = status.end_time
+        if end is None or end > now or (submitted is not None and end < submitted - EARLY_END):
+            return now
+        return end
 
     async def _end(self, allocation: Allocation, plan: AllocationPlan, status: AllocationStatus) -> JobEnd | None:
         """Return the facts about the job's end; None while accounting may still name the user who cancelled the job."""

@@ -73,21 +73,23 @@ class AllocationFolders:
         """Job script for one allocation. Writes nothing. Blocks at the first call."""
         meta = allocation.metadata
         folder = self.folder(meta.namespace, meta.name)
-        return self._script(allocation, name=meta.name, id=meta.uid, folder=folder)
+        return self._script([allocation], name=meta.name, id=meta.uid, folder=folder)
 
     def burst_script(self, burst: str, allocations: Sequence[Allocation]) -> BatchScript:
         """Job script for several allocations with the same pool and template. Writes nothing. Blocks at the first
         call."""
-        first = allocations[0]
-        stem = first.metadata.name.rpartition("-")[0]  # without the index
-        return self._script(first, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
+        stem = allocations[0].metadata.name.rpartition("-")[0]  # without the index
+        return self._script(allocations, name=stem, id=burst, folder=self.burst(burst), tasks=len(allocations))
 
     def burst(self, id: str) -> Path:
         """Folder of a burst (allocations that are submitted as one job array). The folder has one link for each array
         task. The task's number is the link's name, and the allocation's folder is the target."""
         return self._data / "bursts" / id
 
-    def _script(self, first: Allocation, *, name: str, id: str, folder: Path, tasks: int | None = None) -> BatchScript:
+    def _script(
+        self, allocations: Sequence[Allocation], *, name: str, id: str, folder: Path, tasks: int | None = None
+    ) -> BatchScript:
+        first, uids = allocations[0], [a.metadata.uid for a in allocations]
         template, archive = first.spec.template, self._runtime.archive(first.spec.template)
         word = "inference-server" if first.spec.pool.kind == "InferencePool" else "node-agent"
         return batch_script(
@@ -100,6 +102,7 @@ class AllocationFolders:
             tasks=tasks,
             after_job=first.spec.after_job,
             stage=["bash", str(STAGE), str(archive), template.scratch] if archive is not None else (),
+            uids=uids if all(uids) else (),  # a preview has none
         )
 
     def write_burst(self, burst: str, allocations: Sequence[Allocation]) -> None:
@@ -130,6 +133,16 @@ class AllocationFolders:
             inference=pool.spec if isinstance(pool, InferencePool) else None,
         )
         write_secret(folder / "allocation.json", file.model_dump_json(), durable=False)
+
+    def renew_token(self, allocation: Allocation, is_current: Callable[[str], bool]) -> bool:
+        """Write a new token for a job whose token is not current. Return whether there was one to replace. Blocks."""
+        meta = allocation.metadata
+        file = self.folder(meta.namespace, meta.name) / "token"
+        if not file.exists() or is_current(file.read_text().strip()):
+            return False
+        role = Role.ENGINE if allocation.spec.pool.kind == InferencePool.__name__ else Role.NODE
+        write_secret(file, self._issue(role, meta.uid))
+        return True
 
     def write_script(self, script: BatchScript) -> None:
         """Write the script beside the job's other files, for people to read. Blocks."""

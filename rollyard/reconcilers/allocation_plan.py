@@ -21,7 +21,8 @@ MIN_MISSES = 2
 class AllocationPlan:
     adopt: Job | None = None
     """The allocation's job as the snapshot shows it: the recorded job or, if no job is recorded, the job of the
-    same owner (`Job.owner`)."""
+    same owner (`Job.owner`). A job of the same owner is taken too if the queue does not know the recorded id and no
+    process has registered with it: sbatch may print an id that is none."""
     submit: bool = False
     """True: write the intent, then submit."""
     cancel: tuple[str, ...] = ()
@@ -47,7 +48,9 @@ def plan_allocation(allocation: Allocation, owner: str, snapshot: Snapshot | Non
     if status.intents == 0:
         return AllocationPlan(submit=True)
     copies = sorted(snapshot.by_owner(owner), key=lambda j: (j.state.ended, _job_number(j.id)))
-    job = snapshot.jobs.get(status.job_id) if status.job_id else next(iter(copies), None)
+    recorded = snapshot.jobs.get(status.job_id) if status.job_id else None
+    unknown = status.job_id is None or (status.job_state is None and status.binding is None)
+    job = recorded or (next(iter(copies), None) if unknown else None)
     if job is None:
         return _without_job(allocation, snapshot, missed, deleting)
     strays = tuple(c.id for c in copies if c.id != job.id and not c.state.ended)

@@ -8,11 +8,11 @@ nothing changes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rollyard.core.clock import as_datetime, as_text, time_of_day
+from rollyard.core.errors import Refusal
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, ConditionUpdate, Reason, get_condition, set_conditions
 from rollyard.kinds.event import PoolEvent
@@ -20,9 +20,10 @@ from rollyard.kinds.pool import GPU_HOURS_SPENT, PoolStatus, Replicas
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.kinds.values.job_state import JobState
-from rollyard.kinds.values.slurm_reasons import UNKNOWN, is_transient, reason_word
+from rollyard.kinds.values.slurm_reasons import UNKNOWN, PendingReason
 from rollyard.reconcilers.autoscaler import ScaleDecision
 from rollyard.reconcilers.failure_backoff import FAILURES, INTERRUPTIONS, EndCounts, last_ended
+from rollyard.reconcilers.node_avoidance import BadNode
 from rollyard.reconcilers.pending_jobs import pending_reason
 from rollyard.reconcilers.plan import Member, blocked
 from rollyard.reconcilers.pool_observation import PoolObservation
@@ -34,8 +35,6 @@ SUBMIT_ANSWER_SECONDS = 5.0
 """Seconds after which a submit without an answer is reported."""
 SHORT_WAIT_SECONDS = 10.0
 """A wait that is usually short is named before an earlier failure only if the wait has lasted this many seconds."""
-_LIMIT_REASONS = re.compile(r"policy|[Ll]imit|[Tt]oo many|temporarily unable")
-"""Words in Slurm's refusals that show that the cause may pass by itself."""
 NO_WARNING = {
     "AllReady",
     "Deleting",
@@ -61,6 +60,7 @@ class PoolView:
     ends: EndCounts
     queue: QueueAccess
     now: float
+    avoided: Sequence[BadNode] = ()
 
     @property
     def members(self) -> Sequence[Member]:
@@ -94,6 +94,7 @@ def pool_conditions(view: PoolView) -> list[Condition]:
         ready(view),
         updated(view),
         renewal_blocked(view),
+        nodes_usable(view),
         slurm_reachable(view.queue),
         scaling_limited(view),
         admitting(view),
@@ -106,7 +107,8 @@ def pool_conditions(view: PoolView) -> list[Condition]:
 
 def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
     """Yield one event for each new reason of Ready and Updated, but only one if both have the same new reason. Yield
-    one event when RenewalBlocked becomes true, and one when ImagesReady or EnoughMemory becomes false."""
+    one event when RenewalBlocked becomes true, and one when ImagesReady, ImagesWritable, EnoughMemory, ToolCalls or NodesUsable
+    becomes false."""
     recorded: set[str] = set()
     for type in ("Ready", "Updated"):
         old, new = (get_condition(s.conditions, type) for s in (before, after))
@@ -116,7 +118,7 @@ def changes(before: PoolStatus, after: PoolStatus) -> Iterator[PoolEvent]:
     old, new = (get_condition(s.conditions, "RenewalBlocked") for s in (before, after))
     if new is not None and new.status == "True" and (old is None or old.status != "True"):
         yield PoolEvent("RenewalBlocked", str(new.why), warning=True)
-    for type in ("ImagesReady", "EnoughMemory"):
+    for type in ("ImagesReady", "ImagesWritable", "EnoughMemory", "ToolCalls", "NodesUsable"):
         old, new = (get_condition(s.conditions, type) for s in (before, after))
         if new is not None and new.status == "False" and (old is None or old.status != "False"):
             yield PoolEvent(*new.why, warning=True)
@@ -172,10 +174,23 @@ def renewal_blocked(view: PoolView) -> ConditionUpdate | None:
     return ConditionUpdate("RenewalBlocked", False, "NotBlocked") if known is not None else None
 
 
+def nodes_usable(view: PoolView) -> ConditionUpdate | None:
+    """Whether the pool avoids no node. None until it avoids one for the first time."""
+    if view.avoided:
+        words = "; ".join(_avoided_text(node) for node in view.avoided)
+        hint = "to avoid a node for longer, write it in spec.allocation.exclude"
+        return ConditionUpdate("NodesUsable", False, "NodeAvoided", f"{words}; {hint}")
+    known = get_condition(view.pool.status.conditions, "NodesUsable")
+    return ConditionUpdate("NodesUsable", True, "NoNodeAvoided") if known is not None else None
+
+
 def slurm_reachable(queue: QueueAccess) -> ConditionUpdate | None:
     """Whether Slurm's queue can be read; None until the queue has been read once or a query has failed."""
     if queue.unreachable_since is None:
-        return ConditionUpdate("SlurmReachable", True, "Reachable") if queue.is_known else None
+        lead = queue.clock_lead
+        ahead = f"{abs(lead):.0f} s {'ahead of' if lead > 0 else 'behind'} the server's"
+        words = f"Slurm's clock is {ahead}; its times are corrected" if lead else ""
+        return ConditionUpdate("SlurmReachable", True, "Reachable", words) if queue.is_known else None
     word, what = ("Doubted", "in doubt") if queue.is_doubted else ("NoAnswer", "unknown")
     message = (
         f"Slurm's queue is {what} since {as_text(queue.unreachable_since)} ({queue.why}); "
@@ -244,9 +259,8 @@ def _failure_reason(view: PoolView) -> Reason | None:
     last = last_ended((m.allocation for m in view.members), FAILURES, ends.template)
     words = _end_text(last) if last is not None else "its allocation no longer exists"
     times = f"failed {ends.failures} times in a row; the last: {words}" if ends.failures > 1 else f"failed: {words}"
-    end = Reason.parse(last.status.reason if last is not None else "")
-    if end.word == SUBMIT_REFUSED:
-        word = "SubmitLimited" if _LIMIT_REASONS.search(end.message) else SUBMIT_REFUSED
+    if last is not None and last.status.refusal is not None:
+        word = "SubmitLimited" if last.status.refusal is Refusal.LIMIT else SUBMIT_REFUSED
     else:
         word = "CrashLoop" if ends.failures >= CRASH_LOOP else "AllocationFailed"
     return Reason(word, f"{times}{_retry_text(view)}")
@@ -288,6 +302,13 @@ def _end_text(allocation: Allocation) -> str:
     return f"{allocation.metadata.name} ended {status.job_state}: {status.reason}"
 
 
+def _avoided_text(node: BadNode) -> str:
+    often = f"{len(node.failed)} allocations in a row failed there before they were ready"
+    return (
+        f"no job starts on {node.name} until {time_of_day(node.until)}: {often}; the last: {_end_text(node.failed[-1])}"
+    )
+
+
 def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
     """Text about submits that have taken too long; empty if no submit has."""
     late: list[tuple[float, str, str]] = []
@@ -297,6 +318,8 @@ def _unanswered(allocations: Sequence[Allocation], now: float) -> str:
             continue
         if condition is not None and condition.status != "True":
             late.append((submitted_at, a.metadata.name, condition.message))
+        elif now - submitted_at > SUBMIT_ANSWER_SECONDS and a.status.intents == 0:
+            late.append((submitted_at, a.metadata.name, f"it waits in the server since {time_of_day(submitted_at)}"))
         elif now - submitted_at > SUBMIT_ANSWER_SECONDS:
             late.append((submitted_at, a.metadata.name, f"Slurm has not answered since {time_of_day(submitted_at)}"))
     if not late:
@@ -314,10 +337,10 @@ def _submitted_at(allocation: Allocation) -> float | None:
 def _is_notable_wait(view: PoolView, reason: str) -> bool:
     """Whether the wait for Slurm will probably not end soon. The message then names this wait before an earlier
     failure."""
-    if not is_transient(reason):
+    if not PendingReason(reason).is_transient:
         return True
     pending = [
-        a for a in view.active if a.status.job_state == JobState.PENDING and reason_word(a.status.reason) == reason
+        a for a in view.active if a.status.job_state == JobState.PENDING and a.status.pending_reason.word == reason
     ]
     submitted_at = [at for a in pending if (at := _submitted_at(a)) is not None]
     return any(view.now - at > SHORT_WAIT_SECONDS for at in submitted_at)

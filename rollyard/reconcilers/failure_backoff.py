@@ -4,6 +4,9 @@ A failure is an end caused by the template, or by a submit that Slurm refused. A
 was made after the last counted failure. So if allocations that run side by side fail, they count once. The count
 restarts after an allocation has been ready for STEADY_SECONDS, and with a new template. While the count is 0, the
 next failure counts even if its allocation was made before the last counted failure.
+
+All times are by this server's clock. A time in the future (the clock was set back) counts as now: otherwise later ends
+would never count.
 """
 
 from __future__ import annotations
@@ -87,14 +90,14 @@ def count_ends(
     """Add the allocations that have ended since the last count. `serves`: some allocation serves. `all_ready`: every
     active allocation is ready."""
     own = [a for a in allocations if a.spec.template_hash == template]
-    last, last_outside = _unix(status.last_failure_time), _unix(status.last_interruption_time)
+    last, last_outside = _past(status.last_failure_time, now), _past(status.last_interruption_time, now)
     failures = status.failures if status.template_hash == template and not _had_steady_run(own, last, now) else 0
     outside = 0 if _had_steady_run(allocations, last_outside, now) else status.interruptions
     if all_ready and last is not None and now - last > FORGET_FAILURES_SECONDS:
         failures = 0
-    failures, last = _count_new(failures, last, (a for a in own if a.status.job_state in FAILURES))
+    failures, last = _count_new(failures, last, (a for a in own if a.status.job_state in FAILURES), now)
     ended = (a for a in allocations if a.status.job_state in INTERRUPTIONS)
-    outside, last_outside = _count_new(outside, last_outside, ended)
+    outside, last_outside = _count_new(outside, last_outside, ended, now)
     ready = max((a.status.ready_at.timestamp() for a in own if a.status.ready_at is not None), default=None)
     failing = failures > 0 and last is not None and (ready is None or ready <= last)
     cap = BACKOFF_CAP_SECONDS if serves else IDLE_CAP_SECONDS
@@ -118,15 +121,13 @@ def last_ended(
     return max(found, key=lambda a: (_unix(a.status.end_time) or 0.0, a.spec.index), default=None)
 
 
-def _count_new(count: int, last: float | None, ended: Iterable[Allocation]) -> tuple[int, float | None]:
+def _count_new(count: int, last: float | None, ended: Iterable[Allocation], now: float) -> tuple[int, float | None]:
     """Count ends in order of time. Return (count, Unix seconds of the last counted end).
 
     An end counts if it is later than the last counted end. Unless the count is 0, its allocation must also have been
     made after the last counted end.
     """
-    ends = sorted(
-        (a.status.end_time.timestamp(), _made_at(a)) for a in ended if a.status.end_time and not _was_expected(a)
-    )
+    ends = sorted((end, _made_at(a)) for a in ended if (end := _past(a.status.end_time, now)) and not _was_expected(a))
     for end, made in ends:
         if last is None or (end > last and (made > last or count == 0)):
             count, last = count + 1, end
@@ -160,6 +161,10 @@ def _was_expected(allocation: Allocation) -> bool:
 
 def _made_at(allocation: Allocation) -> float:
     return _unix(allocation.metadata.creation_timestamp) or float("inf")
+
+
+def _past(time: datetime | None, now: float) -> float | None:
+    return min(time.timestamp(), now) if time is not None else None
 
 
 def _unix(time: datetime | None) -> float | None:

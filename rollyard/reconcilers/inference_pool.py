@@ -18,6 +18,7 @@ from rollyard.reconcilers.demand import LoadReport, inference_metrics, sessions
 from rollyard.reconcilers.plan import Member
 from rollyard.reconcilers.pool_observation import PoolObservation
 from rollyard.reconcilers.status_metrics import StatusMetrics, StatusMetricsCache
+from rollyard.reconcilers.tool_calls_condition import tool_calls
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_metrics import endpoint_status
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
@@ -48,6 +49,9 @@ class InferencePoolObserver:
         bounds = pool.spec.autoscaling
         self._endpoints.follow_spec(pool.pool_key, pool.spec)
         live = await self._requested_sessions(pool) if bounds is not None else 0
+        if (operation := pool.status.weights.operation) is not None and operation.is_running:
+            # Only an endpoint shows whether the weights can be served, and the trainer waits for that.
+            live = max(live, 1)
         # No wait from here on, so that the endpoints and the conditions about them are of one moment.
         held = self._endpoints.sessions.counts()
         states = self._endpoints.of_pool(pool.pool_key)
@@ -65,7 +69,10 @@ class InferencePoolObserver:
             problem=_pool_problem(pool, states),
             why_not_ready=_why_not_ready(counted),
             why_not_admitting=_why_not_admitting(coarse, states, held),
-            conditions=_weights_conditions(step.weights, serving),
+            conditions=[
+                *_weights_conditions(pool, step.weights, serving),
+                tool_calls(self._endpoints.proofs(pool.pool_key)),
+            ],
             events=list(step.events),
         )
 
@@ -154,10 +161,22 @@ def _is_in_update(member: Member, pool: InferencePool) -> bool:
     )
 
 
-def _weights_conditions(weights: WeightsStatus, serving: Sequence[EndpointWeights]) -> list[ConditionUpdate]:
+def _weights_conditions(
+    pool: InferencePool, weights: WeightsStatus, serving: Sequence[EndpointWeights]
+) -> list[ConditionUpdate]:
     """Whether every endpoint serves the current weights, with the reason if not."""
     operation, current = weights.operation, weights.current
     if operation is not None and operation.is_running:
+        if operation.message:
+            also = (
+                "; the pool is suspended"
+                if pool.spec.suspend
+                else "; spec.replicas is 0"
+                if pool.spec.replicas == 0
+                else ""
+            )
+            message = f"{operation.target.version} {operation.message}{also}"
+            return [ConditionUpdate("WeightsCurrent", False, "NoEndpoint", message)]
         message = f"{operation.done} of {operation.total} endpoints serve {operation.target.version}"
         return [ConditionUpdate("WeightsCurrent", False, "Updating", message)]
     failed = operation is not None and operation.phase == "Failed"

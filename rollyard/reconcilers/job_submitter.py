@@ -11,15 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import secrets
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rollyard.controller.event_recorder import EventRecorder
 from rollyard.controller.failpoints import failpoint
-from rollyard.core.clock import Clock, as_datetime, as_text
-from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, SlurmUnreachable, SubmitRefused
+from rollyard.core.clock import Clock, as_datetime, as_text, time_of_day
+from rollyard.core.errors import Conflict, Invalid, NotFound, Refusal, RollyardError, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.allocation import SUBMIT_REFUSED, SUBMITTED, Allocation
 from rollyard.kinds.base import Condition, ConditionUpdate, ObjectKey, Reason, evolve, get_condition, set_conditions
 from rollyard.kinds.registry import POOL_KINDS, Pool
@@ -27,7 +26,8 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.job_endings import SHORT_CHARS, one_line
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.server.store.base import Store
+from rollyard.reconcilers.submit_cap import WINDOW_SECONDS, SubmitCap
+from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import BatchScript, Driver, JobIds
 
 log = logging.getLogger(__name__)
@@ -41,16 +41,12 @@ OVERDUE_SECONDS = 3.0
 """Seconds after which a submit without an answer is reported in the allocation's condition."""
 
 
-_TOO_MANY = re.compile(r"policy|[Ll]imit|[Tt]oo many|array|temporarily unable")
-"""Words in refusals of Slurm after which a smaller submit may be accepted."""
-
-
 class Submitter:
     """The background task that submits. It keeps no intents and no jobs in memory; these are in the store."""
 
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         driver: Driver,
         feed: SnapshotFeed,
         workspace: AllocationFolders,
@@ -66,6 +62,7 @@ class Submitter:
         self._workspace = workspace
         self._recorder = recorder
         self._clock = clock
+        self._cap = SubmitCap()
         self._waiting: dict[str, ObjectKey] = {}
         self._wake = asyncio.Event()
         self.submitting: set[str] = set()
@@ -110,14 +107,48 @@ class Submitter:
                     pools[owner.uid] = await self._pool(owner.kind, key.namespace, owner.name)
                 # A step of a user's job cannot be submitted in an array.
                 step = meta.uid if allocation.spec.template.within is not None else None
-                kin = (owner.uid, allocation.spec.template_hash, allocation.spec.after_job, step)
+                avoided = tuple(allocation.spec.template.exclude)  # may have nodes that the pool's template has not
+                kin = (owner.uid, allocation.spec.template_hash, avoided, allocation.spec.after_job, step)
                 alike.setdefault(kin, []).append(allocation)
         for (owner_uid, *_), allocations in alike.items():
             for burst in _bursts(sorted(allocations, key=lambda a: a.spec.index)):
+                pool = pools[owner_uid]
+                if await self._waits_for_cap(pool, burst):
+                    continue
                 try:
-                    await self._submit(pools[owner_uid], burst)
+                    await self._submit(pool, burst)
+                except SlurmUnreachable as error:  # the conditions say it
+                    log.warning("pool %s: not submitted this time: %s", pool.metadata.name, error)
                 except (RollyardError, OSError) as error:
-                    log.warning("pool %s: not submitted this time: %s", pools[owner_uid].metadata.name, error)
+                    log.warning("pool %s: not submitted this time: %s", pool.metadata.name, error)
+                    await self._tell_our_fault(burst, error)
+
+    async def _waits_for_cap(self, pool: Pool, burst: Sequence[Allocation]) -> bool:
+        """Return True if these submits exceed the pool's cap, and say so in the allocations' conditions."""
+        now = self._clock.monotonic()
+        wait = self._cap.take(pool.metadata.uid, len(burst), size=_size(pool), now=now)
+        if not wait:
+            return False
+        at = time_of_day(self._clock.time() + wait)
+        why = (
+            f"the pool has submitted {self._cap.count(pool.metadata.uid, now)} jobs within {WINDOW_SECONDS:g} s, which its "
+            f"size does not explain; the next submit follows at {at}"
+        )
+        for allocation in burst:
+            if get_condition(allocation.status.conditions, SUBMITTED) is None:
+                await self._recorder.record_event(allocation, "SubmitsCapped", why, "Warning")
+        await asyncio.gather(*(self._write_condition(a, False, "SubmitsCapped", why) for a in burst))
+        return True
+
+    async def _tell_our_fault(self, burst: Sequence[Allocation], error: Exception) -> None:
+        """Say in the conditions that the submit failed before Slurm was asked. A full disk may prevent this too."""
+        why = f"{error}; Slurm has not been asked, and the submit is tried again"
+        with contextlib.suppress(RollyardError, OSError):
+            for allocation in burst:
+                known = get_condition(allocation.status.conditions, SUBMITTED)
+                if known is None or known.message != why:
+                    await self._recorder.record_event(allocation, "SubmitFailed", why, "Warning")
+            await asyncio.gather(*(self._write_condition(a, False, "SubmitFailed", why) for a in burst))
 
     async def _pool(self, kind: str, namespace: str, name: str) -> Pool:
         return await self._store.get(ObjectKey(kind=kind, namespace=namespace, name=name), POOL_KINDS)
@@ -143,7 +174,7 @@ class Submitter:
         try:
             ids = await self._call(script, ours)
         except SubmitRefused as error:
-            if len(ours) > 1 and _TOO_MANY.search(str(error)):
+            if len(ours) > 1 and error.kind is not Refusal.FINAL:
                 half = len(ours) // 2
                 if await self._submit(pool, ours[:half]):
                     await self._submit(pool, ours[half:])
@@ -151,7 +182,7 @@ class Submitter:
                 ours = ours[half:]  # the first half was refused, and so would be the second
             for allocation in ours:
                 await self._recorder.record_event(allocation, SUBMIT_REFUSED, str(error), "Warning")
-                await self.refuse(allocation, str(Reason(SUBMIT_REFUSED, str(error))))
+                await self.refuse(allocation, str(Reason(SUBMIT_REFUSED, str(error))), error.kind)
             return False
         except SlurmUnreachable as error:
             log.warning(
@@ -247,15 +278,16 @@ class Submitter:
         except (Conflict, NotFound):
             return None
 
-    async def refuse(self, allocation: Allocation, why: str) -> None:
-        """End an allocation that cannot be submitted. The pool's reconciler copies the reason from the allocation's
-        status into the pool's condition."""
+    async def refuse(self, allocation: Allocation, why: str, kind: Refusal | None = None) -> None:
+        """End an allocation that cannot be submitted. `kind`: kind of Slurm's refusal; None if Slurm was not asked. The
+        pool's reconciler copies both from the allocation's status into the pool's condition."""
         updates = [ConditionUpdate("Ready", False, "Ended", why)]
         if get_condition(allocation.status.conditions, SUBMITTED) is not None:
             updates.insert(0, ConditionUpdate(SUBMITTED, False, "Refused", why))
         update = {
             "job_state": JobState.FAILED.value,
             "reason": one_line(why, SHORT_CHARS),
+            "refusal": kind,
             "end_time": as_datetime(self._clock.time()),
             "conditions": self._with_conditions(allocation, *updates),
         }
@@ -264,6 +296,12 @@ class Submitter:
     async def _update_status(self, allocation: Allocation, update: dict[str, Any]) -> Allocation:
         changed = evolve(allocation, status=evolve(allocation.status, **update))
         return await self._store.update(changed, "status")
+
+
+def _size(pool: Pool) -> int:
+    """Return the greatest number of allocations that the pool may have at once."""
+    scaling, fixed = pool.spec.autoscaling, pool.spec.replicas
+    return (scaling.max_replicas if scaling is not None else fixed or 0) + pool.spec.renewal.max_surge
 
 
 def _bursts(allocations: Sequence[Allocation]) -> Iterator[Sequence[Allocation]]:

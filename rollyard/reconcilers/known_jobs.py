@@ -3,7 +3,7 @@ the time at which its last submit was answered or failed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from rollyard.controller.informer import Informer
 from rollyard.core.clock import Clock
@@ -23,13 +23,16 @@ class KnownJobs:
         agents: ConnectedAgents,
         endpoints: EndpointRegistry,
         answered: Mapping[str, float],
+        owner: Callable[[Allocation], str],
         clock: Clock,
     ) -> None:
-        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed."""
+        """`answered`: uid of an allocation -> Unix seconds at which its last submit was answered or failed. `owner`:
+        returns the key by which the queue shows an allocation's job."""
         self._allocations = allocations
         self._agents = agents
         self._endpoints = endpoints
         self._answered = answered
+        self._owner = owner
         self._clock = clock
 
     def list(self) -> list[KnownJob]:
@@ -54,4 +57,7 @@ class KnownJobs:
             heard_at=now - (self._clock.monotonic() - heard) if bound and heard is not None else None,
             since=self._answered.get(uid, 0.0),
             leaving=allocation.metadata.deletion_timestamp is not None,
+            intended_at=status.intended_at.timestamp() if status.intended_at is not None else None,
+            owner=self._owner(allocation),
+            was_seen=status.job_state is not None or status.binding is not None,
         )

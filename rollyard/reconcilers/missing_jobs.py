@@ -1,4 +1,4 @@
-"""Known jobs that squeue's table lacks: decides whether the jobs are gone or the table is wrong. Pure.
+"""Known jobs that squeue's table lacks or shows as ended: decides whether the table is right or wrong. Pure.
 
 squeue can print only its header, a table that is cut after some row, or an old table, each time with exit code 0. So
 squeue is only one source. The second source is the heartbeat of the process that is bound to the job, and the third is
@@ -14,6 +14,10 @@ accounting.
 
 The same rules apply to a job that ran, if the table shows the job as pending without a restart. Either the table is
 old, or slurmctld has lost the job's state. For such a job, the state pending in accounting counts as no record.
+
+The table may also show a job as ended whose process reports. Accounting decides. Without its word, the job lives for as
+long as heartbeats come. If they cease for END_QUIET_SECONDS, or the process closes its connection, the end is believed.
+An exception are ends by a lost node: Slurm does not see what runs there, and its word counts at once.
 """
 
 from __future__ import annotations
@@ -30,6 +34,9 @@ MIN_LOOKUPS = 2
 ABSENT_SECONDS = 20.0
 """Time within which a node agent sends several heartbeats, or reconnects after a restart of the server."""
 DISPUTE_SECONDS = 180.0
+END_QUIET_SECONDS = 5.0
+"""Time within which a process that lives sends more than one heartbeat."""
+LOST_NODE = {JobState.NODE_FAIL, JobState.BOOT_FAIL}
 MANY_JOBS = 3
 """If at least this many jobs are expected, a table that shows less than half of them is doubted as a whole."""
 
@@ -58,11 +65,18 @@ class KnownJob:
     may lack the job."""
     leaving: bool = False
     """True: we are ending the job."""
+    intended_at: float | None = None
+    """Unix seconds at which we began the job's submit; None if unknown."""
+    owner: str = ""
+    """Key by which the queue shows whose job it is (`Job.owner`)."""
+    was_seen: bool = True
+    """False: no table has shown the job yet, and no process has registered with it. sbatch may have printed a wrong id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A known job that one or more tables in a row lack, or show as pending although the job ran."""
+    """A known job that one or more tables in a row lack, show as pending although the job ran, or show as ended although
+    its process reports."""
 
     job: KnownJob
     since: float
@@ -70,6 +84,8 @@ class Absence:
     lookups: int = 1
     rewound: bool = False
     """True: the last table shows the job as pending although the job ran."""
+    ended: JobState | None = None
+    """End that the last table shows; None if it shows none."""
     asked_at: float | None = None
     """Unix seconds at which the last query to accounting ended."""
     accounting_state: Job | None = None
@@ -86,7 +102,7 @@ class Absence:
 
     def is_heard(self, now: float) -> bool:
         heard = self.job.heard_at is not None and self.job.heard_at > self.since
-        return heard and self.quiet_seconds(now) < ABSENT_SECONDS
+        return heard and self.quiet_seconds(now) < (END_QUIET_SECONDS if self.ended else ABSENT_SECONDS)
 
     @property
     def is_contradicted(self) -> bool:
@@ -97,7 +113,7 @@ class Absence:
 
 
 def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Snapshot) -> dict[str, Absence]:
-    """Known jobs that this table lacks, or shows as pending although they ran, by id.
+    """Known jobs that this table lacks, shows as pending although they ran, or shows as ended although they report, by id.
 
     `before`: result for the previous table. Counts and times continue from this result.
     """
@@ -105,13 +121,16 @@ def absences(before: Mapping[str, Absence], known: Iterable[KnownJob], table: Sn
     for job in known:
         shown = table.jobs.get(job.id)
         rewound = shown is not None and _is_rewound(job, shown)
-        if job.since >= table.taken_at or (shown is not None and not rewound):
+        ended = shown.state if shown is not None and _reports_after_end(job, shown, table.taken_at) else None
+        if job.since >= table.taken_at or (shown is not None and not rewound and ended is None):
             continue
+        if not job.was_seen and job.owner and table.by_owner(job.owner):
+            continue  # the queue shows the allocation's job under another id than sbatch printed
         old = before.get(job.id)
         if old is None:
-            found[job.id] = Absence(job, table.taken_at, rewound=rewound)
+            found[job.id] = Absence(job, table.taken_at, rewound=rewound, ended=ended)
         else:
-            found[job.id] = replace(old, job=job, lookups=old.lookups + 1, rewound=rewound)
+            found[job.id] = replace(old, job=job, lookups=old.lookups + 1, rewound=rewound, ended=ended)
     return found
 
 
@@ -119,11 +138,26 @@ def _is_rewound(job: KnownJob, shown: Job) -> bool:
     return job.is_running and shown.state is JobState.PENDING and shown.restart_count <= job.restart_count
 
 
+def _reports_after_end(job: KnownJob, shown: Job, at: float) -> bool:
+    if not shown.state.ended or shown.state in LOST_NODE or job.leaving or job.heard_at is None:
+        return False
+    return at - job.heard_at < END_QUIET_SECONDS
+
+
+def contradicted_ends(missing: Iterable[Absence], now: float) -> list[str]:
+    """Return the ids of the jobs that the last table shows as ended, and whose end is not believed yet."""
+    return [a.job.id for a in missing if a.ended and judge_absence(a, now) is not AbsenceVerdict.BELIEVED]
+
+
 def judge_absence(absence: Absence, now: float) -> AbsenceVerdict:
     """Decide whether the table is right about this job, by the rules in this module's docstring."""
+    over = absence.accounting_state is not None and absence.accounting_state.state.ended
+    if absence.ended:
+        heard = AbsenceVerdict.LIVES if absence.is_heard(now) else AbsenceVerdict.WAIT
+        return AbsenceVerdict.BELIEVED if over else heard
     if absence.lookups < MIN_LOOKUPS:
         return AbsenceVerdict.WAIT
-    if absence.accounting_state is not None and absence.accounting_state.state.ended:
+    if over:
         return AbsenceVerdict.BELIEVED
     if absence.is_heard(now):
         return AbsenceVerdict.LIVES
@@ -150,10 +184,14 @@ def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now
     """Reason to conclude nothing at all from a table; empty if the table is good, or lacks only a few jobs.
 
     A table is doubted in three cases: it shows a job as pending although the job ran; all expected jobs are missing; or
-    more than half of at least MANY_JOBS expected jobs are missing. Jobs that are believed to be gone, and jobs that we
-    are ending, are not expected.
+    more than half of at least MANY_JOBS expected jobs are missing. A job that is shown as ended counts as missing once a
+    heartbeat has contradicted its end. Jobs that are believed to be gone, and jobs that we are ending, are not expected.
     """
-    doubtful = [a for a in disputed_absences(missing.values(), now) if not a.job.leaving]
+    doubtful = [
+        a
+        for a in disputed_absences(missing.values(), now)
+        if not a.job.leaving and (a.ended is None or a.is_heard(now))
+    ]
     settled = {id for id, a in missing.items() if judge_absence(a, now) is AbsenceVerdict.BELIEVED}
     expected = [k for k in known if not k.leaving and k.id not in settled]
     if rewound := [a for a in doubtful if a.rewound]:
@@ -162,13 +200,15 @@ def why_doubted(known: Collection[KnownJob], missing: Mapping[str, Absence], now
         return f"squeue's answer is older than an earlier one: {which}{more}; {_witnesses(rewound, now)}"
     absent, total = len(doubtful), len(expected)
     if absent and (absent == total or (total >= MANY_JOBS and 2 * absent > total)):
-        return f"{absent} of {total} jobs missing from squeue; {_witnesses(doubtful, now)}"
+        how = "shown as ended by" if all(a.ended for a in doubtful) else "missing from"
+        return f"{absent} of {total} jobs {how} squeue; {_witnesses(doubtful, now)}"
     return ""
 
 
 def why_not_gone(absence: Absence, now: float) -> str:
     """Text that says why a missing job is not believed to be gone."""
     since = "appears as pending again" if absence.rewound else "is missing from squeue"
+    since = f"is {absence.ended} according to squeue" if absence.ended else since
     return f"job {absence.job.id} {since}; {_witnesses([absence], now)}"
 
 

@@ -13,7 +13,7 @@ from rollyard.core.errors import RollyardError
 from rollyard.kinds.allocation import Allocation
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.server.store.base import Store
+from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import Driver
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ SWEEP_SECONDS = 10.0
 class OrphanSweep:
     """Cancels orphans. A job of another user, or of another server, is never touched."""
 
-    def __init__(self, store: Store, driver: Driver, feed: SnapshotFeed, workspace: AllocationFolders) -> None:
+    def __init__(self, store: ObjectStore, driver: Driver, feed: SnapshotFeed, workspace: AllocationFolders) -> None:
         self._store = store
         self._driver = driver
         self._feed = feed

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Reason
 from rollyard.kinds.values.job_state import JobState
-from rollyard.kinds.values.slurm_reasons import reason_with_text, reason_word
+from rollyard.kinds.values.slurm_reasons import PendingReason
 
 
 def pending_reason(allocations: Sequence[Allocation]) -> Reason | None:
@@ -20,7 +20,7 @@ def pending_reason(allocations: Sequence[Allocation]) -> Reason | None:
     pending = [a for a in live if a.status.job_state == JobState.PENDING]
     if not pending:
         return None
-    reasons = Counter(reason_word(a.status.reason) for a in pending)
+    reasons = Counter(a.status.pending_reason.word for a in pending)
     words = ", ".join(_count_text(name, count, len(reasons)) for name, count in reasons.most_common())
     starts = [a.status.start_time for a in pending if a.status.start_time is not None]
     expected = f"; the first is expected to start at {min(starts):%Y-%m-%d %H:%M:%S} UTC" if starts else ""
@@ -28,4 +28,4 @@ def pending_reason(allocations: Sequence[Allocation]) -> Reason | None:
 
 
 def _count_text(name: str, count: int, kinds: int) -> str:
-    return f"{f'{count} ' if kinds > 1 else ''}{reason_with_text(name)}"
+    return f"{f'{count} ' if kinds > 1 else ''}{PendingReason(name)}"

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from rollyard.core.clock import time_of_day
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Reason, get_condition
+from rollyard.kinds.base import Reason, evolve, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
-from rollyard.kinds.values.slurm_reasons import is_limit, is_transient, reason_with_text, reason_word
 from rollyard.reconcilers.failure_backoff import EndCounts, count_ends
+from rollyard.reconcilers.node_avoidance import FAILURES_IN_A_ROW, BadNode, avoids_needlessly
 from rollyard.reconcilers.renewal import RenewalTime, can_take_work, learn_startup, renewal_times, startup_seconds
 
 EMPTY_GRACE_SECONDS = 3.0
@@ -40,7 +40,8 @@ def template_hash(pool: Pool) -> str:
     Default values are left out, so that a release with a new field does not replace present allocations.
     """
     if isinstance(pool, InferencePool):
-        parts = [pool.spec.allocation, pool.spec.model, pool.spec.engine]
+        # the callers of an engine read its calls, so a change of the parser concerns no engine
+        parts = [pool.spec.allocation, evolve(pool.spec.model, tool_parser=None), pool.spec.engine]
     else:
         parts = [pool.spec.allocation, pool.spec.sandbox, pool.spec.stages]
     text = json.dumps([part.model_dump(mode="json", exclude_defaults=True) for part in parts], sort_keys=True)
@@ -143,8 +144,19 @@ class PoolPlan:
     """True: the pool is being deleted and has no allocation left, so the pool's finalizer may be removed."""
 
 
-def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *, slurm_known: bool) -> PoolPlan:
-    """Plan the changes to a pool's allocations. While Slurm cannot be read, only the pool's deletion continues."""
+def plan_pool(
+    pool: Pool,
+    members: Sequence[Member],
+    desired: int,
+    now: float,
+    *,
+    slurm_known: bool,
+    avoided: Sequence[BadNode] = (),
+) -> PoolPlan:
+    """Plan the changes to a pool's allocations. While Slurm cannot be read, only the pool's deletion continues.
+
+    `avoided`: nodes that new allocations avoid.
+    """
     ends = pool_ends(pool, members, now)
     newest = max((m.index for m in members), default=-1) + 1
     startup, startup_at = _startup(pool, members)
@@ -164,7 +176,7 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
     create = tuple(range(plan.next_index, plan.next_index + missing))
     renew = () if wait or desired == 0 else _due_successors(view, desired, plan.next_index + missing)
     surplus = _surplus(view, desired)
-    going = [*surplus, *_replaced(view), *_outdated_before_use(view)]
+    going = [*surplus, *_replaced(view), *_outdated_before_use(view), *_wait_needlessly(view, avoided)]
     drain = {m.name for m in going if m.started and (m.ready or m.load > 0)}
     emptied, empty_in = _drained(members, now)
     return replace(
@@ -172,7 +184,9 @@ def plan_pool(pool: Pool, members: Sequence[Member], desired: int, now: float, *
         create=create,
         successors=renew,
         drain=tuple(sorted(drain)),
-        delete=tuple(sorted({m.name for m in going if m.name not in drain} | emptied | _expired_history(members))),
+        delete=tuple(
+            sorted({m.name for m in going if m.name not in drain} | emptied | _expired_history(members, avoided))
+        ),
         surplus=tuple(m.name for m in surplus),
         outdated=tuple(m.name for m in view.counted if view.outdated(m) and m not in surplus),
         next_index=plan.next_index + len(create) + len(renew),
@@ -274,7 +288,7 @@ def _blocks_successor(successor: Member) -> bool:
     """Whether the successor is submitted and cannot start while the member that it replaces still runs."""
     spec, status = successor.allocation.spec, successor.allocation.status
     waits = status.job_id is not None and not successor.started
-    return waits and (spec.after_job is not None or is_limit(status.reason))
+    return waits and (spec.after_job is not None or status.pending_reason.is_limit)
 
 
 def _useless(view: _PoolMembers, old: Member) -> bool:
@@ -313,19 +327,19 @@ def _late_successor(pool: Pool, old: Member, successor: Member, now: float) -> t
     status = successor.allocation.status
     if successor.ready or successor.started or old.ends is None:
         return None
-    after, limit = successor.allocation.spec.after_job is not None, is_limit(status.reason)
+    after, reason = successor.allocation.spec.after_job is not None, status.pending_reason
     expected = status.start_time.timestamp() if status.start_time is not None else None
     submitted_at = status.intended_at.timestamp() if status.intended_at is not None else now
     # A successor without an expected start is late if Slurm has had time to give one, or if too little time is left.
     late = now - submitted_at > STUCK_SECONDS or old.ends - now < startup_seconds(pool)
-    stuck = expected is None and (late or not is_transient(status.reason))
-    if not (after or limit or stuck or (expected is not None and expected >= old.ends)):
+    stuck = expected is None and (late or not reason.is_transient)
+    if not (after or reason.is_limit or stuck or (expected is not None and expected >= old.ends)):
         return None
     gap = max(0.0, (expected or old.ends) - old.ends) + startup_seconds(pool)
     if after:
         return Reason("StrategyReplace", "spec.renewal.strategy is Replace"), gap
-    why = "Slurm has not answered its submit" if status.job_id is None else reason_with_text(status.reason)
-    word = reason_word(status.reason) if limit or (stuck and status.reason) else "QueueTooLong"
+    why = "Slurm has not answered its submit" if status.job_id is None else str(reason)
+    word = reason.word if reason.is_limit or (stuck and reason.text) else "QueueTooLong"
     return Reason(word, why), gap
 
 
@@ -343,6 +357,13 @@ def _outdated_before_use(view: _PoolMembers) -> list[Member]:
     """
     hung = {s.name for _, s in view.pairs if not s.ready and s.load == 0}
     return [m for m in view.counted if view.outdated(m) and (not m.started or m.name in hung)]
+
+
+def _wait_needlessly(view: _PoolMembers, avoided: Sequence[BadNode]) -> list[Member]:
+    """Members that wait for another node than one that is no longer avoided. The new allocations may start there."""
+    template = view.pool.spec.allocation
+    waiting = (m for m in view.counted if not m.started and not view.outdated(m))
+    return [m for m in waiting if avoids_needlessly(m.allocation, template, avoided)]
 
 
 def _count_creatable(view: _PoolMembers, members: Sequence[Member], desired: int) -> int:
@@ -371,11 +392,14 @@ def _draining_since(member: Member) -> float | None:
     )
 
 
-def _expired_history(members: Sequence[Member]) -> set[str]:
-    """Ended members to delete: all drained members, and other members except the KEPT_ENDED newest."""
+def _expired_history(members: Sequence[Member], avoided: Sequence[BadNode]) -> set[str]:
+    """Ended members to delete: all drained members, and other members except the KEPT_ENDED newest and the last ones
+    on each avoided node, because of which it is avoided."""
     finished = sorted((m for m in members if m.allocation.status.is_ended and not m.deleting), key=lambda m: -m.index)
     drained = [m.name for m in finished if m.allocation.spec.drain]
-    return {*drained, *[m.name for m in finished if not m.allocation.spec.drain][KEPT_ENDED:]}
+    evidence = {a.metadata.name for node in avoided for a in node.failed[-FAILURES_IN_A_ROW:]}
+    rest = [m.name for m in finished if not m.allocation.spec.drain]
+    return {*drained, *rest[KEPT_ENDED:]} - evidence
 
 
 def _tear_down(plan: PoolPlan, members: Sequence[Member]) -> PoolPlan:

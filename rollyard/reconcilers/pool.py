@@ -34,11 +34,13 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import POOL_KINDS, Pool
 from rollyard.reconcilers.autoscaler import Metric, ScaleDecision, ScalerMemory
 from rollyard.reconcilers.conditions import PoolView, changes, pool_conditions, replicas
+from rollyard.reconcilers.node_avoidance import BadNode, avoiding, bad_nodes
+from rollyard.reconcilers.owners import delete_with_owners
 from rollyard.reconcilers.plan import Member, PoolPlan, plan_pool, template_hash
 from rollyard.reconcilers.pool_observation import PoolObservation, PoolObserver
 from rollyard.reconcilers.pool_size import account_gpu_hours, decide_size, shown_hours
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
-from rollyard.server.store.base import Store
+from rollyard.server.store.object_store import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ REFRESH_SECONDS, QUIET_SECONDS = 2.0, 16.0
 class PoolReconciler:
     def __init__(
         self,
-        store: Store,
+        store: ObjectStore,
         allocations: Informer[Allocation],
         feed: SnapshotFeed,
         recorder: EventRecorder,
@@ -78,6 +80,10 @@ class PoolReconciler:
             self._polls.pop(key, None)
             self._memories.pop(key, None)
             return Done()
+        if await delete_with_owners(self._store, pool):
+            owners = ", ".join(f"{o.kind} {o.name}" for o in pool.metadata.owner_references)
+            await self._recorder.record_event(pool, "OwnersGone", f"deleted, because its owners are gone: {owners}")
+            return RequeueAfter(0.0)
         if pool.metadata.deletion_timestamp is None and FINALIZER not in pool.metadata.finalizers:
             await self._add_finalizer(pool)
             failpoint("after-finalizer")
@@ -88,12 +94,15 @@ class PoolReconciler:
         now, members = self._clock.time(), observation.members
         ledger = account_gpu_hours(pool.status.gpu_ledger, (m.allocation for m in members), now)
         scale = self._scale(pool, observation.metrics, ledger, now)
-        plan = plan_pool(pool, members, scale.desired, now, slurm_known=self._feed.latest is not None)
+        avoided = bad_nodes(
+            pool.spec.allocation, template_hash(pool), [m.allocation for m in members], self._feed.site, now
+        )
+        plan = plan_pool(pool, members, scale.desired, now, slurm_known=self._feed.latest is not None, avoided=avoided)
         if pool.metadata.deletion_timestamp is not None:
             await self._observer.on_deleted(pool)
-        pool = await self._write_status(pool, observation, plan, scale, ledger, now)
+        pool = await self._write_status(pool, observation, plan, scale, ledger, avoided, now)
         failpoint("after-pool-status")
-        await self._act(pool, members, plan, now)
+        await self._act(pool, members, plan, avoided, now)
         if plan.removable:
             failpoint("before-finalizer-removal")
             await self._drop_finalizer(pool)
@@ -134,14 +143,18 @@ class PoolReconciler:
 
     # act
 
-    async def _act(self, pool: Pool, members: Sequence[Member], plan: PoolPlan, now: float) -> None:
+    async def _act(
+        self, pool: Pool, members: Sequence[Member], plan: PoolPlan, avoided: Sequence[BadNode], now: float
+    ) -> None:
         by_name = {m.name: m.allocation for m in members}
-        made = await asyncio.gather(*(self._create(pool, index) for index in plan.create), return_exceptions=True)
+        made = await asyncio.gather(
+            *(self._create(pool, index, avoided) for index in plan.create), return_exceptions=True
+        )
         for error in made:
             if isinstance(error, BaseException):
                 raise error
         for successor in plan.successors:
-            await self._create(pool, successor.index, of=successor.of, after_job=successor.after_job)
+            await self._create(pool, successor.index, avoided, of=successor.of, after_job=successor.after_job)
             await self._recorder.record_event(pool, "Renewing", _why_renewed(pool, by_name[successor.of], now))
         for name in plan.drain:
             allocation = by_name[name]
@@ -151,8 +164,16 @@ class PoolReconciler:
         for name in plan.delete:
             await self._delete(pool, by_name[name])
 
-    async def _create(self, pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> None:
-        allocation = new_allocation(pool, index, of=of, after_job=after_job)
+    async def _create(
+        self,
+        pool: Pool,
+        index: int,
+        avoided: Sequence[BadNode],
+        *,
+        of: str | None = None,
+        after_job: str | None = None,
+    ) -> None:
+        allocation = new_allocation(pool, index, avoided, of=of, after_job=after_job)
         name = allocation.metadata.name
         self._expectations.expect(pool.key, ("created", name))
         try:
@@ -193,10 +214,11 @@ class PoolReconciler:
         plan: PoolPlan,
         scale: ScaleDecision,
         ledger: GpuLedger,
+        avoided: Sequence[BadNode],
         now: float,
     ) -> Pool:
         before, ends = pool.status, plan.ends
-        view = PoolView(pool, observation, scale, ends, self._feed.access, now)
+        view = PoolView(pool, observation, scale, ends, self._feed.access, now, avoided)
         decisions = before.decisions
         if scale.desired != before.replicas.desired:
             decision = ScalingDecision(time=as_datetime(now), desired=scale.desired, message=scale.message)
@@ -234,8 +256,16 @@ class PoolReconciler:
         return written
 
 
-def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: str | None = None) -> Allocation:
-    """Return a new allocation of a pool. `of`: name of the allocation that the new one succeeds. Pure."""
+def new_allocation(
+    pool: Pool,
+    index: int,
+    avoided: Sequence[BadNode] = (),
+    *,
+    of: str | None = None,
+    after_job: str | None = None,
+) -> Allocation:
+    """Return a new allocation of a pool. `avoided`: nodes on which it must not start. `of`: name of the allocation that
+    the new one succeeds. Pure."""
     meta = pool.metadata
     return Allocation(
         metadata=ObjectMeta(
@@ -243,13 +273,13 @@ def new_allocation(pool: Pool, index: int, *, of: str | None = None, after_job: 
             namespace=meta.namespace,
             labels={"rollyard.dev/pool": meta.name},
             finalizers=[FINALIZER],
-            owner_references=[OwnerReference(kind=pool.kind, name=meta.name, uid=meta.uid)],
+            owner_references=[OwnerReference(kind=pool.kind, name=meta.name, uid=meta.uid, controller=True)],
         ),
         spec=AllocationSpec(
             pool=PoolReference(kind=pool.kind, name=meta.name, uid=meta.uid),
             index=index,
             template_hash=template_hash(pool),
-            template=pool.spec.allocation,
+            template=avoiding(pool.spec.allocation, avoided),
             model=pool.spec.model.path if isinstance(pool, InferencePool) else None,
             drain_timeout_seconds=pool.spec.renewal.drain_timeout_seconds,
             successor_of=of,

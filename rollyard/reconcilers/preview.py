@@ -1,7 +1,7 @@
 """Preview of a pool before the pool is written: the check against the site's Slurm, and the jobs that would be
 submitted.
 
-A preview changes nothing and sends Slurm no query.
+A preview changes nothing. It asks Slurm for its partitions if what is known of them is older than some seconds.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Preview:
         self._feed = feed
         self._clock = clock
 
-    def check(self, pool: Pool) -> tuple[Sequence[Cause], Sequence[str]]:
+    async def check(self, pool: Pool) -> tuple[Sequence[Cause], Sequence[str]]:
         """Return (mistakes, warnings). A mistake is a request that this site can never fulfil."""
         if _external(pool):
             return (), ()
-        site, template = self._feed.site, pool.spec.allocation
+        site, template = await self._feed.fresh_site(), pool.spec.allocation
         if site is None:
             why = f": {self._feed.unreachable_why}" if self._feed.unreachable_why else ""
             return (), [f"spec.allocation was not checked: Slurm's partitions have not been read yet{why}"]

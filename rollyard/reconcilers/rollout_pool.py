@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ConditionUpdate, ObjectKey, Reason, get_condition
+from rollyard.kinds.failure_table import POOL_DELETED
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.registry import Pool
 from rollyard.kinds.rollout_pool import RolloutPool
@@ -40,14 +41,16 @@ class RolloutPoolObserver:
         # its node agent reconnects.
         loads = self._rollouts.leases.by_allocation()
         agents = {a.metadata.uid: self._agents.of_allocation(a.metadata.uid) for a in allocations}
+        connected = [agent for agent in agents.values() if agent is not None]
         return PoolObservation(
             members=[_member(a, agents[a.metadata.uid] is not None, loads[a.metadata.uid]) for a in allocations],
             metrics=await self._metrics(pool, in_flight) if pool.spec.autoscaling is not None else [],
-            status_update={"stages": stage_load(queued, in_flight, filter(None, agents.values()))},
+            status_update={"stages": stage_load(queued, in_flight, connected)},
             problem=self._pool_problem(pool),
             conditions=[
                 *_images_ready(pool, await self._rollouts.failing_images(pool.pool_key)),
-                *_enough_memory(pool, [agent for agent in agents.values() if agent is not None]),
+                *_enough_memory(pool, connected),
+                *_images_writable(pool, connected),
             ],
         )
 
@@ -67,7 +70,7 @@ class RolloutPoolObserver:
         return None
 
     async def on_deleted(self, pool: Pool) -> None:
-        await self._rollouts.cancel_queued(pool.pool_key, "PoolDeleted", f"its pool {pool.metadata.name} was deleted")
+        await self._rollouts.cancel_queued(pool.pool_key, POOL_DELETED, f"its pool {pool.metadata.name} was deleted")
 
 
 def _member(allocation: Allocation, connected: bool, load: int) -> Member:
@@ -88,13 +91,32 @@ def _images_ready(pool: RolloutPool, failing: Sequence[ImageHold]) -> list[Condi
 
 def _enough_memory(pool: RolloutPool, agents: Sequence[ConnectedAgent]) -> list[ConditionUpdate]:
     """Return the condition. It appears when a job has too little memory for the first time."""
-    short = [agent for agent in agents if agent.memory_shortage]
+    short = [(agent, agent.memory_shortage) for agent in agents if agent.memory_shortage]
+    advice = "set more memory in `allocation`, or less in `sandbox.memory`"
+    return _shortage(pool, agents, "EnoughMemory", "FewerSandboxes", short, "too little memory", advice)
+
+
+def _images_writable(pool: RolloutPool, agents: Sequence[ConnectedAgent]) -> list[ConditionUpdate]:
+    """Return the condition. It appears when the sandboxes of a node cannot change all of an image for the first time."""
+    short = [(agent, agent.image_shortage) for agent in agents if agent.image_shortage]
+    advice = "or use other nodes: `allocation.exclude` names nodes that get no job"
+    return _shortage(pool, agents, "ImagesWritable", "FoldersStay", short, "such a node", advice)
+
+
+def _shortage(
+    pool: RolloutPool,
+    agents: Sequence[ConnectedAgent],
+    type: str,
+    reason: str,
+    short: Sequence[tuple[ConnectedAgent, str]],
+    what: str,
+    advice: str,
+) -> list[ConditionUpdate]:
     if short:
         jobs = "allocation has" if len(short) == 2 else "allocations have"
-        others = f"; {len(short) - 1} more {jobs} too little memory" if len(short) > 1 else ""
-        advice = "set more memory in `allocation`, or less in `sandbox.memory`"
-        words = f"node {short[0].identity.node} {short[0].memory_shortage}{others} ({advice})"
-        return [ConditionUpdate("EnoughMemory", False, "FewerSandboxes", words)]
-    if not agents or get_condition(pool.status.conditions, "EnoughMemory") is None:
+        others = f"; {len(short) - 1} more {jobs} {what}" if len(short) > 1 else ""
+        agent, words = short[0]
+        return [ConditionUpdate(type, False, reason, f"node {agent.identity.node} {words}{others} ({advice})")]
+    if not agents or get_condition(pool.status.conditions, type) is None:
         return []
-    return [ConditionUpdate("EnoughMemory", True, "EnoughMemory")]
+    return [ConditionUpdate(type, True, type)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 from rollyard.core.aio import Signal, wait_or_timeout
 from rollyard.core.clock import Clock, as_text
@@ -16,10 +17,12 @@ from rollyard.reconcilers.missing_jobs import (
     AbsenceVerdict,
     KnownJob,
     absences,
+    contradicted_ends,
     is_incomplete,
     judge_absence,
     why_doubted,
 )
+from rollyard.reconcilers.slurm_clock import clock_lead, job_on_our_clock, on_our_clock
 from rollyard.slurm.base import Driver, Job, Site, Snapshot
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,8 @@ INTERVAL_SECONDS = 1.0
 REST_RATIO = 4.0
 """Pause after a slow query, as a multiple of the query's duration."""
 SITE_SECONDS = 60.0
+FRESH_SECONDS, SITE_WAIT_SECONDS = 5.0, 5.0
+"""Greatest age of the partitions' state for a check of a pool, and the wait for a newer one."""
 TIMEOUT_SECONDS = 120.0
 """Time limit of a query. A query includes all attempts of the driver, and the waits for the driver's call budget."""
 SOON_POLL_SECONDS = 0.1
@@ -49,6 +54,8 @@ class QueueAccess:
     why: str = ""
     is_doubted: bool = False
     """True: the last query gave an answer that is not believed."""
+    clock_lead: float = 0.0
+    """Seconds by which Slurm's clock is ahead of ours, if they differ much."""
 
 
 class SnapshotFeed:
@@ -75,13 +82,21 @@ class SnapshotFeed:
         """True: the last query gave an answer that is not believed."""
         self.site: Site | None = None
         """Partitions and nodes, read about once a minute while Slurm answers; None until they have been read."""
+        self._site_read = -math.inf
+        """Monotonic time at which the reading of `site` began."""
+        self._reading_site: asyncio.Task[None] | None = None
+        self.clock_lead = 0.0
+        """Seconds by which Slurm's clock is ahead of ours; 0.0 if the clocks agree, or if it is unknown. All times in
+        `latest` are by our clock."""
         self.jobs_changed = Signal[set[str]]()
         """Signal with the owners of changed jobs. An empty set stands for all owners: Slurm became reachable or
         unreachable, or the reason for being unreachable changed."""
 
     @property
     def access(self) -> QueueAccess:
-        return QueueAccess(self.latest is not None, self.unreachable_since, self.unreachable_why, self.is_doubted)
+        return QueueAccess(
+            self.latest is not None, self.unreachable_since, self.unreachable_why, self.is_doubted, self.clock_lead
+        )
 
     def refresh(self) -> None:
         """Poll again soon, because jobs have changed or accounting has answered."""
@@ -110,11 +125,25 @@ class SnapshotFeed:
                 await asyncio.sleep(max(SOON_POLL_SECONDS, rest))
             self._soon.clear()
 
+    async def fresh_site(self) -> Site | None:
+        """Return partitions and nodes that are at most FRESH_SECONDS old; older ones if Slurm does not answer within
+        SITE_WAIT_SECONDS. All callers share one query."""
+        if self._clock.monotonic() - self._site_read > FRESH_SECONDS:
+            if self._reading_site is None or self._reading_site.done():
+                self._reading_site = asyncio.create_task(self._read_site())
+            await asyncio.wait({self._reading_site}, timeout=SITE_WAIT_SECONDS)
+        return self.site
+
+    async def _read_site(self) -> None:
+        began = self._clock.monotonic()
+        with contextlib.suppress(SlurmUnreachable, TimeoutError):
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                self.site = await self._driver.site()
+                self._site_read = began
+
     async def _poll_site(self) -> None:
         while True:
-            with contextlib.suppress(SlurmUnreachable, TimeoutError):
-                async with asyncio.timeout(TIMEOUT_SECONDS):
-                    self.site = await self._driver.site()
+            await self._read_site()
             await asyncio.sleep(SITE_SECONDS if self.site is not None else INTERVAL_SECONDS)
 
     async def _poll_queue(self) -> float:
@@ -139,6 +168,7 @@ class SnapshotFeed:
         self.is_doubted = False
         before: dict[str, Job] = dict(self.latest.jobs) if self.latest else {}
         was_unknown = self.latest is None
+        snapshot = self._without_contradicted_ends(snapshot, before)
         self.latest, self.unreachable_since = snapshot, None
         self.count += 1
         changed = {j.owner for id, j in snapshot.jobs.items() if before.get(id) != j}
@@ -147,6 +177,14 @@ class SnapshotFeed:
             self.jobs_changed.emit(set() if was_unknown else changed)  # an empty set: all may have changed
         return seconds
 
+    def _without_contradicted_ends(self, snapshot: Snapshot, before: Mapping[str, Job]) -> Snapshot:
+        """Put each job whose end is not believed yet back to its last believed state, or leave it out if there is none."""
+        ids = contradicted_ends(self.missing.values(), self._clock.time())
+        if not ids:
+            return snapshot
+        kept = {id: before[id] for id in ids if id in before}
+        return replace(snapshot, jobs={id: j for id, j in snapshot.jobs.items() if id not in ids} | kept)
+
     async def _request_snapshot(self) -> Snapshot:
         """Return the driver's answer. While a slow answer is awaited, Slurm's state counts as unknown."""
         began, call = self._clock.time(), asyncio.create_task(self._driver.snapshot())
@@ -154,9 +192,14 @@ class SnapshotFeed:
             await asyncio.wait({call}, timeout=max(OVERDUE_SECONDS, OVERDUE_RATIO * self._last_seconds))
             if not call.done() and self.unreachable_since is None:
                 self._set_unreachable(f"Slurm has not answered the look-up of {as_text(began)} yet")
-            return await call
+            snapshot = await call
         finally:
             call.cancel()
+        lead = clock_lead(self._known_jobs(), snapshot)
+        if abs(lead - self.clock_lead) > 1.0:
+            log.warning("Slurm's clock is %.0f s ahead of this machine's; its times are corrected", lead)
+        self.clock_lead = lead
+        return on_our_clock(snapshot, lead)
 
     def _why_doubted(self, snapshot: Snapshot) -> str:
         """Update `missing`. Return the reason why the whole snapshot is not believed; empty if the snapshot is believed."""
@@ -181,7 +224,9 @@ class SnapshotFeed:
             at = self._clock.time()
             for id in due:
                 if (absence := self.missing.get(id)) is not None:
-                    self.missing[id] = absence.with_accounting(at, accounts.get(id), silence)
+                    account = accounts.get(id)
+                    account = job_on_our_clock(account, self.clock_lead) if account is not None else None
+                    self.missing[id] = absence.with_accounting(at, account, silence)
             self.refresh()
 
     def _set_unreachable(self, why: str) -> None:

@@ -29,13 +29,14 @@ from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.job_submitter import Submitter
 from rollyard.reconcilers.known_jobs import KnownJobs
 from rollyard.reconcilers.orphan_jobs import OrphanSweep
+from rollyard.reconcilers.owners import dependents
 from rollyard.reconcilers.pool import PoolReconciler
 from rollyard.reconcilers.rollout_pool import RolloutPoolObserver
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
-from rollyard.server.store.base import Store
+from rollyard.server.store.object_store import ObjectStore
 from rollyard.slurm.base import Driver
 
 T = TypeVar("T", bound=KindObject)
@@ -52,7 +53,7 @@ class Reconcilers:
 
 
 def build_reconcilers(
-    store: Store,
+    store: ObjectStore,
     driver: Driver,
     workspace: AllocationFolders,
     agents: ConnectedAgents,
@@ -69,7 +70,8 @@ def build_reconcilers(
     allocations = Informer(store, Allocation, lambda a: a.spec.pool.uid)
     inference_pools, rollout_pools = Informer(store, InferencePool), Informer(store, RolloutPool)
     answered: dict[str, float] = {}
-    feed = SnapshotFeed(driver, clock, KnownJobs(allocations, agents, endpoints, answered, clock).list)
+    known = KnownJobs(allocations, agents, endpoints, answered, workspace.owner, clock)
+    feed = SnapshotFeed(driver, clock, known.list)
     submitter = Submitter(store, driver, feed, workspace, recorder, answered, clock)
 
     async def end_leases(uid: str) -> None:
@@ -109,13 +111,16 @@ def build_reconcilers(
             for pool in (*inference_pools.list(), *rollout_pools.list()):
                 manager.add(pool.key)
 
+    def pools_it_owned(old: KindObject | None, new: KindObject | None) -> Iterable[ObjectKey]:
+        return dependents([*inference_pools.list(), *rollout_pools.list()], old, new)
+
     # a change of                 is recorded by
     allocations.subscribe(partial(_meet_expectations, expectations))
     inference_pools.subscribe(partial(_follow_weights, endpoints))
     # a change of                 queues these keys
-    reconcile(allocations,        allocation_itself, owning_pool)  # fmt: skip
-    reconcile(inference_pools,    pool_itself, partial(rollout_pools_that_may_use, rollout_pools))  # fmt: skip
-    reconcile(rollout_pools,      pool_itself, inference_pools_it_uses)  # fmt: skip
+    reconcile(allocations,        allocation_itself, owning_pool, pools_it_owned)  # fmt: skip
+    reconcile(inference_pools,    pool_itself, pools_it_owned, partial(rollout_pools_that_may_use, rollout_pools))  # fmt: skip
+    reconcile(rollout_pools,      pool_itself, pools_it_owned, inference_pools_it_uses)  # fmt: skip
     feed.jobs_changed.connect(jobs_changed)
     return Reconcilers(manager, feed)
 
@@ -185,7 +190,7 @@ def _matters_to_others(old: Pool | None, new: Pool | None) -> bool:
 
 
 def _declared_part(pool: Pool | None) -> tuple[object, ...] | None:
-    """Values that change when the pool needs a reconcile: spec (by its generation), deletion, finalizers, and a
+    """Values that change when the pool needs a reconcile: spec (by its generation), deletion, finalizers, owners, and a
     requested weights update. None if there is no pool."""
     if pool is None:
         return None
@@ -193,7 +198,7 @@ def _declared_part(pool: Pool | None) -> tuple[object, ...] | None:
     operation = pool.status.weights.operation if isinstance(pool, InferencePool) else None
     pending = operation is not None and operation.phase == "Pending"
     update = (operation.target.version, operation.started_at) if operation is not None and pending else None
-    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers, update
+    return meta.uid, meta.generation, meta.deletion_timestamp, meta.finalizers, meta.owner_references, update
 
 
 def _is_ready(pool: Pool | None) -> bool:

@@ -12,13 +12,16 @@ import _thread
 import os
 
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
+from rollyard.sandbox_agent.way_in import keep_open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM, SIGSTOP, SIGTSTP = 1, 2, 3, 9, 15, 19, 20
+    from rollyard.sandbox_agent.own_threads import OwnThreads
+
+SIGHUP, SIGINT, SIGQUIT, SIGKILL, SIGTERM, SIGCONT, SIGSTOP, SIGTSTP = 1, 2, 3, 9, 15, 18, 19, 20
 """Numbers on x86-64 and ARM. Importing `signal` would import `enum`, which takes 4 ms."""
 
 
@@ -33,6 +36,8 @@ class ChildProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.exited = os.eventfd(0)
+        self.resumes = False
+        """True: if the process is stopped, as by `kill -STOP $$`, it goes on at once."""
         self.status: int | None = None
         """Exit code as in `subprocess`: negative for a signal."""
 
@@ -48,11 +53,11 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    def __init__(self) -> None:
+    def __init__(self, threads: OwnThreads) -> None:
         self._known: dict[int, ChildProcess] = {}
         self._lock = _thread.allocate_lock()
         self._changed = WakeFlag()
-        _thread.start_new_thread(self._reap, ())
+        threads.start(self._reap)
 
     def start(self, spawn: Callable[[], int]) -> ChildProcess:
         """Start a process by calling `spawn`. The reaper does not miss the process, even if the process ends at
@@ -66,14 +71,17 @@ class ChildProcesses:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, 0)
+                pid, status = os.waitpid(-1, os.WUNTRACED)
             except ChildProcessError:
                 readable([self._changed.fileno()], None)
                 self._changed.clear()
                 continue
             with self._lock:
-                child = self._known.pop(pid, None)
-            if child is not None:
+                child = self._known.get(pid) if os.WIFSTOPPED(status) else self._known.pop(pid, None)
+            if os.WIFSTOPPED(status):
+                if child is not None and child.resumes:
+                    os.kill(pid, SIGCONT)  # the number is not taken yet: only this thread reaps
+            elif child is not None:
                 child.status = os.waitstatus_to_exitcode(status)
                 os.eventfd_write(child.exited, 1)
 
@@ -104,9 +112,65 @@ def fork_and_execute(
         os._exit(127)
 
 
+class GroupMember:
+    """A process at a moment. Its number may belong to another process later; number and start time together do not."""
+
+    def __init__(self, pid: int, started: bytes) -> None:
+        self.pid = pid
+        self._started = started
+
+    def kill(self) -> None:
+        try:
+            if _stat(self.pid)[_STARTED] == self._started:
+                os.kill(self.pid, SIGKILL)
+        except OSError:
+            pass
+
+
+def group_and_descendants(group: int, leader: int) -> list[GroupMember]:
+    """Return the processes of a process group and all their descendants, in other groups and sessions too. Left out is
+    `leader`, and what only the leader is an ancestor of."""
+    children: dict[int, list[int]] = {}
+    stats: dict[int, list[bytes]] = {}
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        try:
+            stats[pid] = _stat(pid)
+        except OSError:
+            continue
+        children.setdefault(int(stats[pid][_PARENT]), []).append(pid)
+    waiting = [pid for pid, stat in stats.items() if int(stat[_GROUP]) == group]
+    found: dict[int, GroupMember] = {}
+    while waiting:
+        pid = waiting.pop()
+        if pid not in (leader, os.getpid()) and pid not in found:
+            found[pid] = GroupMember(pid, stats[pid][_STARTED])
+            waiting += children.get(pid, [])
+    return list(found.values())
+
+
+_STATE, _PARENT, _GROUP, _STARTED = 0, 1, 2, 19
+"""Places of a process's values in its `stat`, after the name (proc(5))."""
+
+
+def _stat(pid: int) -> list[bytes]:
+    with open(f"/proc/{pid}/stat", "rb") as stat:
+        return stat.read().rpartition(b") ")[2].split()
+
+
+def ignores(pid: int, signal_number: int) -> bool:
+    """Return whether the process ignores the signal."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            mask = status.read().partition(b"\nSigIgn:")[2].split(None, 1)[0]
+    except (OSError, IndexError):
+        return False
+    return bool(int(mask, 16) >> (signal_number - 1) & 1)
+
+
 def kill_family(leader: int, signal_number: int) -> bool:
     """Signal every live process in the session (setsid) of `leader`; return True if there was any."""
     found = False
+    keep_open()
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -121,5 +185,4 @@ def kill_family(leader: int, signal_number: int) -> bool:
 
 
 def _is_dead(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat", "rb") as stat:
-        return stat.read().rpartition(b") ")[2][:1] in b"ZX"
+    return _stat(pid)[_STATE] in (b"Z", b"X")

@@ -1,12 +1,14 @@
 """The `editor` tool: view, create, str_replace and insert on text files, by exact strings and line numbers.
 
 If arguments are wrong, or a file cannot be read or written, a call returns a message for the model and does not raise.
-An edit keeps the file's line endings, and bytes that are not UTF-8. Only a line feed ends a line, so line numbers are
-those of `grep -n`.
+An edit keeps bytes that are not UTF-8. Only a line feed ends a line, so line numbers are those of `grep -n`. A view does
+not show the "\\r" of a line that ends with "\\r\\n"; so a text without "\\r" fits lines with either end, and new lines get the
+end of their neighbours.
 """
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import os
@@ -20,6 +22,8 @@ from rollyard.sandbox_agent.whole_files import read_file, write_file
 MAX_FILE_BYTES = 8 << 20
 MAX_LISTED = 500
 SNIPPET_LINES = 4
+MOST_SHOWN = 300
+"""Greatest number of characters of a path or a value in an error message."""
 
 
 class EditError(Exception):
@@ -33,7 +37,7 @@ def edit(command: str, path: str, arguments: Mapping[str, Any], workdir: str = W
             if isinstance(text, str):
                 _encoded(text)
         if command not in _COMMANDS:
-            raise EditError(f"there is no command {command!r}; the commands are: {', '.join(_COMMANDS)}")
+            raise EditError(f"there is no command {_named(command)}; the commands are: {', '.join(_COMMANDS)}")
         if not isinstance(path, str) or not path or "\0" in path:
             raise EditError("`path` must be the path of a file")
         action, needed, optional = _COMMANDS[command]
@@ -41,9 +45,19 @@ def edit(command: str, path: str, arguments: Mapping[str, Any], workdir: str = W
     except EditError as error:
         return f"Error: {error}.", False
     except OSError as error:
-        return f"Error: {path}: {error.strerror}.", False
+        remedy = "; `sed`, `head` and `grep` in bash can read and edit it" if error.errno == errno.EFBIG else ""
+        return f"Error: {_shown(path)}: {error.strerror}{remedy}.", False
     except UnicodeEncodeError:
         return "Error: an argument contains half of a surrogate pair; write the whole character.", False
+
+
+def _shown(text: str) -> str:
+    """Shorten a path or a name for a message: a model may write a whole file in its place."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text)} characters)"
+
+
+def _named(value: object) -> str:
+    return repr(_shown(value)) if isinstance(value, str) else _shown(repr(value))
 
 
 def _checked(command: str, given: Mapping[str, Any], needed: set[str], optional: set[str]) -> dict[str, Any]:
@@ -52,7 +66,7 @@ def _checked(command: str, given: Mapping[str, Any], needed: set[str], optional:
         raise EditError(f"`{command}` needs {' and '.join(f'`{name}`' for name in missing)}")
     if unknown := sorted(present.keys() - needed - optional):
         takes = ", ".join(f"`{name}`" for name in ("path", *sorted(needed | optional)))
-        raise EditError(f"`{command}` does not take `{unknown[0]}`; it takes {takes}")
+        raise EditError(f"`{command}` does not take `{_shown(unknown[0])}`; it takes {takes}")
     for name, value in present.items():
         if not _TYPES[name][0](value):
             raise EditError(f"`{name}` must be {_TYPES[name][1]}")
@@ -62,7 +76,7 @@ def _checked(command: str, given: Mapping[str, Any], needed: set[str], optional:
 def _view(path: str, view_range: list[int] | None = None) -> str:
     if os.path.isdir(path):
         if view_range is not None:
-            raise EditError(f"`view_range` is for files, and {path} is a folder; leave it out")
+            raise EditError(f"`view_range` is for files, and {_shown(path)} is a folder; leave it out")
         return _listing(path)
     text = _read(path)
     count = _count_lines(text)
@@ -101,7 +115,7 @@ def _listing(path: str) -> str:
 
 def _create(path: str, file_text: str) -> str:
     if os.path.isdir(path):
-        raise EditError(f"{path} is a folder; choose the path of a file")
+        raise EditError(f"{_shown(path)} is a folder; choose the path of a file")
     existed = os.path.exists(path)
     _write(path, file_text)
     return f"{'Replaced' if existed else 'Created'} {path}."
@@ -111,28 +125,68 @@ def _str_replace(path: str, old_str: str, new_str: str = "") -> str:
     text = _read(path)
     if not old_str:
         raise EditError("`old_str` is empty; use `insert` to add lines, or `create` to write the whole file")
-    count = text.count(old_str)
-    if count == 0:
-        raise EditError(f"`old_str` does not occur in {path}; view the file and copy the text exactly")
-    if count > 1:
-        numbers = _line_numbers(text, old_str)
+    found = _places(text, old_str)
+    if not found:
+        raise EditError(f"`old_str` does not occur in {_shown(path)}; view the file and copy the text exactly")
+    if len(found) > 1:
+        numbers = ", ".join(str(text.count("\n", 0, start) + 1) for start, _ in found[:10])
         raise EditError(
-            f"`old_str` occurs {count} times in {path}, in lines {numbers}; add neighbouring lines until it is unique"
+            f"`old_str` occurs {len(found)} times in {_shown(path)}, in lines {numbers}; "
+            "add neighbouring lines until it is unique"
         )
-    start = text.index(old_str)
-    edited = text[:start] + new_str + text[start + len(old_str) :]
+    start, end = found[0]
+    if "\r" not in old_str + new_str:
+        new_str = _with_line_ends(text, start, end, new_str)
+    edited = text[:start] + new_str + text[end:]
     _write(path, edited)
     line = text.count("\n", 0, start) + 1
     return f"Edited {path}.\n" + _snippet(edited, line, line + new_str.count("\n"))
 
 
-def _line_numbers(text: str, part: str) -> str:
-    numbers: list[str] = []
-    at = text.find(part)
-    while at >= 0 and len(numbers) < 10:
-        numbers.append(str(text.count("\n", 0, at) + 1))
+def _places(text: str, part: str) -> list[tuple[int, int]]:
+    """Return begin and end of each occurrence. A line feed of `part` also fits a "\\r\\n", unless `part` has a "\\r"."""
+    if "\r\n" in text and "\n" in part and "\r" not in part:
+        import re  # few files need it, and it takes 5 ms
+
+        return [found.span() for found in re.finditer("\r?\n".join(map(re.escape, part.split("\n"))), text)]
+    places, at = [], text.find(part)
+    while at >= 0:
+        places.append((at, at + len(part)))
         at = text.find(part, at + len(part))
-    return ", ".join(numbers)
+    return places
+
+
+def _with_line_ends(text: str, start: int, end: int, new: str) -> str:
+    """Return `new`, which replaces `text[start:end]`, with line ends of the text: lines at its beginning and end that do not
+    change keep theirs, all others get the one of the first line."""
+    old = text[start:end].split("\n")
+    ends = ["\r\n" if line.endswith("\r") else "\n" for line in old[:-1]]
+    before = [line.removesuffix("\r") for line in old[:-1]] + old[-1:]
+    lines = new.split("\n")
+    same, same_at_end = _common(before, lines), _common(before[::-1], lines[::-1])
+    other = ends[0] if ends else _end_at(text, start)
+    chosen = []
+    for after in range(len(lines) - 1):
+        following = len(lines) - 1 - after
+        if after < min(same, len(ends)):
+            chosen.append(ends[after])
+        else:
+            chosen.append(ends[-following] if following <= min(same_at_end, len(ends)) else other)
+    return "".join(line + end for line, end in zip(lines, [*chosen, ""], strict=True))
+
+
+def _common(first: list[str], second: list[str]) -> int:
+    """Return the number of lines at the beginning that are the same."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((number for number, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def _end_at(text: str, at: int) -> str:
+    """Return the end of the line at this place; the last line has that of the line before."""
+    feed = text.find("\n", at)
+    if feed < 0:
+        feed = text.rfind("\n")
+    return "\r\n" if feed > 0 and text[feed - 1] == "\r" else "\n"
 
 
 def _insert(path: str, insert_line: int, new_str: str) -> str:
@@ -140,14 +194,13 @@ def _insert(path: str, insert_line: int, new_str: str) -> str:
     count = _count_lines(text)
     if not 0 <= insert_line <= count:
         raise EditError(f"`insert_line` must be between 0 and {count}: the new text goes after that line")
-    end = "\r\n" if text[: text.find("\n") + 1].endswith("\r\n") else "\n"
-    before, after = text, ""
-    if insert_line < count:
-        at = sum(len(line) for line in _lines(text, 1, insert_line))
-        before, after = text[:at], text[at:]
-    elif text and not text.endswith("\n"):
+    at = sum(len(line) for line in _lines(text, 1, insert_line))
+    before, after = text[:at], text[at:]
+    end = _end_at(text, max(0, at - 1))
+    if before and not before.endswith("\n"):
         before += end
-    added = new_str if new_str.endswith("\n") else new_str + end
+    added = new_str if "\r" in new_str else new_str.replace("\n", end)
+    added = added if added.endswith("\n") else added + end
     edited = before + added + after
     _write(path, edited)
     return f"Edited {path}.\n" + _snippet(edited, insert_line + 1, insert_line + added.count("\n"))

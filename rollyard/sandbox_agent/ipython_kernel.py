@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
+import io
 import os
 import signal
 import socket
@@ -25,8 +27,12 @@ from rollyard.sandbox_agent.frames import Header, Stream
 
 SOCKET_FD = 3
 VERSION = "5.4"
+_COPIES_FROM = 40
+"""Lowest number of the copies of standard output and standard error, out of the way of a cell's own files."""
 MOST_CHARACTERS = 1 << 20
 """Greatest length of a value or a traceback in a message. A character has at most 12 bytes in JSON."""
+MOST_LINE_CHARACTERS = 1000
+"""Greatest length of a line in a traceback. It repeats the cell's lines, one of which may hold a whole file."""
 
 
 def message(kind: str, content: Header, parent: Header, number: int) -> Header:
@@ -42,13 +48,13 @@ def message(kind: str, content: Header, parent: Header, number: int) -> Header:
     return {"header": header, "parent_header": parent, "metadata": {}, "content": content}
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, most: int = MOST_CHARACTERS, between: str = "\n") -> str:
     """Leave the middle of a long text out."""
-    excess = len(text) - MOST_CHARACTERS
+    excess = len(text) - most
     if excess <= 0:
         return text
-    half = MOST_CHARACTERS // 2
-    return f"{text[:half]}\n[{excess} characters left out]\n{text[-half:]}"
+    half = most // 2
+    return f"{text[:half]}{between}[{excess} characters left out]{between}{text[-half:]}"
 
 
 class _Value(DisplayHook):  # type: ignore[misc]
@@ -79,7 +85,27 @@ class _Shell(InteractiveShell):  # type: ignore[misc]
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: str) -> None:
         text = stb if isinstance(stb, str) else self.InteractiveTB.stb2text(stb)
+        text = "\n".join(_shortened(line, MOST_LINE_CHARACTERS, " ") for line in text.split("\n"))
         self.error = {"ename": etype.__name__, "evalue": "", "traceback": [_shortened(text)]}
+
+
+class _Outputs:
+    """Standard output and standard error of cells. What a cell closes or redirects lasts as long as the cell, so that no
+    later cell is mute."""
+
+    def __init__(self) -> None:
+        self._copies = {fd: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _COPIES_FROM) for fd in (1, 2)}
+
+    def restore(self) -> None:
+        for fd, copy in self._copies.items():
+            os.dup2(copy, fd)
+        for name, fd in (("stdout", 1), ("stderr", 2)):
+            stream = getattr(sys, name, None)
+            if stream is None or getattr(stream, "closed", False):
+                raw = open(fd, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it lasts as long as this process
+                setattr(
+                    sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", write_through=True)
+                )
 
 
 class IPythonKernel:
@@ -87,6 +113,7 @@ class IPythonKernel:
         self._stream = stream
         self._pid = os.getpid()
         self._sent = 0
+        self._outputs = _Outputs()
         config = Config()
         config.InteractiveShell.xmode = "Plain"
         config.InteractiveShell.colors = "nocolor"
@@ -98,6 +125,9 @@ class IPythonKernel:
         """Answer requests until the socket is closed or a cell asks to exit."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._warm_up()
+        # Modules in the working directory can be imported from here on. IPython has imported its own before: a file called
+        # random.py must not take the place of one.
+        sys.path.insert(0, "")
         self._send("status", {"execution_state": "idle"}, {})
         while frame := self._stream.receive():
             request, _ = frame
@@ -116,6 +146,7 @@ class IPythonKernel:
     def _execute(self, code: str) -> None:
         shell = self._shell
         shell.value_text, shell.error = None, None
+        self._outputs.restore()
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             shell.run_cell(code, store_history=True)
@@ -146,7 +177,6 @@ class IPythonKernel:
 def main() -> None:
     os.chdir(sys.argv[1])
     sys.argv = [""]
-    sys.path.insert(0, "")  # so that modules in the working directory can be imported
     # The bundle's dynamic loader has started this interpreter (see `own_program`), so a cell's subprocess cannot
     # execute the present `sys.executable` directly. The wrapper can be executed directly.
     wrapper = "/opt/rollyard/fallback/python3"

@@ -205,6 +205,7 @@ class _Kernel:
         finally:
             its.close()
             os.close(printing)
+        self._child.resumes = True
         self._get_ready(settings, time.monotonic() + (START_SECONDS if is_first else RESTART_SECONDS))
 
     def _get_ready(self, settings: Settings, deadline: float) -> None:
@@ -308,6 +309,7 @@ class _Kernel:
     def end(self, capture: OutputCapture) -> None:
         """Kill all processes of the kernel's session, and read their last output into `capture`."""
         readable([self._child.exited], time.monotonic() + 0.1)
+        self._child.resumes = False
         kill_family(self._child.pid, SIGSTOP)
         kill_family(self._child.pid, SIGKILL)
         self._child.kill()  # if it has no session of its own yet

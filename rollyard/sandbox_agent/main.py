@@ -16,14 +16,18 @@ import resource
 import sys
 from _socket import socket
 
-from rollyard.sandbox_agent.bash_tool import BashTool, make_script_file
+from rollyard.sandbox_agent.bash_tool import BashTool
 from rollyard.sandbox_agent.child_processes import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, ChildProcesses
 from rollyard.sandbox_agent.clock_mark import ClockMark
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
 from rollyard.sandbox_agent.inside_listener import receive_gate
+from rollyard.sandbox_agent.own_threads import OwnThreads
+from rollyard.sandbox_agent.own_user import User, become, find_user
 from rollyard.sandbox_agent.process_control import PR_SET_DUMPABLE, prctl
+from rollyard.sandbox_agent.resident_shell import make_script_file
 from rollyard.sandbox_agent.settings import Settings
-from rollyard.sandbox_agent.syscall_filter import set_filter
+from rollyard.sandbox_agent.syscall_filter import OWNERS, pretend, set_filter
+from rollyard.sandbox_agent.way_in import remember
 
 _OPEN_FILES = 4096
 """More than a task's processes have: a task's files that are on their way in messages must not stop this process from
@@ -35,26 +39,43 @@ def main() -> None:
     os.closerange(
         3, os.sysconf("SC_OPEN_MAX")
     )  # what the runtime left open; all that is opened from here on ends with an exec
+    remember()
     os.umask(0o022)  # the usual one: tasks test the modes of the files that they make
     stdin = _take_stdin()
     stream = Stream(stdin)
     started = ClockMark()
-    _forbid_tracing()
     _lower_open_files()
     make_script_file()
-    set_filter()
     try:
         gate = receive_gate(stdin)
         frame = stream.receive()
         if frame is not None:
-            _serve(stream, gate, Settings(frame[0]), started)
+            user = _own_user(frame[0].get("user"))
+            _forbid_tracing()
+            threads = OwnThreads()
+            set_filter(threads.last_id)
+            if user is not None and user.uid == 0:
+                pretend(OWNERS)
+            _serve(stream, gate, Settings(frame[0], user), threads, started)
     except (BrokenPipeError, EOFError):
         pass  # the owner is gone
     os._exit(0)
 
 
-def _serve(stream: Stream, gate: socket, settings: Settings, started: ClockMark) -> None:
-    children = ChildProcesses()
+def _own_user(wanted: str | None) -> User | None:
+    """Become the user that the image names. None: stay the user of the runtime. A process with several threads cannot."""
+    if wanted is None:
+        return None
+    try:
+        become(user := find_user(wanted))
+    except (OSError, ValueError) as error:
+        os.write(2, f"{error}\n".encode("utf-8", "replace"))
+        os._exit(1)
+    return user
+
+
+def _serve(stream: Stream, gate: socket, settings: Settings, threads: OwnThreads, started: ClockMark) -> None:
+    children = ChildProcesses(threads)
     shell = BashTool(settings, children)
     try:
         if settings.with_bash:
@@ -65,7 +86,7 @@ def _serve(stream: Stream, gate: socket, settings: Settings, started: ClockMark)
     # imported while bash starts
     from rollyard.sandbox_agent.server import AgentServer
 
-    AgentServer(stream, gate, settings, children, shell, started).serve()
+    AgentServer(stream, gate, settings, children, threads, shell, started).serve()
 
 
 def _restore_signals() -> None:

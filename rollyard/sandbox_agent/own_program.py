@@ -28,6 +28,11 @@ def find_program(name: str, path: str) -> list[str] | None:
         return [name]
     places = (f"{folder}/{name}" for folder in path.split(":"))
     found = next((place for place in places if os.access(place, os.X_OK) and not os.path.isdir(place)), None)
-    if found is None and name == "bash" and os.path.exists(_OWN_BASH):
-        return own_program(_OWN_BASH)
+    if found is None and name == "bash":
+        return own_bash()
     return [found] if found is not None else None
+
+
+def own_bash() -> list[str] | None:
+    """Return the first words of a command line that starts the bundle's bash; None outside of a sandbox."""
+    return own_program(_OWN_BASH) if os.path.exists(_OWN_BASH) else None

@@ -23,6 +23,7 @@ from rollyard.sandbox_agent.child_processes import (
 )
 from rollyard.sandbox_agent.inside_listener import pass_descriptors
 from rollyard.sandbox_agent.own_program import find_program, own_program
+from rollyard.sandbox_agent.own_threads import MOST_PROGRAMS
 from rollyard.sandbox_agent.process_control import PR_SET_DUMPABLE, prctl
 from rollyard.sandbox_agent.settings import NON_INTERACTIVE
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
@@ -33,10 +34,9 @@ if TYPE_CHECKING:
 
     from rollyard.sandbox_agent.child_processes import ChildProcesses
     from rollyard.sandbox_agent.frames import Header, Stream
+    from rollyard.sandbox_agent.own_threads import OwnThreads
     from rollyard.sandbox_agent.settings import Settings
 
-MOST_PROGRAMS = 8
-"""Greatest number of programs that run at once in one sandbox."""
 HANG_UP_SECONDS = 1.0
 KILL_SECONDS = 2.0
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -54,11 +54,14 @@ class _Running:
 class Programs:
     """All programs of one sandbox. A program runs until it ends by itself, or until its call is cancelled."""
 
-    def __init__(self, stream: Stream, gate: socket, settings: Settings, children: ChildProcesses) -> None:
+    def __init__(
+        self, stream: Stream, gate: socket, settings: Settings, children: ChildProcesses, threads: OwnThreads
+    ) -> None:
         self._stream = stream
         self._gate = gate
         self._settings = settings
         self._children = children
+        self._threads = threads
         self._lock = _thread.allocate_lock()
         self._running: dict[int, _Running] = {}
 
@@ -72,7 +75,7 @@ class Programs:
         if full:
             self._stream.send({"id": header["id"], "refused": f"{MOST_PROGRAMS} programs run already; end one of them"})
             return
-        _thread.start_new_thread(self._run, (header, running))
+        self._threads.start(lambda: self._run(header, running))
 
     def cancel(self, call_id: int) -> None:
         with self._lock:

@@ -14,6 +14,7 @@ from rollyard.sandbox_agent.ipython_tool import IPythonTool
 from rollyard.sandbox_agent.settings import WORKSPACE
 from rollyard.sandbox_agent.tool_thread import QueuedCall, ToolThread
 from rollyard.sandbox_agent.wake_flag import readable
+from rollyard.sandbox_agent.way_in import of_mounts
 from rollyard.sandbox_agent.whole_files import read_file, write_file
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from rollyard.sandbox_agent.child_processes import ChildProcesses
     from rollyard.sandbox_agent.clock_mark import ClockMark
     from rollyard.sandbox_agent.frames import Header, Stream
+    from rollyard.sandbox_agent.own_threads import OwnThreads
     from rollyard.sandbox_agent.programs import Programs
     from rollyard.sandbox_agent.settings import Settings
 
@@ -46,6 +48,7 @@ class AgentServer:
         gate: socket,
         settings: Settings,
         children: ChildProcesses,
+        threads: OwnThreads,
         shell: BashTool,
         started: ClockMark,
     ) -> None:
@@ -61,7 +64,8 @@ class AgentServer:
         """Calls of bash."""
         ipython = ToolThread(stream, self._python)
         files, archives = ToolThread(stream), ToolThread(stream)  # an archive may take minutes
-        self._threads = (ipython, files, archives)
+        self._own_threads = threads
+        self._tool_threads = (ipython, files, archives)
         self._settings = settings
         self._children = children
         self._programs: Programs | None = None
@@ -82,12 +86,12 @@ class AgentServer:
 
     def serve(self) -> None:
         """Serve calls until the owner is gone. Then this process ends."""
-        for thread in self._threads:
-            thread.start()
+        for thread in self._tool_threads:
+            thread.start(self._own_threads)
         while True:
-            idle = self._shell.idle_fd()
-            ready = readable([self.fileno(), *([idle] if idle is not None else [])], None)
-            if idle in ready:
+            idle = self._shell.idle_fds()
+            ready = readable([self.fileno(), *idle], None)
+            if not ready.isdisjoint(idle):
                 self._shell.drain()
             if self.fileno() in ready:
                 self.take_call()
@@ -123,7 +127,7 @@ class AgentServer:
         """Remove a waiting call, or stop the running one. An unknown id belongs to a call that has ended."""
         self._waiting = [call for call in self._waiting if call.id != call_id]
         self.stops = self.stops or call_id == self._running
-        for thread in self._threads:
+        for thread in self._tool_threads:
             thread.cancel(call_id)
         if self._programs is not None:
             self._programs.cancel(call_id)
@@ -138,11 +142,13 @@ class AgentServer:
 
     def _bash(self, header: Header, body: bytes) -> Reply:
         done = self._shell.run(body, header["timeout"], self)
-        return {"exit_code": done.exit_code, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
+        reply = {"exit_code": done.exit_code, "timed_out": done.timed_out, "restarted": done.restarted}
+        return {**reply, **of_mounts()}, done.output
 
     def _ipython(self, header: Header, body: bytes) -> Reply:
         done = self._python.run(body.decode("utf-8", "replace"), header["timeout"])
-        return {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}, done.output
+        reply = {"failed": done.error, "timed_out": done.timed_out, "restarted": done.restarted}
+        return {**reply, **of_mounts()}, done.output
 
     def _printed(self, header: Header, body: bytes) -> Reply:
         output, position = self._shell.printed(header["position"])
@@ -156,7 +162,7 @@ class AgentServer:
             # imported here, because few sandboxes run a program for a person
             from rollyard.sandbox_agent.programs import Programs
 
-            self._programs = Programs(self._stream, self._gate, self._settings, self._children)
+            self._programs = Programs(self._stream, self._gate, self._settings, self._children, self._own_threads)
         return self._programs
 
     def _signal(self, header: Header, body: bytes) -> Reply:

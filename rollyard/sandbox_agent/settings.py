@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+    from rollyard.sandbox_agent.own_user import User
+
 START_SECONDS = 10.0
 OPEN_FILES = 1024
 """Greatest number of open files of a process. All sandboxes of a user share the number of files on their way in messages,
@@ -19,6 +21,7 @@ and each sandbox can use up as many as this limit (unix(7), ETOOMANYREFS)."""
 LOCKED_BYTES = 8 << 20
 WORKSPACE = "/workspace"
 HOME = "/home/agent"
+APT_CONFIG = "/opt/rollyard/apt.conf"
 FALLBACK = "/opt/rollyard/fallback"
 """Last folder on PATH, with a `python3` for images that have none."""
 
@@ -45,8 +48,9 @@ _HOST_VARIABLES = frozenset({"HOME", "LC_CTYPE", "PROMPT_COMMAND", "PS1", "PWD",
 
 
 class Settings:
-    def __init__(self, message: Mapping[str, Any]) -> None:
-        self.env = environment({**os.environ, **message.get("image_env", {})}, message["env"])
+    def __init__(self, message: Mapping[str, Any], user: User | None = None) -> None:
+        image = message.get("image_env", {})
+        self.env = environment({**os.environ, **image}, {**_user_variables(user, image), **message["env"]})
         self.memory_bytes: int = message["memory_bytes"]
         """Greatest address space of one process."""
         self.limits_address_space: bool = message.get("address_space", True)
@@ -84,8 +88,22 @@ class Settings:
         _end_first(pid)
 
 
+def _user_variables(user: User | None, image: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that tell who the user is, unless the image sets them. HOME is a folder that exists."""
+    if user is None:
+        return {}
+    name = user.name or ("root" if user.uid == 0 else _DEFAULTS["USER"])
+    homes = (user.home, "/root" if user.uid == 0 else "")
+    own = {"HOME": next((home for home in homes if home and os.path.isdir(home)), HOME), "USER": name, "LOGNAME": name}
+    if user.uid == 0:
+        own["APT_CONFIG"] = APT_CONFIG
+    return {variable: image.get(variable, value) for variable, value in own.items()}
+
+
 def _workdir(path: str) -> str:
-    """Return the image's working folder, made if the image lacks it; / if it cannot be made."""
+    """Return the image's working folder, made if the image lacks it; / if it cannot be made. A relative path begins at the
+    root."""
+    path = os.path.join("/", path)
     try:
         os.makedirs(path, exist_ok=True)
     except OSError:

@@ -1,8 +1,8 @@
 """A seccomp filter for everything in the sandbox: system calls that a task does not need, and that reach the host's kernel
 or the limits that all sandboxes share.
 
-The sandbox agent sets the filter on itself before it starts its first thread, so the filter is the same in every runtime.
-All later threads and processes have it, and none can remove it (seccomp(2)).
+The sandbox agent sets the filter on itself and all of its threads before it starts its first process, so the filter is the
+same in every runtime. All later processes have it, and none can remove it (seccomp(2)).
 
 | closed | because |
 |---|---|
@@ -17,6 +17,7 @@ All later threads and processes have it, and none can remove it (seccomp(2)).
 | `semget` of more than 32 semaphores, `msgget` | the memory guard cannot see this memory |
 | `open_by_handle_at`, `kcmp` | they look past the sandbox's files and into other processes |
 | sockets but Unix, TCP, UDP, ICMP and routing netlink | others had many flaws, and vsock is not of a network namespace |
+| `prlimit64` with a limit, `setpriority`, `sched_set*`, `ioprio_set` for the sandbox agent | they end or slow process 1 |
 | `TIOCSTI`, `TIOCLINUX` | they type into a terminal |
 | programs for another architecture, such as 32 bits | their calls have other numbers |
 """
@@ -27,14 +28,14 @@ import errno
 import os
 import struct
 
-from rollyard.sandbox_agent.process_control import prctl
+from rollyard.sandbox_agent.process_control import prctl, seccomp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeAlias
 
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_PR_SET_NO_NEW_PRIVS, _SECCOMP_SET_MODE_FILTER, _TO_ALL_THREADS = 38, 1, 1
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_BITS, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32
@@ -68,6 +69,8 @@ _CALLS = {
         "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166,
         "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272,
         "perf_event_open": 298,
+        "sched_setparam": 142, "sched_setscheduler": 144, "sched_setaffinity": 203, "sched_setattr": 314,
+        "setpriority": 141, "ioprio_set": 251, "prlimit64": 302, "seccomp": 317,
         "splice": 275, "tee": 276, "vmsplice": 278, "fanotify_init": 300, "open_by_handle_at": 304, "setns": 308,
         "kcmp": 312, "memfd_create": 319, "bpf": 321, "userfaultfd": 323,
     } | _NEW_CALLS,
@@ -77,6 +80,8 @@ _CALLS = {
         "socketpair": 199, "add_key": 217, "request_key": 218, "keyctl": 219, "clone": 220, "perf_event_open": 241,
         "fanotify_init": 262, "open_by_handle_at": 265, "setns": 268, "kcmp": 272, "memfd_create": 279,
         "bpf": 280, "userfaultfd": 282,
+        "sched_setparam": 118, "sched_setscheduler": 119, "sched_setaffinity": 122, "sched_setattr": 274,
+        "setpriority": 140, "ioprio_set": 30, "prlimit64": 261, "seccomp": 277,
     } | _NEW_CALLS,
 }  # fmt: skip
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -87,7 +92,14 @@ _UNKNOWN = (
 can read."""
 _NOT_FOR_THIS_FILE = ("splice", "vmsplice", "tee", "sendfile")
 """Calls that fail with EINVAL. For this error, and not for all others, libuv, Java, Go and Rust copy by reads and writes."""
-_LOOKED_INTO = ("clone", "unshare", "socket", "socketpair", "ioctl", "shmget", "semget")
+_OF_ONE_PROCESS = ("sched_setparam", "sched_setscheduler", "sched_setaffinity", "sched_setattr")
+"""Calls whose first argument is the id of a thread."""
+_OF_PROCESSES = {"setpriority": (0, 1, 2), "ioprio_set": (1, 2, 3)}
+"""Calls whose first argument says what the second one is: the id of a thread, of a process group, or of a user."""
+_LOOKED_INTO = (
+    "clone", "unshare", "socket", "socketpair", "ioctl", "shmget", "semget", "prlimit64", "seccomp", *_OF_ONE_PROCESS,
+    *_OF_PROCESSES,
+)  # fmt: skip
 
 _PRETENDED = {
     "x86_64": {
@@ -101,6 +113,11 @@ _PRETENDED = {
         "sync": 81, "fsync": 82, "fdatasync": 83, "sync_file_range": 84, "syncfs": 267,
     },
 }  # fmt: skip
+OWNERS = (
+    "chown", "fchown", "lchown", "fchownat", "setuid", "setgid", "setreuid", "setregid", "setgroups", "setresuid",
+    "setresgid", "setfsuid", "setfsgid", "capset",
+)  # fmt: skip
+"""The calls of them that change owners and users."""
 _DEVICES = (0o020000, 0o060000)
 """File types of character and block devices."""
 
@@ -108,26 +125,29 @@ Instruction: TypeAlias = "tuple[int, int, int, int]"
 """Code, jump if true, jump if false, value: struct sock_filter."""
 
 
-def set_filter() -> None:
-    """Set the filter on this thread, and on all that it starts later. Does nothing on an unknown architecture.
+def set_filter(last_own_id: int) -> None:
+    """Set the filter on all threads of this process, and on all processes that it starts later. Does nothing on an unknown
+    architecture. `last_own_id`: the greatest id of a thread of this process; the task's processes have greater ones.
 
     Raises OSError if the kernel has no seccomp.
     """
     machine = os.uname().machine
     if machine not in _CALLS:
         return
-    _install(instructions(machine))
+    _install(instructions(machine, last_own_id))
 
 
-def pretend() -> None:
-    """Let the calls that change owners and users, those that make device files, and those that wait for the disk seem to
-    work. Does nothing on an unknown architecture. Raises OSError if the kernel has no seccomp.
+def pretend(names: Sequence[str] | None = None) -> None:
+    """Let these calls seem to work. None: those that change owners and users, those that make device files, and those that
+    wait for the disk. Does nothing on an unknown architecture. Raises OSError if the kernel has no seccomp.
     """
     calls = _PRETENDED.get(os.uname().machine)
     if calls is None:
         return
     program = [_load(_ARCHITECTURE), (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[os.uname().machine]), _allow(), _load(_NUMBER)]
     for name, number in calls.items():
+        if names is not None and name not in names:
+            continue
         if name in ("mknod", "mknodat"):
             kind = _SECOND if name == "mknod" else _THIRD
             devices = [one for value in _DEVICES for one in ((_JUMP_EQUAL, 0, 1, value), _fail(0))]
@@ -142,10 +162,10 @@ def _install(filter_: Sequence[Instruction]) -> None:
     address = id(program) + bytes.__basicsize__ - 1  # CPython keeps the content of `bytes` behind the object's head
     header = struct.pack("HxxxxxxP", len(program) // 8, address)
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header)
+    seccomp(_CALLS[os.uname().machine]["seccomp"], _SECCOMP_SET_MODE_FILTER, _TO_ALL_THREADS, header)
 
 
-def instructions(machine: str) -> Sequence[Instruction]:
+def instructions(machine: str, last_own_id: int) -> Sequence[Instruction]:
     """Return the program (Linux's Documentation/userspace-api/seccomp_filter.rst)."""
     calls = _CALLS[machine]
     program = [
@@ -169,7 +189,27 @@ def instructions(machine: str) -> Sequence[Instruction]:
     program += _block(
         calls["semget"], [_load(_SECOND), (_JUMP_AT_LEAST, 0, 1, _MAX_SEMAPHORES + 1), _fail(errno.EINVAL), _allow()]
     )
+    for name in _OF_ONE_PROCESS:
+        program += _block(calls[name], _unless_own(_FIRST, last_own_id))
+    for name, kinds in _OF_PROCESSES.items():
+        program += _block(calls[name], _unless_own_or_all(kinds, last_own_id))
+    # A new limit has an address; without one the call only reads.
+    reads = [_load(_THIRD), (_JUMP_EQUAL, 0, 3, 0), _load(_THIRD + 4), (_JUMP_EQUAL, 0, 1, 0), _allow()]
+    program += _block(calls["prlimit64"], [*reads, *_unless_own(_FIRST, last_own_id)])
     return [*program, _allow()]
+
+
+def _unless_own(place: int, last_own_id: int) -> list[Instruction]:
+    """Refuse the call for the sandbox agent. 0 is the caller itself; negative ids are great here."""
+    process = [(_JUMP_EQUAL, 2, 0, 0), (_JUMP_AT_LEAST, 1, 0, last_own_id + 1), _fail(errno.EPERM), _allow()]
+    return [_load(place), *process]
+
+
+def _unless_own_or_all(kinds: tuple[int, int, int], last_own_id: int) -> list[Instruction]:
+    process, group, user = kinds
+    own = _unless_own(_SECOND, last_own_id)
+    by_id = [(_JUMP_EQUAL, 1, 0, process), (_JUMP_EQUAL, 0, len(own), group), *own]
+    return [_load(_FIRST), *by_id, (_JUMP_EQUAL, 0, 1, user), _fail(errno.EPERM), _allow()]
 
 
 def _error(name: str) -> int:

@@ -9,6 +9,7 @@ import sys
 import time
 
 from rollyard.sandbox_agent.wake_flag import WakeFlag, readable
+from rollyard.sandbox_agent.way_in import is_lost, keep_open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from rollyard.sandbox_agent.frames import Header, Stream
+    from rollyard.sandbox_agent.own_threads import OwnThreads
 else:
     Protocol = object
 
@@ -46,11 +48,12 @@ class QueuedCall:
     def answer(self, stream: Stream) -> None:
         """Run the call, and send its result."""
         started = time.monotonic()
+        keep_open()
         try:
             header, body = self.run(self.header, self.body)
         except Exception as error:  # noqa: BLE001 - the outermost boundary of this thread: the caller gets the error
             sys.excepthook(*sys.exc_info())
-            header, body = {"fault": f"{type(error).__name__}: {error}"}, b""
+            header, body = {"fault": f"{type(error).__name__}: {error}", "own_files_lost": is_lost()}, b""
         stream.send({"id": self.id, "seconds": time.monotonic() - started, **header}, body)
 
 
@@ -76,8 +79,8 @@ class ToolThread:
             if self._running == call_id and self._tool is not None:
                 self._tool.wake.set()
 
-    def start(self) -> None:
-        _thread.start_new_thread(self._run, ())
+    def start(self, threads: OwnThreads) -> None:
+        threads.start(self._run)
 
     def _run(self) -> None:
         while True:

@@ -24,11 +24,13 @@ class WakeFlag:
             pass
 
 
-def readable(fds: list[int], deadline: float | None) -> set[int]:
+def readable(fds: list[int], deadline: float | None, writable: int | None = None) -> set[int]:
     """Wait until one of `fds` is readable or closed, at most until `deadline` (monotonic seconds; None: for ever).
-    Return all file descriptors that are then readable or closed."""
+    Return all file descriptors that are then readable or closed. `writable`: one more, until it takes bytes."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
+    if writable is not None:
+        poll.register(writable, select.POLLOUT)
     timeout = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
     return {fd for fd, _ in poll.poll(timeout)}

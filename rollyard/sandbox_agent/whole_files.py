@@ -27,9 +27,37 @@ def read_file(path: str, limit: int) -> bytes:
 
 
 def write_file(path: str, data: bytes, mode: int) -> None:
-    """Create or overwrite a file. Missing folders above it are created. Raises OSError."""
+    """Create or overwrite a file. Missing folders above it are created. A file that cannot be written, as on a full disk,
+    keeps its content. Links to the file stay links to it. Raises OSError."""
     os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    existed = os.path.lexists(path)
+    if existed and not stat.S_ISREG(kind := os.stat(path).st_mode):
+        raise OSError(errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL, "not a regular file", path)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, mode)
+    try:
+        _reserve(fd, len(data))
+    except OSError:
+        if not existed:
+            os.unlink(path)
+        os.close(fd)
+        raise
     with open(fd, "wb") as file:
-        os.fchmod(fd, mode)
         file.write(data)
+        file.truncate()
+        os.fchmod(fd, mode)
+
+
+def _reserve(fd: int, length: int) -> None:
+    """Make the disk keep room for the first `length` bytes, without a change to the content. Raises OSError."""
+    before = os.fstat(fd).st_size
+    try:
+        if length:
+            os.posix_fallocate(fd, 0, length)
+    except OSError as error:
+        os.ftruncate(fd, before)
+        if error.errno not in _CANNOT_RESERVE:
+            raise
+
+
+_CANNOT_RESERVE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS, errno.EBADF)
+"""The file system has no such call, and the C library cannot do without it."""

@@ -33,12 +33,10 @@ from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.result_pruner import ResultPruner
 from rollyard.server.routing.endpoint_registry import HEARTBEAT_SECONDS
 from rollyard.server.store.folder_lock import JobRun
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.base import Driver
 from rollyard.slurm.choose_driver import choose_driver
 from rollyard.slurm.fenced_driver import FencedDriver
-from rollyard.trust.admin_kubeconfig import write_kubeconfig
-from rollyard.trust.bearer_tokens import Role
 from rollyard.trust.endpoint_file import read_endpoint, write_endpoint
 from rollyard.trust.secret_files import write_secret
 from rollyard.trust.tls_contexts import server_ssl_context
@@ -74,7 +72,7 @@ class ServeOptions:
         if id is None:
             raise BadRequest("this process is not in a Slurm job; start the server with `rollyard serve --in-slurm`")
         try:
-            name = ServerJobFolder(self.data).name
+            name = ServerJobFolder(self.data, in_job=True).name
         except OSError as error:
             raise Unavailable(f"{error.filename or self.data} cannot be used: {error.strerror}") from None
         return JobRun(name, int(id), int(os.environ.get("SLURM_RESTART_COUNT") or 0))
@@ -122,7 +120,7 @@ async def _serve(options: ServeOptions) -> None:
 class RollyardServer:
     """All parts of the running server. The exit stack closes the parts in reverse order."""
 
-    def __init__(self, store: SqliteStore, driver: Driver, data: Path, options: ServeOptions) -> None:
+    def __init__(self, store: Store, driver: Driver, data: Path, options: ServeOptions) -> None:
         self.store, self.driver, self.data, self.options = store, driver, data, options
         self.parts = Parts(store, driver, data, SystemClock(), options.lease_seconds)
 
@@ -131,8 +129,9 @@ class RollyardServer:
         """Open the store, recover, listen, and only then publish the address."""
         host, port = _address(options.listen)
         data = options.data.resolve()
+        _check_path(data)
         last = read_endpoint(data / "endpoint.json")
-        store = await SqliteStore.open(data, SystemClock(), options.job_run(), last.epoch if last is not None else 0)
+        store = await Store.open(data, SystemClock(), options.job_run(), last.epoch if last is not None else 0)
         stack.push_async_callback(store.close)
         driver = FencedDriver(await choose_driver(options.cluster, data / "local-slurm"), store.confirm)
         stack.push_async_callback(driver.close)
@@ -141,6 +140,7 @@ class RollyardServer:
         write_secret(data / "ca.pem", server.parts.authority.ca_pem)
         await server.parts.rollouts.recover()
         await server.parts.sessions.restore()
+        await server.parts.tokens.renew_jobs()  # the key may have been replaced by hand, or a rotation interrupted
         name = advertised(options.advertise, host)
         pem = server.parts.authority.server_certificate([name, "127.0.0.1", "localhost"])
         # A session's base URL has the port, so a server on any free port takes the port of the server before it.
@@ -156,7 +156,7 @@ class RollyardServer:
         """Write `endpoint.json` for our own processes and a kubeconfig for people; print one line of JSON for scripts."""
         write_endpoint(self.data / "endpoint.json", EndpointFile(url=url, epoch=self.store.epoch, job=self._job()))
         kubeconfig = self.data / "admin.kubeconfig"
-        write_kubeconfig(kubeconfig, url, self.parts.authority.ca_pem, self.parts.signer.issue(Role.ADMIN, "admin"))
+        self.parts.tokens.write_kubeconfig(url)
         _link_newest(kubeconfig)
         print(json.dumps({"event": "serving", "url": url, "kubeconfig": str(kubeconfig)}), flush=True)  # noqa: T201
 
@@ -171,7 +171,9 @@ class RollyardServer:
             tasks.create_task(self._prune())
             tasks.create_task(ResultPruner(self.store, p.clock).run())
             if self.options.in_job:
-                keeper = StandbyKeeper(ServerJobFolder(self.data), self.driver, lambda: p.feed.latest, p.clock)
+                keeper = StandbyKeeper(
+                    ServerJobFolder(self.data, in_job=True), self.driver, lambda: p.feed.latest, p.clock
+                )
                 tasks.create_task(keeper.run())
 
     async def wait_until_superseded(self) -> None:
@@ -196,7 +198,7 @@ class RollyardServer:
     async def _prune(self) -> None:
         while True:
             try:
-                await self.store.prune_events(self.parts.clock.time() - EVENTS_KEPT_SECONDS)
+                await self.store.objects.prune_events(self.parts.clock.time() - EVENTS_KEPT_SECONDS)
             except Unavailable as error:
                 log.warning("old events were not deleted this time: %s", error)
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
@@ -212,6 +214,16 @@ def _link_newest(kubeconfig: Path) -> None:
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(kubeconfig)
         fresh.replace(link)
+
+
+def _check_path(data: Path) -> None:
+    """Raise BadRequest for a path that scripts, JSON and the store cannot hold."""
+    try:
+        str(data).encode()
+    except UnicodeEncodeError:
+        raise BadRequest(
+            f"the path of the data folder is not valid UTF-8: {str(data)!a}; choose a folder whose path is"
+        ) from None
 
 
 def _address(listen: str) -> tuple[str, int]:

@@ -25,13 +25,13 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage
-from rollyard.kinds.rollout_pool import RolloutPool, Stages
+from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.allocation_folder import AllocationFolders
 from rollyard.reconcilers.preview import Preview
 from rollyard.reconcilers.watches import build_reconcilers
 from rollyard.server.batches.keeper import BatchKeeper
 from rollyard.server.batches.service import BatchService
-from rollyard.server.batches.settlement import settle_ended
+from rollyard.server.batches.settlement import Settlements
 from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.dispatch import Dispatcher
@@ -44,6 +44,7 @@ from rollyard.server.rollouts.queue_limit import QueueLimit
 from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.stage_resizer import StageResizer
 from rollyard.server.rollouts.staleness_watch import StalenessWatch
+from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_choice import EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.endpoint_state import EndpointState
@@ -51,7 +52,8 @@ from rollyard.server.routing.external_placement import ExternalPlacement
 from rollyard.server.routing.probe_loop import EndpointProber
 from rollyard.server.routing.rebalance import Rebalancer
 from rollyard.server.routing.session_index import SessionIndex
-from rollyard.server.store.base import Store
+from rollyard.server.store.store import Store
+from rollyard.server.token_rotation import TokenRotation
 from rollyard.slurm.base import Driver
 from rollyard.trust.bearer_tokens import TokenSigner
 from rollyard.trust.ca import Authority
@@ -82,6 +84,7 @@ class Routing:
         """Make the part that moves sessions. `ask_external` requests the move of an external agent's session."""
         made = Rebalancer(self.endpoints, self.choice, self.sessions, self.hints.send, ask_external)
         wake(self.endpoints.endpoint_changed, lambda state: made.wake())
+        wake(self.endpoints.token_renewed, made.ask_all)
         return made
 
 
@@ -101,33 +104,43 @@ class Parts:
         """`data`: folder with keys and allocations. `connector`: opens connections to model servers; the default one
         trusts our CA."""
         self.store, self.clock = store, clock
+        objects, records, batches = store.objects, store.rollouts, store.batches
         self.authority = Authority.open(data / "keys")
         self.signer = TokenSigner.open(data / "keys" / "token.key")
         trust = client_ssl_context(self.authority.ca_pem)
         connector = connector or aiohttp.TCPConnector(ssl=trust, limit=0)
-        routing, pools = Routing(clock, lease_seconds), StoredPools(store)
+        routing, pools = Routing(clock, lease_seconds), StoredPools(objects)
         self.pools = pools
         self.agents, self.leases, self.endpoints = routing.agents, routing.leases, routing.endpoints
         self.choice, self.session_index = routing.choice, routing.sessions
         agents, leases, endpoints = self.agents, self.leases, self.endpoints
         # Arguments such as `slots=` and `pools=` are functions through which a part queries another part.
-        self.rollouts = rollouts = RolloutService(store, clock, agents, leases, settle_groups=settle_ended)
+        self.settlements = settlements = Settlements()
+        self.rollouts = rollouts = RolloutService(records, clock, agents, leases, settlements.settle_ended)
         self.images = ImageHolds(rollouts, clock, agents, pool=pools.rollout_pool)
-        self.image_stager = ImageStager(store, clock, agents, pool=pools.rollout_pool)
-        self.queue_limit = QueueLimit(store, clock)
+        self.image_stager = ImageStager(records, clock, agents, pool=pools.rollout_pool)
+        self.queue_limit = QueueLimit(records, clock)
         self.lease_expiry = LeaseExpiry(self.rollouts)
-        self.batches = BatchService(store, clock, rollouts, slots=agents.slots, sources=TaskSources())
-        self.batch_keeper = BatchKeeper(store, clock, self.batches, slots=agents.slots, pools=pools.rollout_pools)
+        self.batches = BatchService(batches, clock, rollouts, settlements, slots=agents.slots, sources=TaskSources())
+        self.batch_keeper = BatchKeeper(batches, clock, self.batches, slots=agents.slots, pools=pools.rollout_pools)
         placement = ExternalPlacement(endpoints, routing.choice, routing.sessions)
         self.sessions = ExternalSessions(connector, placement, store.sessions)
         self.rebalancer = routing.rebalancer(ask_external=self.sessions.ask_to_move)
         self.prober = EndpointProber(endpoints, trust=trust, pools=pools.inference_pools)
-        self.dispatcher = Dispatcher(store, clock, agents, leases, endpoints, routing.choice, pool=pools.rollout_pool)
+        self.dispatcher = Dispatcher(records, clock, agents, leases, endpoints, routing.choice, pool=pools.rollout_pool)
         self.resizer = StageResizer(clock, agents, queued=self._demand, stages=pools.stages)
         self.weights_watch = StalenessWatch(rollouts, clock=clock, endpoints=endpoints, pools=pools.rollout_pools)
         self.workspace = AllocationFolders(data, store.server_id, issue=self.signer.issue)
+        self.tokens = TokenRotation(self.signer, self.authority, self.workspace, store, data, clock)
         reconcilers = build_reconcilers(
-            store, driver, self.workspace, agents, endpoints, rollouts, clock=clock, outside_demand=self.sessions.demand
+            objects,
+            driver,
+            self.workspace,
+            agents,
+            endpoints,
+            rollouts,
+            clock=clock,
+            outside_demand=self.sessions.demand,
         )
         self.manager, self.feed = reconcilers.manager, reconcilers.feed
         _Wakes(self).connect()
@@ -145,6 +158,7 @@ class Parts:
         preview = Preview(self.workspace, self.feed, self.clock)
         return Services(
             store=self.store,
+            pools=self.pools,
             clock=self.clock,
             rollouts=self.rollouts,
             images=self.images,
@@ -159,6 +173,7 @@ class Parts:
             log_file=self.workspace.log_file,
             check_allocation=preview.check,
             submission=preview.submission,
+            rotate_tokens=self.tokens.rotate,
             task_kinds=frozenset(e.name for e in entry_points(group="rollyard.tasks")),
         )
 
@@ -191,9 +206,10 @@ class _Wakes:
         wake(p.endpoints.endpoint_changed, self.dispatch_onto, self.check_staleness, self.reconcile_endpoint)
         wake(p.endpoints.weights_changed, self.dispatch_near, self.check_staleness)
         wake(p.endpoints.capacity_freed, self.dispatch_near)
+        wake(p.sessions.template_proven, lambda one: p.endpoints.note_proof(one.tokenizer, one.proof))
         wake(p.endpoints.endpoint_suspected, lambda endpoint: p.prober.wake())
         wake(p.endpoints.externals_changed, lambda pool: p.prober.relist())
-        wake(p.rollouts.batch_changed, p.batches.notify)
+        wake(p.settlements.batch_changed, p.batches.notify)
         wake(p.rollouts.rollout_queued, p.dispatcher.wake, self.resize_pool, self.scale)
         wake(p.images.holds_changed, self.show_images)
         wake(p.sessions.session_refused, self.reconcile_inference_pool)
@@ -240,29 +256,6 @@ class _Wakes:
 
     def show_widths(self, agent: ConnectedAgent) -> None:
         self._manager.add(RolloutPool.key_of(*agent.pool), SHOWN_SECONDS)
-
-
-class StoredPools:
-    """Queries for pools in the store."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def rollout_pool(self, key: PoolKey) -> RolloutPool:
-        """Return the pool. Raises NotFound."""
-        return await self._store.get(RolloutPool.key_of(*key), RolloutPool)
-
-    async def rollout_pools(self) -> list[RolloutPool]:
-        found, _ = await self._store.list_objects("RolloutPool")
-        return [p for p in found if isinstance(p, RolloutPool)]
-
-    async def inference_pools(self) -> list[InferencePool]:
-        found, _ = await self._store.list_objects("InferencePool")
-        return [p for p in found if isinstance(p, InferencePool)]
-
-    async def stages(self, key: PoolKey) -> Stages:
-        """Return the stages of the pool. Raises NotFound."""
-        return (await self.rollout_pool(key)).spec.stages
 
 
 def wake(event: Signal[P], *listeners: Callable[P, object]) -> None:

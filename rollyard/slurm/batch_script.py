@@ -14,6 +14,9 @@ from rollyard.slurm.base import BatchScript
 JOB_PREFIX = "rollyard-"
 FOLDER = "$ROLLYARD_ALLOCATION"
 """Word in a command that stands for the allocation's folder."""
+UID = "ROLLYARD_ALLOCATION_UID"
+"""Variable with the allocation's uid. Slurm delivers the script, so unlike a file in a shared folder it is never of an
+earlier allocation of the same name."""
 
 
 def batch_script(
@@ -27,6 +30,7 @@ def batch_script(
     tasks: int | None = None,
     after_job: str | None = None,
     stage: Sequence[str] = (),
+    uids: Sequence[str] = (),
 ) -> BatchScript:
     """Return a script with the template's options as `#SBATCH` lines, then environment, setup and the command.
 
@@ -34,7 +38,8 @@ def batch_script(
     `directory` contains a subfolder, or a link to a folder, for each task. Its name is the task's index. Each task
     writes its log there. In `command`, the word FOLDER is replaced by the folder of the job or task. `after_job`: job
     that must end, in any way, before this job starts. `stage`: command that prints a folder from which the job imports
-    Python modules. If this command fails, the job imports them as usual.
+    Python modules. If this command fails, the job imports them as usual. `uids`: the allocation's uid, or the uid of each
+    task's allocation; empty if the job must not know it.
 
     Raises Invalid for a value with a line break or another control character, because a line break could add another
     directive.
@@ -59,6 +64,9 @@ def batch_script(
         else f'"$(cd -P {shlex.quote(directory)}/"$SLURM_ARRAY_TASK_ID" && pwd)"'
     )
     lines.append(f"export ROLLYARD_ALLOCATION={own}")
+    if uids:
+        lines.append(f"{UID}S=({shlex.join(uids)})")
+        lines.append(f'export {UID}="${{{UID}S[{"$SLURM_ARRAY_TASK_ID" if tasks is not None else 0}]}}"')
     lines += [f"export {key}={shlex.quote(value)}" for key, value in template.env.items()]
     if template.setup.strip():
         lines.append(template.setup.strip("\n"))

@@ -15,10 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
+from rollyard.core.errors import SlurmError, SlurmUnreachable
 from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, JobIds, Site, Snapshot
 from rollyard.slurm.batch_script import JOB_PREFIX, directives
+from rollyard.slurm.refusal import BY_PLUGIN, read_refusal
 from rollyard.slurm.scontrol_text import read_site
 from rollyard.slurm.user_names import known_user
 
@@ -77,7 +78,11 @@ class CliDriver:
         if id is None:
             if code == 0:
                 raise SlurmUnreachable(f"sbatch answered {out[:200]!r}, which is not a job id")
-            raise SlurmUnreachable(words) if code < 0 or _NO_ANSWER.search(err) else SubmitRefused(words)
+            lines = _complaint_lines(err)
+            told = lines[:-1] if len(lines) > 1 and lines[-1].endswith(BY_PLUGIN) else lines
+            if code < 0 or any(_NO_ANSWER.search(line) for line in told):
+                raise SlurmUnreachable(words)
+            raise read_refusal(lines or [words])
         array = directives(script.text).get("array")
         ids = JobIds([id] if array is None else [f"{id}_{task}" for task in range(int(array.partition("-")[2]) + 1)])
         if code != 0:  # the job exists: a plug-in failed afterwards, or the answer was cut off
@@ -235,7 +240,11 @@ def _seconds(text: str) -> float | None:
 
 
 def _complaint_text(text: str) -> str:
-    """Return a command's error lines without the command's name, at most the last 500 characters. One line would not be
-    enough, because the cause is often in the last line but one."""
-    lines = [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines))[-500:] if lines else "it printed nothing"
+    """Return a command's error lines in one line, at most the last 500 characters. One line would not be enough, because
+    the cause is often in the last line but one."""
+    return "; ".join(dict.fromkeys(_complaint_lines(text)))[-500:] or "it printed nothing"
+
+
+def _complaint_lines(text: str) -> list[str]:
+    """Return the error lines without the command's name."""
+    return [re.sub(r"^(\w+: )?(error|fatal): ", "", line.strip()) for line in text.splitlines() if line.strip()]

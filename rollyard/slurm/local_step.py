@@ -1,8 +1,9 @@
 """Step of a local job: a process that runs one job and records how the job ended, like Slurm's slurmstepd.
 
-The driver starts the step as `python -I -S local_step.py JOB_FOLDER`. The step imports only the standard library, so the
-process is small. The step adopts the job's orphans (PR_SET_CHILD_SUBREAPER), so every process of the job stays below
-the step in the process tree. The step records the end after all of these processes have ended.
+The driver starts the step as `python -I -S local_step.py JOB_FOLDER`. The step imports only the standard library and
+one module of ours that does so too, so the process is small. The step adopts the job's orphans
+(PR_SET_CHILD_SUBREAPER), so every process of the job stays below the step in the process tree. The step records the end
+after all of these processes have ended.
 
 Files in the folder, each complete or absent:
 - `step.json`: identity of the step. If the driver has created this file first, without an identity, the step exits and
@@ -14,7 +15,6 @@ Files in the folder, each complete or absent:
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import os
@@ -25,7 +25,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-PR_SET_CHILD_SUBREAPER = 36
+if not __package__:  # with -I, Python does not look for our packages
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
+from rollyard.core.process_tree import adopt_orphans, descendants, reap, signal_all, stat
+
 WATCHED = {signal.SIGCHLD, signal.SIGTERM}
 COOKIE = "ROLLYARD_LOCAL_JOB"
 """Environment variable by which the driver finds the job's processes if the step has died."""
@@ -44,7 +47,7 @@ def main(folder: Path) -> None:
     # As soon as step.json exists, a SIGTERM may come. The signal must stay pending until `watch` handles it, so it is
     # blocked before the file is written.
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     if not write_once(folder / "step.json", process_identity(os.getpid())):
         return  # too late: the driver has already recorded that the job never started
     job = json.loads((folder / "job.json").read_text())
@@ -57,10 +60,10 @@ def main(folder: Path) -> None:
 
 
 def end_now(folder: Path, state: str, code: int, reason: str | None = None) -> None:
-    while left := job_processes():
+    while left := descendants(os.getpid()):
         signal_all(left, signal.SIGKILL)
         signal.sigtimedwait(WATCHED, ENDING_POLL_SECONDS)
-        reap(0)
+        reap()
     write(folder / "end.json", end_record(state, code, reason))
 
 
@@ -115,59 +118,24 @@ def watch(leader: int, limit: float, kill_wait: float) -> tuple[str, int]:
     deadline, kill_at = time.monotonic() + limit, math.inf
     ending, cancelled = None, False
     while True:
-        code, now = reap(leader), time.monotonic()
+        code, now = exit_code(reap().get(leader)), time.monotonic()
         if code is not None:
             return ending or ("COMPLETED" if code == 0 else "FAILED"), code
         if ending is None and (cancelled or now >= deadline):
             ending, kill_at = "CANCELLED" if cancelled else "TIMEOUT", now + kill_wait
             signal_all([leader], signal.SIGTERM, signal.SIGCONT)
         if now >= kill_at:
-            signal_all(job_processes(), signal.SIGKILL)
+            signal_all(descendants(os.getpid()), signal.SIGKILL)
         pause = min(POLL_SECONDS, max(0.0, deadline - now)) if ending is None else ENDING_POLL_SECONDS
         got = signal.sigtimedwait(WATCHED, pause)
         cancelled = cancelled or (got is not None and got.si_signo == signal.SIGTERM)
 
 
-def reap(leader: int) -> int | None:
-    """Collect every child that has ended. Return the leader's exit code (128 + n for signal n), None while it runs."""
-    found = None
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            ended, status = os.waitpid(-1, os.WNOHANG)
-            if ended == 0:
-                break
-            if ended == leader:
-                found = 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-    return found
-
-
-def job_processes() -> list[int]:
-    """Return every living process of the job: the processes below this process in the process tree."""
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        with contextlib.suppress(OSError):
-            if name.isdigit() and (fields := stat(int(name)))[0] not in "ZX":
-                children.setdefault(int(fields[1]), []).append(int(name))
-    found, unseen = [], [os.getpid()]
-    while unseen:
-        below = children.get(unseen.pop(), [])
-        found += below
-        unseen += below
-    return found
-
-
-def signal_all(processes: list[int], *numbers: int) -> None:
-    for process in processes:
-        for number in numbers:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, number)
-
-
-def stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat, from the third field (the state) to the last. Raises OSError if the process
-    has ended."""
-    # The command before the state is in brackets, and may itself contain spaces and brackets.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def exit_code(status: int | None) -> int | None:
+    """Return the exit code of a wait status (128 + n for signal n); None for None."""
+    if status is None:
+        return None
+    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def process_identity(pid: int) -> dict[str, Any]:

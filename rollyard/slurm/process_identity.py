@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rollyard.slurm import local_step
+from rollyard.core.process_tree import stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def boot_id() -> str:
 def start_time(pid: int) -> int | None:
     """Return the start time of a process; None if there is no such process or only a zombie."""
     try:
-        fields = local_step.stat(pid)
+        fields = stat(pid)
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else int(fields[19])

@@ -26,6 +26,8 @@ from rollyard.server.store.journal_mode import LOCAL, file_system_of
 
 STAGE = Path(__file__).with_name("stage.sh")
 PLUG_INS = ("rollyard.tasks", "rollyard.tool_parsers")
+LAST_FILE = ".last"
+"""Name of the last file in the archive. `tar` does not notice that an archive ends too early."""
 KEPT_ARCHIVES = 3
 """Number of archives that are kept, including the newest. Jobs that still wait in the queue may need an earlier one."""
 
@@ -60,6 +62,7 @@ class PythonArchive:
             with tarfile.open(part, "w") as tar:
                 for source, name in _files():
                     tar.add(source, name, recursive=False)
+                tar.addfile(tarfile.TarInfo(LAST_FILE))
             part.rename(archive)
         finally:
             part.unlink(missing_ok=True)

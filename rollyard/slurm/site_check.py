@@ -45,7 +45,10 @@ def check(template: AllocationTemplate, site: Site) -> list[Cause]:
 
 
 def find_doubts(template: AllocationTemplate, site: Site) -> list[str]:
-    """Return warnings for a template without errors: why jobs may be refused or must wait at present."""
+    """Return warnings for a template without errors: why jobs may be refused or must wait at present, and what a site
+    without Slurm ignores."""
+    if not site.partitions and template.within is None:
+        return list(_ignored(template, site))
     partitions = _partitions(template, site) if template.within is None else []
     up = [p for p in partitions if p.up]
     if partitions and not up:
@@ -59,6 +62,20 @@ def find_doubts(template: AllocationTemplate, site: Site) -> list[str]:
         named = _some_names(f"{n.name} is {n.state}{f' ({n.reason})' if n.reason else ''}" for n in nodes.values())
         return [f"no suitable node is usable now: {named}; jobs wait until one comes back"]
     return []
+
+
+def _ignored(template: AllocationTemplate, site: Site) -> Iterator[str]:
+    """Yield what the one machine of the local driver does not have. The driver starts such jobs all the same."""
+    fields = [
+        f for f in ("partition", "account", "qos", "constraint", "reservation") if getattr(template, f) is not None
+    ]
+    if fields:
+        yield f"without Slurm, {', '.join(f'spec.allocation.{f}' for f in fields)} has no effect"
+    for node in site.nodes.values():
+        for field, what, requested, (there,), show in _requested_sizes(template, [node]):
+            if requested > there:
+                has = f"this machine has {show(there)} {what}"
+                yield f"spec.allocation.{field}: {has}, not {show(requested)}; without Slurm the job starts all the same"
 
 
 def _requested_partitions(template: AllocationTemplate) -> list[str]:

@@ -28,6 +28,8 @@ if [ "$(cat "$folder/.whole" 2>/dev/null)" != "$(count 2>/dev/null)" ]; then
   rm -rf "$folder"
   mkdir "$folder"
   tar -xf "$archive" -C "$folder" || { rm -rf "$folder"; die "$archive cannot be unpacked"; }
+  # On a shared folder that lags, a part of a new archive may look like a whole one, also to tar.
+  [ -e "$folder/.last" ] || { rm -rf "$folder"; die "$archive is not complete here yet"; }
   count > "$folder/.whole"
 fi
 # The access times are renewed, because such a clean-up removes files that were not used for some days.

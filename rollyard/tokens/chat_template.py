@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import TaskError, TemplateUnusable
+from rollyard.tokens.template_fields import fields_of
 from rollyard.tokens.template_roles import ends_turns, in_channels, in_parts, roles_in_parts
 from rollyard.tokens.token_bytes import TokenBytes
+from rollyard.tokens.token_length import TokenLength
 
 Message = dict[str, Any]
 """Message with `role`, `content` and further fields that the template uses."""
@@ -27,12 +29,16 @@ class ChatTemplate:
         if self._fast is not None:  # the tokenizer's file may have enabled truncation or padding
             self._fast.no_truncation()
             self._fast.no_padding()
+        self.token_length = TokenLength(tokenizer, self._fast)
+        """Bound of a text's number of tokens."""
         self.stop_ids = tuple(stop_ids)
         """Ids of tokens that end a turn. The first id is the tokenizer's own `eos_token_id`, if it has one."""
         added = tokenizer.added_tokens_decoder
         self.ends = {i: added[i].content if i in added else self.decode([i]) for i in self.stop_ids}
         """Stop id -> text of its token."""
         self._parts = roles_in_parts(self._rendered)
+        self.fields = fields_of(self._rendered, self._parts, self.ends.values(), self.source)
+        """Fields of a message that the template reads, and their forms."""
         self._check_end()
 
     @classmethod
@@ -74,9 +80,13 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
         """Render the messages. Their contents are text; some templates get this text as a list of parts.
 
-        Raises TaskError if the template refuses the conversation (`raise_exception`), and TemplateUnusable if the
-        template fails.
+        An assistant's message may have `reasoning_content` and `tool_calls`, with objects as arguments. The template gets
+        them in the form that it reads.
+
+        Raises TaskError if the template refuses the conversation (`raise_exception`) or would leave out a call or a
+        result, and TemplateUnusable if the template fails.
         """
+        messages, tools = self.fields.shaped(messages), self.fields.shaped_tools(tools)
         if self._parts:
             messages = [in_parts(m) if m["role"] in self._parts else m for m in messages]
         try:
@@ -124,6 +134,7 @@ class ChatTemplate:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]], add_generation_prompt: bool
     ) -> str:
         from jinja2 import TemplateError, TemplateSyntaxError
+        from jinja2.exceptions import SecurityError
 
         try:
             text: str = self._tokenizer.apply_chat_template(
@@ -131,6 +142,10 @@ class ChatTemplate:
             )
         except TemplateSyntaxError as error:
             raise TemplateUnusable(f"line {error.lineno}: {error.message}") from None
+        except SecurityError as error:
+            raise TemplateUnusable(
+                f"{error} transformers lets no template change an object: write `x = x + [item]` for `x.append(item)`"
+            ) from None
         # TypeError and others: messages may contain anything, and the template may use a value of a wrong type
         except (
             TemplateError,

@@ -1,27 +1,33 @@
 """A conversation as token ids. Sampled ids stay as they are; only the text outside sampled turns is tokenised.
 
-For each prompt the model's template renders the whole conversation. If the rendering begins with the text of all ids so
-far, only the remaining text is tokenised and appended.
+For each prompt the model's template renders the whole conversation, with the sampled turns in the fields that the
+template reads. If the rendering goes on from the rendering of the previous prompt and shows the last turn, only the text
+after this turn is tokenised and appended. The template may spell the turn in another way than the model.
 
 Else the prefix is broken. The break is recorded in `breaks`, and a new segment (a sequence of ids that is trained on as
-one sample) begins with the whole rendering. Where the rendering has the exact text of a sampled turn, the segment gets
-the sampled ids. In both cases the prompt's ids decode to the rendering.
+one sample) begins with the whole rendering. Where the rendering shows a sampled turn, the segment gets the sampled ids.
+In both cases the text around sampled turns is the rendering's.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollyard.kinds.rollout import Segment
 from rollyard.tokens.chat_template import ChatTemplate, Message
-from rollyard.tokens.sampled_turn import SampledTurn, sampled_turn
-from rollyard.tokens.segment_builder import Break, BreakCause, PlacedTurn, SegmentBuilder, locate_turns
-from rollyard.tokens.template_rendering import Renderer, SampledMessage
-from rollyard.tokens.tool_calls import ToolCall
+from rollyard.tokens.sampled_turn import sampled_turn
+from rollyard.tokens.segment_builder import Break, BreakCause, SegmentBuilder
+from rollyard.tokens.template_rendering import MarkedRendering, Renderer, SampledMessage
+from rollyard.tokens.tool_calls import ToolCall, ToolCallParser
+from rollyard.tokens.turn_positions import locate_turns
 
 __all__ = ["Break", "BreakCause", "Conversation"]
+
+BEFORE = 256
+"""Number of characters of a rendering that are kept with the turn sampled after it."""
 
 
 class Conversation:
@@ -33,13 +39,18 @@ class Conversation:
         messages: Sequence[Message],
         tools: Sequence[dict[str, Any]] = (),
         opened_by: Break | None = None,
+        parser: ToolCallParser | None = None,
     ) -> None:
-        """`opened_by`: why this conversation does not continue an earlier one. This break is the first in `breaks`."""
+        """`opened_by`: why this conversation does not continue an earlier one. This break is the first in `breaks`.
+
+        `parser`: reads the calls of the turns; None if nothing in a turn counts as a call.
+        """
         self.breaks: list[Break] = [opened_by] if opened_by is not None else []
+        self.parser = parser
         self._template = template
-        self._renderer = Renderer(template, tools)
+        self._renderer = Renderer(template, tools, parser)
         self._messages: list[Message | SampledMessage] = list(messages)
-        self._sampled: list[SampledTurn] = []
+        self._sampled: list[SampledMessage] = []
         self._builders = [SegmentBuilder(opened_by=opened_by)]
         self._settled_count = 0
         """Number of messages up to and including the last sampled turn. The messages after it may still be replaced."""
@@ -57,17 +68,16 @@ class Conversation:
         """Number of tokens in all segments, including a new one in which no turn was sampled yet."""
         return sum(len(builder.ids) for builder in self._builders)
 
-    def prompt_ids(self) -> list[int]:
+    def prompt_ids(self, context: int | None = None) -> list[int]:
         """Return the ids of the next prompt.
 
-        Raises TaskError if the template refuses the conversation, and TemplateUnusable if the template fails.
+        Raises TaskError if the template refuses the conversation, and TemplateUnusable if the template fails. Raises
+        ContextExceeded, before anything is tokenised, if the text cannot fit into `context` tokens.
         """
         if self._rendered is None:
             rendered = self._renderer.whole(self._messages)
-            builder = self._builders[-1]
-            new = builder.text_after(rendered) if builder.prompt_length is not None else None
-            if new is None:
-                new = self._open_segment(rendered)
+            self._template.token_length.check(rendered, context)
+            new = self._text_after_segment(rendered)
             self._pending = self._ids(new)
             self._rendered = rendered
         return self._builders[-1].ids + self._pending
@@ -91,19 +101,13 @@ class Conversation:
         prompt = self.prompt_ids()
         rendered, self._rendered = self._rendered, None
         assert rendered is not None
-        builder, number = self._builders[-1], len(self._sampled)
         turn = sampled_turn(self._template, ids, prompt)
+        builder = self._builders[-1]
         builder.append_prompt(self._pending)
-        builder.text, builder.sampled_text = rendered, tuple(text + turn.end for text in turn.spellings)
-        end = len(rendered) + len(turn.text) + len(turn.end)
-        builder.turns.append(PlacedTurn(number, 0, len(rendered), end, bool(turn.end)))
-        builder.ids += ids
-        builder.logprobs += logprobs
-        builder.weights_version += versions
-        builder.finish_reasons.append(finish_reason)
-        if builder.prompt_length is None:
-            builder.prompt_length = len(prompt)
-        self._append(turn, (), "")
+        parsed = self._renderer.read(turn.text, turn.opened)
+        answer = SampledMessage(len(self._sampled), turn, parsed, rendered[-BEFORE:], self._call_count())
+        builder.append_sampled(answer, rendered, logprobs, versions, finish_reason)
+        self._append(answer)
         return turn.text
 
     @property
@@ -114,12 +118,17 @@ class Conversation:
             raise IndexError("nothing was sampled yet")
         return answer
 
+    def last_calls(self) -> list[tuple[ToolCall, str]]:
+        """Return the calls of the last turn, each with its id in the template."""
+        ids = self.last.call_ids(self._template.fields.call_ids)
+        return list(zip(self.last.parsed.calls, ids, strict=True))
+
     def add_recalled(self, answer: SampledMessage) -> None:
         """Append a turn of another conversation. The turn's ids are context here: they are not trained on.
 
         Call this before a turn is sampled in this conversation.
         """
-        self._append(answer.turn, answer.calls, answer.content)
+        self._append(replace(answer, number=len(self._sampled), calls_before=self._call_count()))
         self._invalidate()
 
     def replace_unanswered(self, messages: Sequence[Message]) -> None:
@@ -132,19 +141,23 @@ class Conversation:
         self._messages += messages
         self._invalidate()
 
-    def add_results(self, calls: Sequence[ToolCall], results: Sequence[str], content: str = "") -> None:
-        """Append one result for each call of the last turn, in the same order. `content`: the turn's text outside the calls."""
-        answer = self._messages[-1]
-        if not isinstance(answer, SampledMessage) or len(calls) != len(results):
+    def add_results(self, results: Sequence[str]) -> None:
+        """Append one result for each call of the last turn, in the same order."""
+        if len(self._messages) != self._settled_count or len(self.last.parsed.calls) != len(results):
             raise ValueError("results follow a sampled turn, one for each of its calls")
-        answer.calls, answer.content = tuple(calls), content
-        ids = answer.call_ids()
         self.add_messages(
             [
                 {"role": "tool", "name": call.name, "tool_call_id": id, "content": result}
-                for call, id, result in zip(calls, ids, results, strict=True)
+                for (call, id), result in zip(self.last_calls(), results, strict=True)
             ]
         )
+
+    @property
+    def error_role(self) -> str:
+        """Role of the answer to a malformed call. Some templates write a tool message only after a call."""
+        if self.parser is None or not self._template.fields.lone_results:
+            return "user"
+        return self.parser.error_role
 
     def sibling(self) -> Conversation:
         """Return a conversation with the same next prompt, for another turn after this prompt.
@@ -162,9 +175,15 @@ class Conversation:
             builder.segment(builder.prompt_length) for builder in self._builders if builder.prompt_length is not None
         ]
 
-    def _append(self, turn: SampledTurn, calls: Sequence[ToolCall], content: str) -> None:
-        self._messages.append(SampledMessage(len(self._sampled), turn, tuple(calls), content))
-        self._sampled.append(turn)
+    def _call_count(self) -> int:
+        """Return the number of calls so far."""
+        return sum(
+            len(m.parsed.calls if isinstance(m, SampledMessage) else m.get("tool_calls") or ()) for m in self._messages
+        )
+
+    def _append(self, answer: SampledMessage) -> None:
+        self._messages.append(answer)
+        self._sampled.append(answer)
         self._settled_count = len(self._messages)
 
     def _invalidate(self) -> None:
@@ -175,13 +194,24 @@ class Conversation:
             self._builders.pop()
             self.breaks.pop()
 
-    def _open_segment(self, rendered: str) -> str:
+    def _text_after_segment(self, rendered: str) -> str:
+        """Return the text of a rendering after the last segment. A new segment is opened if the prefix is broken."""
+        builder = self._builders[-1]
+        if builder.prompt_length is not None and (new := builder.text_after(rendered)) is not None:
+            return new
+        marked = self._renderer.marked(self._messages) if self._sampled else None
+        if builder.prompt_length is not None and marked is not None:
+            new = builder.text_after_spelling(rendered, marked, self._renderer)
+            if new is not None:
+                return new
+        return self._open_segment(rendered, marked)
+
+    def _open_segment(self, rendered: str, marked: MarkedRendering | None) -> str:
         """Open a segment with the beginning of a rendering.
 
-        Sampled turns whose exact text is in the rendering keep their ids. The beginning ends with the last of these
-        turns. Return the rest of the rendering.
+        Sampled turns that the rendering shows keep their ids. The beginning ends with the last of these turns. Return the
+        rest of the rendering.
         """
-        marked = self._renderer.marked(self._messages) if self._sampled else None
         before = self._builders[-1]
         if before.prompt_length is None:  # a segment without a sampled turn has no prefix to break
             builder = self._builders[-1] = SegmentBuilder(opened_by=before.opened_by)
@@ -191,8 +221,9 @@ class Conversation:
             builder = SegmentBuilder(opened_by=broken)
             self._builders.append(builder)
         position = 0
-        for placed in locate_turns(rendered, marked, self._sampled, self._template) if marked is not None else ():
-            turn = self._sampled[placed.number]
+        located = locate_turns(rendered, marked, self._sampled, self._template, self._renderer) if marked else ()
+        for placed in located:
+            turn = self._sampled[placed.number].turn
             # These ids are trained on in the segment in which they were sampled. In this segment they are context.
             builder.append_prompt(self._ids(rendered[position : placed.start]))
             builder.append_prompt((turn.ids if placed.ended else turn.content_ids)[placed.first :])

@@ -14,6 +14,7 @@ import aiohttp
 
 from rollyard.tokens.endpoint_dialects import COMPLETIONS, GENERATE, SGLANG, Dialect
 from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.model_list import MALFORMED_LIST, listed_context
 
 ROUTE_TTL_SECONDS = 600.0
 PROBE_SECONDS = 10.0
@@ -42,18 +43,23 @@ class Routes:
         own request fails.
         """
         if endpoint.ca:  # our own engine: its reverse proxy adds the weights version only to completions
-            return Route(COMPLETIONS, None, 0.0)
+            return Route(COMPLETIONS, endpoint.context, 0.0)
         if endpoint.dialect == "sglang":
             return Route(SGLANG, None, 0.0)
         route = self._routes.get(endpoint.url)
         if route is None or time.monotonic() - route.found_at > ROUTE_TTL_SECONDS:
             try:
                 route = self._routes[endpoint.url] = await self._probe(endpoint)
-            except (aiohttp.ClientError, OSError, ValueError, KeyError, TypeError):
+            except (aiohttp.ClientError, OSError, ValueError, *MALFORMED_LIST):
                 return Route(COMPLETIONS, None, 0.0)  # not stored, so the next request probes again
             while len(self._routes) > MAX_ROUTES:
                 self._routes.popitem(last=False)
         return route
+
+    def known_context(self, endpoint: Endpoint) -> int | None:
+        """Return the length of an endpoint's context, if it is known without a question to the endpoint."""
+        route = self._routes.get(endpoint.url)
+        return endpoint.context if endpoint.ca or route is None else route.context
 
     async def _probe(self, endpoint: Endpoint) -> Route:
         headers = {"Authorization": f"Bearer {endpoint.token}"} if endpoint.token else {}
@@ -72,6 +78,4 @@ class Routes:
 
     async def _context(self, base: str, model: str, headers: dict[str, str]) -> int | None:
         async with self._http.get(f"{base}/v1/models", headers=headers, allow_redirects=False) as answer:
-            models = (await answer.json())["data"]
-        lengths = [m.get("max_model_len") for m in models if m["id"] == model]
-        return lengths[0] if lengths and isinstance(lengths[0], int) else None
+            return listed_context(await answer.json(), model)

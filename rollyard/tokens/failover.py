@@ -74,6 +74,11 @@ class FailoverPolicy:
         self._sampling = 0
         self._leave_task: asyncio.Task[None] | None = None
 
+    @property
+    def context(self) -> int | None:
+        """Length of the present endpoint's context in tokens; None if it is not known."""
+        return self._tokens.known_context(self.endpoint)
+
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, max_tokens: int, on_progress: OnProgress | None = None
     ) -> Sampled:

@@ -58,6 +58,8 @@ class Sampled:
 class StreamLost(EndpointLost):
     """Raised if the endpoint failed before the end of the answer. `partial`: tokens received so far, which stay valid."""
 
+    ending = "StreamLost"
+
     def __init__(self, message: str, partial: Sampled) -> None:
         super().__init__(message)
         self.partial = partial

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_bytes import REPLACEMENT
 
-THINK_ENDS = "</think>"
+THINK_BEGINS, THINK_ENDS = "<think>", "</think>"
 CHANNEL = "<|channel|>"
-ANALYSIS = CHANNEL + "analysis"
 MESSAGE = "<|message|>"
-NEXT_MESSAGE = "<|start|>assistant"
-"""Marker between thoughts and answer, which are separate messages in Harmony, the form of gpt-oss."""
-MESSAGE_ENDS = "<|end|>" + NEXT_MESSAGE
+RECIPIENT = ">>>"
+"""Functionary's mark before the name of a tool, or before `all` and an answer."""
+FINAL_RESPONSE = "[BEGIN FINAL RESPONSE]"
+"""Line between Apriel's thoughts and its answer."""
+OPENS = r"<think>|<seed:think>|\[THINK\]|<\|START_THINKING\|>|<\|inner_prefix\|>"
+CLOSES = r"</think>|</seed:think>|\[/THINK\]|<\|END_THINKING\|>|<\|inner_suffix\|>|<channel\|>"
+OPENED = re.compile(rf"({OPENS}|(?<=<\|end_header_id\|>\n\n){RECIPIENT})\s*$")
+"""Marker at the end of a prompt that belongs to the turn: it opens thoughts, or a call or an answer."""
+CLOSED = re.compile(rf"{re.escape(FINAL_RESPONSE)}|{CLOSES}|<\|end\|><\|start\|>assistant")
+"""Marker after thoughts."""
+EMPTY_THOUGHTS = re.compile(rf"(?:{OPENS}|<\|channel>thought)?\s*(?:{CLOSES})\s*")
+"""Thoughts without text. Some templates write them where they leave thoughts out."""
+OPENED_TAIL = 32
+"""Number of ids at the end of a prompt that may have such a marker."""
 TAIL = 4
 """A turn is decoded together with this many ids from the end of its prompt."""
 
@@ -30,41 +41,32 @@ class SampledTurn:
     """Possible texts of the turn within a rendering. There may be two, because some tokenizers omit a space at the
     beginning of a text. Empty if the turn begins or ends within a character, so that its text depends on the ids
     around it."""
-    marker: str = ""
-    """Marker after the turn's thoughts; empty if the turn has no thoughts or the template has no marker."""
+    opened: str = ""
+    """Marker at the end of the prompt that opened the turn's thoughts (`<think>`), its call or its answer (`>>>`); empty if
+    the prompt opened none."""
 
     @property
     def content_ids(self) -> list[int]:
         """Ids of the turn without the id that ended it."""
         return self.ids[:-1] if self.end else self.ids
 
-    @property
-    def thinks(self) -> bool:
-        return bool(self.marker)
+    def text_after(self, thoughts: str) -> str | None:
+        """Return the text after the thoughts and their marker; None if they are not found."""
+        start = self.text.find(thoughts)
+        closed = CLOSED.search(self.text, start + len(thoughts)) if start >= 0 else None
+        return self.text[closed.end() :] if closed is not None else None
 
-    def split_thoughts(self) -> tuple[str, str]:
-        """Return (thoughts with their marker, remaining text). The first part is empty if the turn has no thoughts."""
-        end = self.text.rfind(self.marker) + len(self.marker) if self.marker else 0
-        return self.text[:end], self.text[end:]
-
-    def possible_remainders(self, template: ChatTemplate) -> Iterator[tuple[int, str]]:
-        """Yield the parts of the turn that a rendering may contain, as (index of the first id, text).
-
-        First comes the whole turn. If the turn has thoughts, the part after the thoughts follows. If this part begins with
-        tokens of white space, it is yielded several times: with all of them, without the first, and so on.
-        """
-        yield from ((0, text) for text in self.spellings)
-        if not self.thinks or not self.spellings:
-            return
-        ids, thoughts = self.content_ids, self.split_thoughts()[0]
-        first = _ids_up_to_marker(template, ids, self.marker, thoughts.count(self.marker))
-        while first < len(ids):
-            before = template.decode(ids[:first])
-            if self.text.startswith(before):
-                yield first, self.text[len(before) :]
-            if template.decode([ids[first]]).strip():
-                return
-            first += 1
+    def index_of_ending(self, template: ChatTemplate, ending: str) -> int | None:
+        """Return the index of the id with which a text at the end of the turn begins; None if it begins within an id."""
+        before = self.text[: len(self.text) - len(ending)]
+        low, high = 0, len(self.content_ids)
+        while low < high:
+            middle = (low + high) // 2
+            if len(template.decode(self.ids[:middle])) >= len(before):
+                high = middle
+            else:
+                low = middle + 1
+        return low if template.decode(self.ids[:low]) == before else None
 
 
 def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[int] = ()) -> SampledTurn:
@@ -74,14 +76,8 @@ def sampled_turn(template: ChatTemplate, ids: Sequence[int], prompt: Sequence[in
     text, end = template.decode(content), template.ends[ids[-1]] if ended else ""
     stands = end or not text.endswith(REPLACEMENT) or _is_stable(template, content, text)
     spellings = _spellings(template, content, text, prompt[-TAIL:]) if stands else ()
-    return SampledTurn(list(ids), text, end, spellings, _marker(template, text))
-
-
-def _marker(template: ChatTemplate, text: str) -> str:
-    if not template.in_channels:
-        return THINK_ENDS if THINK_ENDS in template.source and THINK_ENDS in text else ""
-    thoughts = text.rfind(ANALYSIS)
-    return NEXT_MESSAGE if thoughts >= 0 and NEXT_MESSAGE in text[thoughts:] else ""
+    opened = OPENED.search(template.decode(prompt[-OPENED_TAIL:]))
+    return SampledTurn(list(ids), text, end, spellings, opened[1] if opened else "")
 
 
 def _is_stable(template: ChatTemplate, content: Sequence[int], text: str) -> bool:
@@ -105,15 +101,3 @@ def _spellings(template: ChatTemplate, content: Sequence[int], text: str, tail: 
         return () if template.exact else (text,)
     behind = together[len(before) :]
     return (behind,) if behind == text or template.exact else (behind, text)
-
-
-def _ids_up_to_marker(template: ChatTemplate, ids: Sequence[int], marker: str, times: int) -> int:
-    """Return the smallest number of leading ids whose text contains the marker `times` times."""
-    low, high = 0, len(ids)
-    while low < high:
-        middle = (low + high) // 2
-        if template.decode(ids[:middle]).count(marker) >= times:
-            high = middle
-        else:
-            low = middle + 1
-    return low

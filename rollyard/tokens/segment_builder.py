@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from rollyard.kinds.rollout import Segment
-from rollyard.tokens.chat_template import ChatTemplate
-from rollyard.tokens.sampled_turn import SampledTurn
-from rollyard.tokens.template_rendering import THOUGHTS, MarkedRendering
+from rollyard.tokens.template_rendering import THOUGHTS, MarkedRendering, Renderer, SampledMessage
 
 QUOTED = 40
 
@@ -49,22 +47,25 @@ class PlacedTurn:
     number: int
     first: int
     start: int
-    """Position of the turn's beginning in the segment's text."""
+    """Position of the turn's beginning in the rendering."""
     end: int
     """Position after the turn. If `ended`, position after the token that ended the turn."""
     ended: bool
     """Whether the segment has the token that ended the turn."""
+    respelled: bool = False
+    """Whether the rendering has another spelling of the turn."""
 
 
 @dataclass
 class SegmentBuilder:
-    """Text and tokens of a segment, up to the last sampled token."""
+    """Tokens of a segment up to the last sampled token, and the rendering with which the segment began or went on."""
 
-    text: str = ""
-    """Rendered text before the last sampled turn. The ids before this turn decode to the same text."""
-    sampled_text: tuple[str, ...] = ("",)
-    """Possible texts of the last sampled turn, with the text of the token that ended it."""
+    rendered: str = ""
+    """Rendering up to the beginning of the last sampled turn. It has the template's spelling of earlier turns."""
+    last: SampledMessage | None = None
+    """Last sampled turn; None if no turn was sampled."""
     turns: list[PlacedTurn] = field(default_factory=list)
+    """Turns in the segment. Their positions are those in `rendered`; for the last turn, those of its sampled text."""
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
     weights_version: list[str | None] = field(default_factory=list)
@@ -78,14 +79,36 @@ class SegmentBuilder:
         self.logprobs += [None] * len(ids)
         self.weights_version += [None] * len(ids)
 
+    def append_sampled(
+        self,
+        answer: SampledMessage,
+        rendered: str,
+        logprobs: Sequence[float | None],
+        weights_version: Sequence[str | None],
+        finish_reason: str,
+    ) -> None:
+        """Append a turn that was sampled after the rendering, of which the segment has all ids."""
+        turn = answer.turn
+        end = len(rendered) + len(turn.text) + len(turn.end)
+        self.rendered, self.last = rendered, answer
+        self.turns.append(PlacedTurn(answer.number, 0, len(rendered), end, bool(turn.end)))
+        if self.prompt_length is None:
+            self.prompt_length = len(self.ids)
+        self.ids += turn.ids
+        self.logprobs += logprobs
+        self.weights_version += weights_version
+        self.finish_reasons.append(finish_reason)
+
     def as_context(self) -> SegmentBuilder:
-        """Return a builder with the same text and ids, none of which was sampled in it."""
-        made = SegmentBuilder(self.text, self.sampled_text, list(self.turns))
+        """Return a builder with the same rendering and ids, none of which was sampled in it."""
+        made = SegmentBuilder(self.rendered, self.last, list(self.turns))
         made.append_prompt(self.ids)
         return made
 
     def segment(self, prompt_length: int) -> Segment:
         extras: dict[str, Any] = {"finish_reasons": list(self.finish_reasons)}
+        if respelled := sum(placed.respelled for placed in self.turns):
+            extras["respelled"] = respelled
         if self.opened_by is not None:
             extras["opened_by"] = {"cause": str(self.opened_by.cause), "why": self.opened_by.why}
         return Segment(
@@ -98,18 +121,45 @@ class SegmentBuilder:
         )
 
     def text_after(self, rendered: str) -> str | None:
-        """Return the text after this segment in a rendering; None if the rendering does not begin with the segment."""
-        if rendered.startswith(self.text):
-            for sampled in self.sampled_text:
-                if rendered.startswith(sampled, len(self.text)):
-                    return rendered[len(self.text) + len(sampled) :]
+        """Return the text after this segment in a rendering; None if the rendering has not exactly the segment's text."""
+        if self.last is not None and rendered.startswith(self.rendered):
+            turn, start = self.last.turn, len(self.rendered)
+            for text in turn.spellings:
+                if rendered.startswith(text + turn.end, start):
+                    return rendered[self._place_last(start + len(text), respelled=False) :]
         return None
 
+    def text_after_spelling(self, rendered: str, marked: MarkedRendering, renderer: Renderer) -> str | None:
+        """Return the text after this segment in a rendering that may have another spelling of the last turn.
+
+        None if the rendering changes anything else.
+        """
+        if self.last is None or not self.last.turn.spellings or not rendered.startswith(self.rendered):
+            return None
+        rest, turn, start = marked.texts[-1], self.last.turn, len(self.rendered)
+        if not rendered.endswith(rest) or (marked.turns and marked.turns[-1].number != self.last.number):
+            return None
+        after = len(rendered) - len(rest)
+        for end in dict.fromkeys((renderer.end_in(rendered, after), after)):
+            if end is None or end < start or not rendered.startswith(turn.end, end):
+                continue
+            if renderer.shows(self.last, rendered[start:end]):
+                return rendered[self._place_last(end, respelled=True) :]
+        return None
+
+    def _place_last(self, end: int, *, respelled: bool) -> int:
+        """Set the position of the last turn's end in the rendering. Return the position after the segment."""
+        assert self.last is not None
+        end += len(self.last.turn.end)
+        self.turns[-1] = replace(self.turns[-1], end=end, respelled=respelled)
+        return end
+
     def difference(
-        self, rendered: str, marked: MarkedRendering | None, sampled: Sequence[SampledTurn]
+        self, rendered: str, marked: MarkedRendering | None, sampled: Sequence[SampledMessage]
     ) -> tuple[BreakCause, str]:
         """Return why a rendering does not continue this segment, as a cause and an explanation for people."""
-        then = self.text + "".join(self.sampled_text[:1])
+        assert self.last is not None
+        then = self.rendered + self.last.turn.text + self.last.turn.end
         pairs = enumerate(zip(then, rendered, strict=False))
         same = next((i for i, (a, b) in pairs if a != b), min(len(then), len(rendered)))
         place = next((placed for placed in self.turns if same < placed.end), self.turns[-1])
@@ -122,35 +172,9 @@ class SegmentBuilder:
         if marked is not None:
             had, shown = [placed.number for placed in self.turns], [seen.number for seen in marked.turns]
             parts = {seen.number: seen.parts for seen in marked.turns}.get(number, THOUGHTS)
-            if shown == had and place.first == 0 and sampled[number].thinks and THOUGHTS not in parts:
+            thinks = sampled[number].parsed.thoughts is not None
+            if shown == had and place.first == 0 and thinks and THOUGHTS not in parts:
                 return BreakCause.THOUGHTS_DROPPED, f"the template leaves out the thoughts of turn {number}: {where}"
             if shown != had and not marked.mangled and (set(had) - set(shown) or shown != sorted(set(shown))):
                 return BreakCause.TURN_DROPPED, f"the template shows the sampled turns {shown}, before {had}: {where}"
         return BreakCause.TURN_REWRITTEN if inside else BreakCause.TEMPLATE_REWROTE, where
-
-
-def locate_turns(
-    rendered: str, marked: MarkedRendering, sampled: Sequence[SampledTurn], template: ChatTemplate
-) -> Iterator[PlacedTurn]:
-    """Yield the sampled turns whose exact text a rendering contains, in order.
-
-    `marked`: rendering with placeholders, which shows where to search. A turn whose text differs is skipped. The search
-    ends at the first text between turns that `rendered` does not contain.
-    """
-    position, free = 0, 0
-    for before, seen in zip(marked.texts, marked.turns, strict=False):
-        found = rendered.find(before, position)
-        if found < 0:
-            return
-        position = found + len(before)
-        turn = sampled[seen.number]
-        for first, text in turn.possible_remainders(template):
-            # The model may itself have sampled the end of `before` (an opening tag, a header), so the turn's text may begin
-            # before `position`. It never begins before `free`: the previous turn and its stop token end there.
-            start = rendered.rfind(text, max(found, free), position + len(text)) if text else -1
-            if start >= 0:
-                position = start + len(text)
-                ended = bool(turn.end) and rendered.startswith(turn.end, position)
-                free = position + len(turn.end) * ended
-                yield PlacedTurn(seen.number, first, start, free, ended)
-                break

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -23,6 +23,8 @@ OnProgress = Callable[[Sampled], None]
 """Function that is called with the tokens of each chunk when the chunk arrives."""
 
 MAX_MESSAGE = 300
+END_SECONDS = 5.0
+"""Seconds after which a complete answer is taken although the server has not ended the body."""
 TOO_LONG = re.compile(
     r"context (?:length|size|window)|maximum model length|max_model_len|context_length_exceeded"
     r"|max_tokens must be at least 1, got 0",
@@ -57,6 +59,8 @@ class SentRequest:
 class PromptTooLong(ContextExceeded):
     """Raised if the endpoint reports that the prompt is too long. `context`: length of the context, if it is reported."""
 
+    ending = "PromptTooLong"
+
     def __init__(self, message: str) -> None:
         limit = LIMIT.search(message)
         super().__init__(message, context=int(limit[1]) if limit else None)
@@ -82,25 +86,42 @@ class StreamedResponse:
         self._stop_reason: int | str | None = None
 
     async def read(self, content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> None:
-        """Read the answer to its end.
+        """Read the answer to its end. The body is read to its end too, because a connection is reused only after that.
 
-        Raises TimeoutError if no data comes for `first_seconds`, or for `next_seconds` after the first event. Raises
-        ValueError, LookupError, TypeError or AttributeError for a malformed event. Raises PromptTooLong, EndpointRefused
-        or StreamLost for an error in the answer, and AnswerRefused for an answer that cannot be trained on.
+        Raises TimeoutError if no token comes for `first_seconds`, or for `next_seconds` after the first one: a server, or a
+        proxy in front of it, may send comments for ever. Raises ValueError, LookupError, TypeError or AttributeError for a
+        malformed event. Raises PromptTooLong, EndpointRefused or StreamLost for an error in the answer, and AnswerRefused
+        for an answer that cannot be trained on.
         """
-        async for event in _events(content, first_seconds, next_seconds):
-            self._add_event(event)
+        loop = asyncio.get_running_loop()
+        rest, until = b"", loop.time() + first_seconds
+        while True:
+            async with asyncio.timeout_at(until):
+                data = await content.readany()
+            # Lines are split here, because the first line repeats the prompt's ids and can exceed the limit of aiohttp's
+            # `readline`, 128 KiB.
+            *lines, rest = (rest + data).split(b"\n")
+            before = len(self._ids), self.finished
+            for line in lines:
+                if line.startswith(b"data:") and (text := line[5:].strip()) != b"[DONE]":
+                    self._add_event(from_json(text))
+            if not data:
+                return
+            if before != (len(self._ids), self.finished):
+                until = loop.time() + (min(next_seconds, END_SECONDS) if self.finished else next_seconds)
 
     def _add_event(self, event: Any) -> None:
         """Add one event: a chunk, a new weights version, an error, or usage, which is ignored."""
         event = self._read(event)
         if not isinstance(event, dict):
             return
-        if isinstance(event.get("error"), dict):
-            self.fail(int(event["error"].get("code") or 500), str(event["error"].get("message", "")))
+        if (error := _error_in(event)) is not None:
+            self.fail(*error)
         if event.get("object") == "rollyard.weights":
             self._version, self._event_version = str(event["weights_version"]), True
-        elif event.get("choices"):
+        elif choices := event.get("choices"):
+            if len(choices) > 1 or choices[0].get("index"):
+                self._refuse_answer("sends several answers for one request", "use an engine that supports `n`")
             self._add(self._dialect.chunk(event))
 
     def _add(self, chunk: StreamChunk) -> None:
@@ -187,7 +208,8 @@ class StreamedResponse:
         message = self._plain(_error_sentence(text))
         if status in (400, 413, 422) and TOO_LONG.search(message):
             raise PromptTooLong(message)
-        if 400 <= status < 500 and status not in (408, 429):
+        # 401 and 403: the endpoint has another token by now, which the next look-up may give
+        if 400 <= status < 500 and status not in (401, 403, 408, 429):
             raise EndpointRefused(f"endpoint {self._endpoint.id} refused the request ({status}): {message}")
         raise self.lost(f"{status}: {message}")
 
@@ -240,6 +262,23 @@ class StreamedResponse:
         return " ".join(text.split())[:MAX_MESSAGE]
 
 
+def _error_in(event: dict[str, Any]) -> tuple[int, str] | None:
+    """Return the status and the message of an error event; None for another event.
+
+    Servers name a number as the code, a word (`context_length_exceeded`), or none.
+    """
+    error = event if event.get("object") == "error" else event.get("error")
+    if not error:
+        return None
+    if isinstance(error, str):
+        return 500, error
+    code, message = error.get("code"), str(error.get("message", ""))
+    if code is not None and str(code).isdecimal():
+        return int(code), message
+    message = f"{message} ({code})" if code else message
+    return 400 if TOO_LONG.search(message) else 500, message
+
+
 def _error_sentence(text: str) -> str:
     """Return the message in an engine's error, which is JSON; other text is returned unchanged."""
     try:
@@ -253,24 +292,3 @@ def _error_sentence(text: str) -> str:
             texts = (f"{'.'.join(map(str, fault.get('loc', ())))}: {fault.get('msg')}" for fault in faults)
             return "; ".join(texts)
     return text
-
-
-async def _events(content: aiohttp.StreamReader, first_seconds: float, next_seconds: float) -> AsyncIterator[Any]:
-    """Yield the JSON of each `data:` line of server-sent events, except `[DONE]`.
-
-    The body is read to its end, because a connection is reused only after that. Lines are split here, because the first
-    line repeats the prompt's ids and can exceed the limit of aiohttp's `readline`, 128 KiB.
-    """
-    rest, seconds = b"", first_seconds
-    while True:
-        async with asyncio.timeout(seconds):
-            data = await content.readany()
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                seconds = next_seconds
-                text = line[5:].strip()
-                if text != b"[DONE]":
-                    yield from_json(text)
-        if not data:
-            return

@@ -31,6 +31,7 @@ TOOLS = [
         },
     }
 ]
+QUESTION = [{"role": "user", "content": WORDS["user"]}]
 
 
 def in_parts(message: dict[str, Any]) -> dict[str, Any]:
@@ -45,7 +46,8 @@ def roles_in_parts(render: Render) -> frozenset[str]:
 
     Raises TemplateUnusable if the template drops the text of a role, with or without tools, or fails on a role. Two
     errors are allowed: the template may call `raise_exception` for a role other than user, and it may fail in any way if
-    there are tools, provided that it shows the same role without tools.
+    there are tools, provided that it shows the same role without tools. A template that shows no tool results can be used
+    without tools.
     """
     parts: set[str] = set()
     for role in WORDS:
@@ -57,6 +59,10 @@ def roles_in_parts(render: Render) -> frozenset[str]:
         )
         if beside:
             parts = best
+        elif role == "tool" and (error := _error(render, [in_parts(m) if m["role"] in parts else m for m in QUESTION])):
+            raise TemplateUnusable(f"fails on a conversation of one question with tools: {error}")
+        elif role == "tool":
+            continue
         elif forms:
             raise TemplateUnusable(
                 f"loses the content of a message of role {role!r} when there are tools, as text and as a "
@@ -71,6 +77,17 @@ def roles_in_parts(render: Render) -> frozenset[str]:
                 "raise_exception if the model has no such role"
             )
     return frozenset(parts)
+
+
+def _error(render: Render, messages: Sequence[dict[str, Any]]) -> TemplateUnusable | None:
+    """Return the error with which the template fails beside tools; None if it renders or refuses the messages."""
+    try:
+        render(messages, TOOLS, True)
+    except TemplateUnusable as error:
+        return error
+    except TaskError:
+        pass
+    return None
 
 
 def ends_turns(render: Render, parts: Collection[str], ends: Sequence[str]) -> bool:

@@ -55,6 +55,10 @@ class TokenClient:
         self._timeouts = timeouts
         self._routes = Routes(http)
 
+    def known_context(self, endpoint: Endpoint) -> int | None:
+        """Return the length of an endpoint's context in tokens; None if it is not known yet."""
+        return self._routes.known_context(endpoint)
+
     async def complete(
         self,
         endpoint: Endpoint,

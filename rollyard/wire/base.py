@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 from rollyard.kinds.base import DEFER_BUILD
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the protocol. It grows only with a change that an older process would misunderstand."""
-MIN_PROTOCOL = 2
+MIN_PROTOCOL = 3
 """Oldest version that a server accepts; PROTOCOL is the newest."""
 
 

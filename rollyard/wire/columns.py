@@ -244,14 +244,6 @@ def encode(results: Sequence[Trajectory | Outcome], about: Mapping[str, Any] | N
     return columns_of(results, about).to_bytes()
 
 
-def is_columns(data: bytes) -> bool:
-    """Return whether this is a safetensors file and not JSON.
-
-    The first eight bytes of a safetensors file are a length, whose last byte is zero. JSON contains no zero byte.
-    """
-    return len(data) > 8 and data[7] == 0
-
-
 def decode(data: bytes | bytearray | memoryview) -> Columns:
     """Read a file. The arrays share the memory of `data`; they are writable if `data` is a bytearray. Raises ValueError."""
     try:

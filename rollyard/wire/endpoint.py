@@ -26,6 +26,8 @@ class Endpoint(WireMessage):
     weights_version: str
     tokenizer: str
     """Folder of the tokenizer and chat template."""
+    tool_parser: str | None = None
+    """Format of the model's tool calls, from the pool's spec; null: the format in the chat template."""
     ca: bool = True
     """True: the certificate of the model server is signed by Rollyard's own CA."""
     patience: Patience = Patience()
@@ -35,6 +37,9 @@ class Endpoint(WireMessage):
     that is not Rollyard's own and has it. sglang: SGLang's own `/generate`."""
     logprobs: Literal["raw", "processed"] = "raw"
     """Distribution whose logprobs the model server returns, as in `Sampling.logprobs`."""
+    context: int | None = None
+    """Length of the context in tokens, as the engine reports it. Null if it is unknown, and for other servers than our
+    own engines."""
 
     @field_validator("patience", mode="before")
     @classmethod

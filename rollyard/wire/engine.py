@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import field_serializer, field_validator
 
-from rollyard.kinds.base import Reason
+from rollyard.kinds.base import Reason, ReasonText
 from rollyard.wire.base import Identity, WireMessage
+from rollyard.wire.tool_proof import ToolProof
+
+
+def token_digest(token: str) -> str:
+    """Return the text by which an engine names a token of its reverse proxy."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16]
 
 
 class EngineHello(WireMessage):
@@ -90,11 +97,9 @@ class WeightsReport(WireMessage):
     error: str = ""
     """Reason of the failure, if `phase` is Failed."""
     attempt: int | None = None
-    """`attempt` of the target that failed; null if no target failed. Also null from an older engine, which does not
-    send this field."""
+    """`attempt` of the target that failed; null if no target failed."""
     note: str | None = None
-    """If the target was a transfer, but the weights did not come by a transfer: the reason. Else empty. Null from an older
-    engine that knows no transfers."""
+    """If the target was a transfer, but the weights did not come by a transfer: the reason. Else empty."""
 
     @property
     def settled(self) -> bool:
@@ -103,7 +108,7 @@ class WeightsReport(WireMessage):
 
 
 UNHEALTHY = "Unhealthy"
-"""First word of `reason` if the engine was ready before, and its latest health probe has failed."""
+"""Word of `reason` if the engine was ready before, and its latest health probe has failed."""
 
 
 class EngineHeartbeat(WireMessage):
@@ -112,10 +117,11 @@ class EngineHeartbeat(WireMessage):
     identity: Identity
     url: str
     ready: bool
-    reason: str = ""
-    """Reason why the engine is not ready, as `Word` or `Word: message`."""
+    reason: ReasonText | None = None
+    """Reason why the engine is not ready. None, which is an empty text on the wire, if it is ready, or if the reason is
+    that of its weights."""
     weights: WeightsReport = WeightsReport()
-    """Weights of the engine. On the wire the fields are flat, with the prefix `weights_`: `weights_version` and so on."""
+    """Weights of the engine."""
     running: int = 0
     waiting: int | None = None
     """Number of requests that wait in the engine; null if unknown."""
@@ -123,26 +129,21 @@ class EngineHeartbeat(WireMessage):
     """Used share of the engine's key-value cache, 0 to 1; null if unknown."""
     load: EngineLoad | None = None
     """Totals of the engine's work; null if unknown."""
+    tools: ToolProof | None = None
+    """Whether the model's tool calls are read; null before the check of the template."""
+    context: int | None = None
+    """Length of the context in tokens; null if unknown."""
+    token: str | None = None
+    """`token_digest` of the first token that the reverse proxy accepts; null before there is one."""
 
-    @property
-    def why_not_ready(self) -> Reason | None:
-        return Reason.parse(self.reason) if self.reason else None
-
-    @model_validator(mode="before")
+    @field_validator("reason", mode="before")
     @classmethod
-    def _nest_weights(cls, message: Any) -> Any:
-        if not isinstance(message, dict):
-            return message
-        weights = {
-            name: message[f"weights_{name}"] for name in WeightsReport.model_fields if f"weights_{name}" in message
-        }
-        return {"weights": weights, **message}
+    def _read_reason(cls, given: Any) -> Any:
+        return given or None
 
-    @model_serializer(mode="wrap")
-    def _flatten_weights(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        message: dict[str, Any] = dump(self)
-        weights = message.pop("weights")
-        return message | {f"weights_{name}": value for name, value in weights.items()}
+    @field_serializer("reason")
+    def _write_reason(self, reason: Reason | None) -> str:
+        return str(reason or "")
 
 
 class EngineOrders(WireMessage):
@@ -150,3 +151,5 @@ class EngineOrders(WireMessage):
     """False: the engine must register again, because the server does not know it."""
     drain: bool = False
     weights: WeightsTarget | None = None
+    tokens: list[str] | None = None
+    """All tokens that the reverse proxy must accept, the present one first. Null: it keeps those that it accepts."""

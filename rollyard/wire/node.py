@@ -8,16 +8,16 @@ from typing import Annotated, Any, Literal, NamedTuple, Self
 from pydantic import AfterValidator, Field, ValidationError, field_serializer
 from pydantic_core import from_json
 
+from rollyard.kinds.failure_table import IMAGE_UNAVAILABLE, NODE_AGENT_ERROR
 from rollyard.kinds.rollout import AgentSpec, Budgets, RolloutError, RolloutKey, Sampling, Stage, Task
 from rollyard.kinds.rollout_pool import Stages
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.wire.base import PROTOCOL, Identity, WireMessage
 from rollyard.wire.endpoint import Endpoint
+from rollyard.wire.tool_proof import TemplateProof
 
 RESULT_CONTENT_TYPE = "application/vnd.rollyard.result"
-NODE_AGENT_ERROR = "NodeAgentError"
-"""`HandBack.reason` after an error in the node agent's own code. The rollout may have caused this error."""
-IMAGE_REASON = "ImageUnavailable"
+IMAGE_REASON = IMAGE_UNAVAILABLE.reason
 """`HandBack.reason` if the sandbox image cannot be had now. `HandBack.image` says why."""
 UNREADABLE_LEASE_REASON = "UnreadableLease"
 """`HandBack.reason` of a lease that the node agent cannot parse, because the node agent is older than the server."""
@@ -28,7 +28,7 @@ CLOSE_FENCED = 4409
 another process or job is bound to its allocation."""
 CLOSE_INCOMPATIBLE = 4426
 """Close code of the WebSocket: node agent or server is too old. The text of the close frame names the older side."""
-MAX_ARTIFACT_BYTES = 4 << 20
+
 MAX_RESULT_BYTES = 256 << 20
 MAX_SNAPSHOT_BYTES = 64 << 20
 """Greatest length of one compressed snapshot."""
@@ -99,9 +99,8 @@ class ImageFault(WireMessage):
     """True: nothing has failed; the node agent pulls the image, or will soon."""
     default: bool = False
     """True: the task names no image, so the pool's default image was meant."""
-    registry_down: bool | None = None
-    """True: the image's registry does not answer at all, so the fault is not the image's. None: an older node agent, which
-    does not say it."""
+    registry_down: bool = False
+    """True: the image's registry does not answer at all, so the fault is not the image's."""
 
 
 class Hello(WireMessage):
@@ -115,13 +114,13 @@ class Hello(WireMessage):
     places: int = 0
     """`Welcome.places` of the first welcome; 0 in the first hello, or if the number is unknown."""
     kinds: list[str] = []
-    """Task kinds for which this node agent has handlers. Empty from a node agent that sends them only in `CapacityRequest`."""
+    """Task kinds for which this node agent has handlers."""
     failed_kinds: dict[str, str] = {}
     """Task kind -> reason why this node agent cannot load the handler of the kind."""
     ready_images: list[str] = []
     """Names, in normal form, of the images of registries that are complete on the node."""
     attachments: list[str] = []
-    """Kinds of attachments (`wire/attach.py`) that the node agent knows. Empty from an older node agent."""
+    """Kinds of attachments (`wire/attach.py`) that the node agent knows."""
 
 
 class CapacityRequest(WireMessage):
@@ -168,27 +167,47 @@ class Heartbeat(WireMessage):
     widths: dict[str, int] = {}
     """Stage -> number of stage workers."""
     sandboxes: SandboxCounts = SandboxCounts()
-    """All zero from an older node agent, which does not send this field."""
     sent_at: float = 0.0
     """Time by the node agent's monotonic clock. `Renewed` returns this value."""
     memory_shortage: str = ""
     """Sentence that says why the job's memory allows fewer sandboxes than `Welcome.places`; empty if it does not."""
+    image_shortage: str = ""
+    """Sentence that says what sandboxes of the node cannot do with an image; empty if they can do all."""
+    preparing: str = ""
+    """Work that the node agent does once on its node, while rollouts in INIT wait for it; empty if there is none."""
+
+
+class RolloutBroke(NamedTuple):
+    """Cause of a hand-back: an error in the node agent's own code. The rollout loses an attempt."""
+
+    message: str
+    """Type and text of the error."""
+
+
+class LeaseUnread(NamedTuple):
+    """Cause of a hand-back: the node agent cannot parse the lease. Other node agents of the same release cannot either, so
+    the lease counts as lost, and the number of losses is limited."""
 
 
 class HandBack(WireMessage):
     """Return of an unfinished rollout, for example at a preemption, a drain or the end of the walltime.
 
-    If the reason is NODE_AGENT_ERROR, the rollout loses an attempt. If the reason is UNREADABLE_LEASE_REASON, the lease
-    counts as lost. After another reason the rollout is queued again without such a cost.
+    `cause` says what follows. Without one the rollout is queued again, and nothing is counted.
     """
 
     type: Literal["hand_back"] = "hand_back"
     lease: LeaseRef
     reason: str
     message: str = ""
-    """Type and text of the error, if `reason` is NODE_AGENT_ERROR."""
+    """Type and text of the error, if the reason is that of NODE_AGENT_ERROR."""
     image: ImageFault | None = None
     """Set if the reason is IMAGE_REASON. The rollout then waits until the image can be had."""
+
+    @property
+    def cause(self) -> RolloutBroke | ImageFault | LeaseUnread | None:
+        if self.reason == NODE_AGENT_ERROR.reason:
+            return RolloutBroke(self.message)
+        return self.image or (LeaseUnread() if self.reason == UNREADABLE_LEASE_REASON else None)
 
 
 class ImageChanges(WireMessage):
@@ -219,6 +238,13 @@ class KeptSandboxList(WireMessage):
     kept: list[KeptSandbox]
 
 
+class ToolProofs(WireMessage):
+    """Proofs of all chat templates that the node agent has loaded. Sent after each welcome, and when there are more."""
+
+    type: Literal["tool_proofs"] = "tool_proofs"
+    proofs: list[TemplateProof]
+
+
 # server -> node agent
 
 
@@ -235,13 +261,8 @@ class Welcome(WireMessage):
 
     A node agent takes `sandbox`, `stages` and `places` from its first welcome, and ignores them in later ones.
     """
-    columns: int = 0
-    """Newest version of columns files (`wire/columns.py`) that the server reads. 0: the server reads only results in JSON."""
     lost: list[LeaseRef] = []
     """Leases in `Hello.held` that are void. The node agent must stop the work of these leases."""
-    results: int = 0
-    """Greatest number of results in one upload to `/v1/node/runs` or `/v1/node/results`. 0: the server does not have
-    these two paths; it accepts one result in an upload, to `/v1/node/run` or `/v1/node/result`."""
 
 
 class UnreadableLease(WireMessage):
@@ -350,9 +371,10 @@ class NewEndpoint(WireMessage):
 
 
 class ResultHeader(WireMessage):
-    """First line of an uploaded result. The compressed result follows.
+    """First line of an uploaded result: how the rollout ended, or how RUN did.
 
-    The result is a columns file (`wire/columns.py`); an older node agent sends JSON.
+    Frames may follow (`wire/frames.py`), each compressed: the tokens as a columns file (`wire/columns.py`), and with the
+    result of RUN the artifact. The tokens are uploaded once: the result of EVAL has none.
     """
 
     lease: LeaseRef
@@ -360,17 +382,17 @@ class ResultHeader(WireMessage):
     reward: float | None = None
     error: RolloutError | None = None
     metrics: dict[str, float] = {}
+    notes: list[str] = []
     endpoint: str | None = None
     turns: int = 0
     tokens: int = 0
     """Number of sampled tokens in all turns."""
-    sampled: int | None = None
-    """Number of the result's tokens on which a trainer can train: those with a loss mask of 1. Null from an older node
-    agent, which does not send this field."""
+    sampled: int = 0
+    """Number of the result's tokens on which a trainer can train: those with a loss mask of 1."""
     tool_calls: int = 0
     timings: dict[str, float] = {}
     weights_versions: list[str] = []
-    """Weights versions that sampled the result's tokens; empty from an older node agent, which does not send this field."""
+    """Weights versions that sampled the result's tokens."""
 
 
 class SnapshotHeader(WireMessage):
@@ -386,7 +408,7 @@ class SnapshotHeader(WireMessage):
     error: str | None = None
 
 
-FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges | KeptSandboxList
+FromNode = Hello | CapacityRequest | Heartbeat | HandBack | ImageChanges | KeptSandboxList | ToolProofs
 ToNode = Welcome | Grant | Renewed | Cancel | RechooseEndpoint | Drain | Resize | Attach | StageImages
 _FROM_NODE: dict[str, type[WireMessage]] = {
     "hello": Hello,
@@ -394,6 +416,7 @@ _FROM_NODE: dict[str, type[WireMessage]] = {
     "heartbeat": Heartbeat,
     "hand_back": HandBack,
     "kept_sandboxes": KeptSandboxList,
+    "tool_proofs": ToolProofs,
     "image_changes": ImageChanges,
 }
 _TO_NODE: dict[str, type[WireMessage]] = {

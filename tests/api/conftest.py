@@ -17,7 +17,7 @@ from rollyard.api.listener import LINGER_SECONDS
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.registry import parse_object
 from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.trust.bearer_tokens import Role
@@ -33,15 +33,15 @@ def serving(tmp_path: Path, model_dir: Path) -> Serve:
     @asynccontextmanager
     async def start(connector: aiohttp.BaseConnector | None = None, **spec: Any) -> AsyncIterator[Api]:
         async with AsyncExitStack() as stack:
-            store, clock = await SqliteStore.open(tmp_path / "data"), SystemClock()
+            store, clock = await Store.open(tmp_path / "data"), SystemClock()
             stack.push_async_callback(store.close)
             driver = LocalDriver(tmp_path / "slurm")
             parts = Parts(store, driver, tmp_path / "data", clock, connector=connector)
             stack.push_async_callback(parts.close)
             await parts.sessions.restore()
             services = replace(parts.services(), task_kinds=frozenset({"code", "math", "quiz"}))
-            if not (await store.list_objects("InferencePool", "default"))[0]:
-                await store.create(_pool(model_dir, spec))
+            if not (await store.objects.list_objects("InferencePool", "default"))[0]:
+                await store.objects.create(_pool(model_dir, spec))
             options = {"handler_cancellation": True, "auto_decompress": False, "shutdown_timeout": 5}
             options |= {"lingering_time": LINGER_SECONDS}
             url = await stack.enter_async_context(serve_app(build(services), **options))

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from rollyard.client.async_client import AsyncClient
-from rollyard.client.batch_progress import progress_line
+from rollyard.client.batch_progress import BatchProgress, progress_line
 from rollyard.client.kubeconfig import Context
-from rollyard.client.rollout_answers import group_page, read_groups
 from rollyard.core.aio import running
 from rollyard.core.errors import BadRequest, Conflict, Expired, Invalid, NotFound
 from rollyard.kinds.batch import BatchFilter, BatchRequest, BatchStatus, DatasetRef, GroupPage
@@ -44,6 +43,9 @@ async def test_a_batch_is_iterated_to_its_target(serving: Serve, tmp_path: Path)
         uploaded = await client.put_dataset("d", tmp_path / "d.jsonl")
         assert (uploaded.tasks, uploaded.kinds) == (20, ["math"])
         assert await client.put_dataset("d", [Task.model_validate(t) for t in tasks(20)]) == uploaded
+        blank, text = "\n" * 100_000, (tmp_path / "d.jsonl").read_text()
+        (tmp_path / "blank.jsonl").write_text(blank + text.replace("\n", blank))
+        assert await client.put_dataset("d", tmp_path / "blank.jsonl") == uploaded, "empty lines are no tasks"
         request = BatchRequest(id="b", pool="swe", n=4, target=3, dataset=DatasetRef(name="d"))
         batch = client.batch(request)
         made = await client.create_batch(request)
@@ -94,7 +96,6 @@ async def test_groups_are_the_same_as_columns_and_as_json(serving: Serve) -> Non
         columns = await client.groups_columns("b", after=page.next)
         assert columns.rewards.tolist() == [0.0, 1.0]
         assert [group["rollouts"] for group in columns.about["groups"]] == [2]
-        assert group_page(read_groups("application/json", json.dumps(told).encode())) == page, "of an older server"
         assert (await client.groups("b", after=3)).last
 
 
@@ -106,10 +107,10 @@ async def test_the_rollouts_of_acknowledged_groups_are_deleted(serving: Serve) -
         await played(api)
         first, second, third = (await client.groups("b")).groups
         await client.acknowledge("b", 1)
-        assert await api.store.prune_acknowledged(before=0.0) == 0, "an hour later"
-        assert await api.store.prune_acknowledged(before=1e12) == 2
+        assert await api.store.batches.prune_acknowledged(before=0.0) == 0, "an hour later"
+        assert await api.store.batches.prune_acknowledged(before=1e12) == 2
         await client.acknowledge("b", 2)
-        assert await api.store.prune_acknowledged(before=1e12) == 2, "each group once"
+        assert await api.store.batches.prune_acknowledged(before=1e12) == 2, "each group once"
         for rollout in first.rollouts:
             with pytest.raises(NotFound):
                 await client.rollout(rollout.id)
@@ -198,4 +199,21 @@ def test_the_progress_line_says_what_a_trainer_waits_for() -> None:
     )  # fmt: skip
     request = BatchRequest(pool="swe", target=32, dataset=DatasetRef(name="d"))
     line = progress_line(view(batch, None, request), now=110.0)
-    assert line == "b: 8 of 32 informative groups, 20% filtered, 3 in flight, 640 tokens/s, about 30 s left"
+    assert line == "b: 8 of 32 informative groups, 2 of 10 filtered, 3 in flight, 640 tokens/s, about 30 s left"
+    early = replace(batch, delivered=0, delivered_lengths=LengthSums(8, 800, 8, 8.0))
+    line = progress_line(view(early, None, request), now=100.01)
+    assert line == "b: 0 of 32 informative groups, 2 of 2 filtered, 3 in flight", "no rate of a hundredth of a second"
+    many = replace(batch, delivered=18)
+    assert "10% filtered" in progress_line(view(many, None, request), now=110.0)
+
+
+def test_progress_in_a_pipe_is_a_line_at_the_beginning_and_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    batch, progress = BatchRecord("default", "b", "", "", "swe", "d", 100.0), BatchProgress()
+    request = BatchRequest(pool="swe", target=32, dataset=DatasetRef(name="d"))
+    for _ in range(3):
+        progress.show(view(batch, None, request))
+    progress.show(view(replace(batch, status=BatchStatus.COMPLETED, ended_at=160.0), None, request))
+    progress.close()
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("b: 0 of 32 informative groups, none filtered, 0 in flight")
+    assert last.endswith(", Completed after 60 s")

@@ -24,7 +24,7 @@ async def parent(api: Api, folder: Path, id: str, **more: Any) -> None:
     played = PlayedPool(api.parts)
     (record,) = await played.lease()
     ref = LeaseRef(namespace="default", id=id, fence=record.fence)
-    async with node_agent(api, folder, as_columns=True) as uploads:
+    async with node_agent(api, folder) as uploads:
         for turn in (2, 4):
             await uploads.snapshot(SnapshotHeader(lease=ref, turn=turn, image="sha256:1"), f"files of {id}".encode())
         await uploads.snapshot(SnapshotHeader(lease=ref, turn=3, error="it is too large"), b"")
@@ -66,7 +66,7 @@ async def test_a_node_agent_gets_all_ancestors_and_the_files(serving: Serve, tmp
         assert queued.endpoints == {"policy": "e"}, "its prompt is in that endpoint's cache"
         (record,) = await PlayedPool(api.parts).lease()
         ref = LeaseRef(namespace="default", id="third", fence=record.fence)
-        async with node_agent(api, tmp_path, as_columns=True) as uploads:
+        async with node_agent(api, tmp_path) as uploads:
             ancestors = await uploads.ancestors(ref)
             assert [point for point, _ in ancestors] == [ForkPoint(rollout=id, turn=2) for id in ("first", "second")]
             assert all(isinstance(outcome, Outcome) and outcome.segments for _, outcome in ancestors)

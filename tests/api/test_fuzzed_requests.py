@@ -168,7 +168,7 @@ async def asked(
 
 async def fuzz(serving: Serve, tmp_path: Any, seed: int, count: int, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as api:
-        await api.store.create(parse_object(POOL))
+        await api.store.objects.create(parse_object(POOL))
         signer = TokenSigner.open(tmp_path / "data" / "keys" / "token.key")
         tokens = (
             [api.admin] * 7

@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Status
 from rollyard.server.rollouts import image_holds
 from rollyard.trust.bearer_tokens import Role
@@ -24,9 +25,12 @@ from rollyard.wire.node import (  # fmt: skip
     KeptSandboxList,
     NewEndpoint,
     SandboxCounts,
+    ToolProofs,
 )
+from rollyard.wire.tool_proof import TemplateProof, ToolProof
 from tests.api.test_columns import RUN, leased, node_agent
 from tests.api.test_snapshots import header
+from tests.support import make
 from tests.support.make import allocation, identity, rollout_pool
 from tests.support.outside_api import Api, Serve
 
@@ -39,9 +43,9 @@ class _NodeAgent:
         self._socket = socket
         self.headers = {"Authorization": f"Bearer {token}"}
 
-    async def say(self, *messages: WireMessage | str) -> None:
+    async def say(self, *messages: WireMessage | str, preparing: str = "") -> None:
         """Send messages, and wait until the server has read them."""
-        for message in (*messages, Heartbeat(held=[], sent_at=7.0)):
+        for message in (*messages, Heartbeat(held=[], sent_at=7.0, preparing=preparing)):
             await self._socket.send_str(message if isinstance(message, str) else message.model_dump_json())
         while (await self._socket.receive_json(timeout=20)).get("sent_at") != 7.0:
             pass
@@ -49,9 +53,9 @@ class _NodeAgent:
 
 @asynccontextmanager
 async def hostile(api: Api) -> AsyncIterator[_NodeAgent]:
-    await api.store.create(rollout_pool("swe"))
-    await api.store.create(rollout_pool("other"))
-    made = await api.store.create(allocation("other-0"))
+    await api.store.objects.create(rollout_pool("swe"))
+    await api.store.objects.create(rollout_pool("other", inference={"policy": "own"}))
+    made = await api.store.objects.create(allocation("other-0"))
     assert isinstance(made, Allocation)
     me = identity(made.metadata.name).model_copy(update={"uid": made.metadata.uid})
     token = api.parts.signer.issue(Role.NODE, made.metadata.uid)
@@ -63,7 +67,7 @@ async def hostile(api: Api) -> AsyncIterator[_NodeAgent]:
 
 
 async def test_leases_of_others_stay_with_their_holders(serving: Serve, tmp_path: Path) -> None:
-    async with serving() as api, hostile(api) as agent, node_agent(api, tmp_path, as_columns=True) as owner:
+    async with serving() as api, hostile(api) as agent, node_agent(api, tmp_path) as owner:
         ref = await leased(api, "r")
         api.parts.rollouts.leases.add(await api.parts.rollouts.get("default", "r"))
         forged = [ref, ref.model_copy(update={"fence": 10**30})]
@@ -95,6 +99,21 @@ async def test_a_kept_sandbox_of_another_pools_rollout_is_not_believed(serving: 
         assert api.parts.agents.kept(record.key, record.pool_key) is None
 
 
+async def test_a_proof_about_another_pools_model_is_not_believed(serving: Serve) -> None:
+    async with serving() as api, hostile(api) as agent:
+        folder = str(api.model)
+        spec = make.inference_pool(model={"path": folder}).spec
+        for name in ("own", "policy"):
+            key = PoolKey("default", name)
+            api.endpoints.add_external(key, make.endpoint(name, "http://e", tokenizer=folder), 1.0)
+            api.endpoints.follow_spec(key, spec)
+        proof = ToolProof(status="False", reason="NoParser", message="m" * 10_000)
+        await agent.say(ToolProofs(proofs=[TemplateProof(tokenizer=folder, proof=proof)] * 300))
+        assert api.endpoints.proofs(PoolKey("default", "policy")) == []
+        (believed,) = api.endpoints.proofs(PoolKey("default", "own"))
+        assert (believed.status, len(believed.message)) == ("False", 2000)
+
+
 async def test_floods_of_names_and_impossible_numbers(serving: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_holds, "MOST_READY", 100)
     monkeypatch.setattr(image_holds, "MOST_HOLDS", 10)
@@ -105,7 +124,7 @@ async def test_floods_of_names_and_impossible_numbers(serving: Serve, monkeypatc
             await agent.say(ImageChanges(ready=names[start : start + 100], failed=faults[start : start + 100]))
         (found,) = api.parts.agents.all()
         assert len(found.ready_images) == 100
-        holds = await api.store.image_holds(found.pool)
+        holds = await api.store.rollouts.image_holds(found.pool)
         assert len(holds) <= 10
         counts = {"ready": -5, "warm": 10**400, "cold": 10**400, "unused": -(10**400)}
         beat = Heartbeat(held=[], sandboxes=SandboxCounts.model_validate(counts)).model_dump_json()

@@ -35,7 +35,10 @@ from tests.support.until import until
 BODY = {"model": "m", "messages": QUESTION}
 
 
-def caller(api: Api, opened: dict[str, Any], body: bytes, *headers: str, buffer: int = 0) -> socket.socket:
+def caller(
+    api: Api, opened: dict[str, Any], body: bytes, *headers: str, buffer: int = 0, version: str = "1.1",
+    path: str = "chat/completions",
+) -> socket.socket:  # fmt: skip
     """A bare connection that has sent this much of a call."""
     made = socket.socket()
     if buffer:
@@ -43,17 +46,19 @@ def caller(api: Api, opened: dict[str, Any], body: bytes, *headers: str, buffer:
     url = urlsplit(api.url)
     made.connect((url.hostname, url.port))
     lines = [
-        f"POST {urlsplit(opened['base_url']).path}/chat/completions HTTP/1.1",
+        f"POST {urlsplit(opened['base_url']).path}/{path} HTTP/{version}",
         *("Host: x", f"Authorization: Bearer {opened['key']}", *headers),
     ]
     made.sendall("\r\n".join([*lines, "", ""]).encode() + body)
     return made
 
 
-def read_all(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):
-        while connection.recv(1 << 20):
-            pass
+def read_all(connection: socket.socket) -> bytes:
+    got = b""
+    with contextlib.suppress(ConnectionError):
+        while data := connection.recv(1 << 20):
+            got += data
+    return got
 
 
 async def post(opened: dict[str, Any], body: bytes, **headers: str) -> tuple[int, Any]:
@@ -67,32 +72,55 @@ async def post(opened: dict[str, Any], body: bytes, **headers: str) -> tuple[int
 
 @pytest.fixture
 def small_send_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel takes little of a stream that nobody reads, however large its buffers grow on this machine."""
-    stream = app._stream_response
+    """The kernel takes little of an answer that nobody reads, however large its buffers grow on this machine."""
+    write = app._write
 
-    async def stream_through_little(request: web.Request, *rest: Any) -> web.StreamResponse:
+    async def write_through_little(request: web.Request, *rest: Any, **more: Any) -> None:
         assert request.transport is not None
         connection = request.transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        return await stream(request, *rest)
+        await write(request, *rest, **more)
 
-    monkeypatch.setattr(app, "_stream_response", stream_through_little)
+    monkeypatch.setattr(app, "_write", write_through_little)
 
 
 @pytest.mark.usefixtures("small_send_buffer")
+@pytest.mark.parametrize("stream", [True, False])
 async def test_a_caller_that_stops_reading_does_not_keep_its_session(
-    serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
+    serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     monkeypatch.setattr(app, "WRITE_STALL_SECONDS", 0.3)
     async with serving() as api, saying("word " * 600).serving() as upstream:
         api.serve("e", upstream.url)
         opened = await api.open(sampling={"max_tokens": 10_000})
-        body = json.dumps(BODY | {"stream": True, "model": "m" * 500}).encode()
+        body = json.dumps(BODY | {"stream": stream, "model": "m" * 500, "logprobs": True, "top_logprobs": 0}).encode()
         with caller(api, opened, body, f"Content-Length: {len(body)}", buffer=4096):
             session = api.gateway_session(opened["id"])
-            await until(lambda: session.in_flight)
-            await until(lambda: not session.in_flight and not upstream.running)
-            assert session.calls == 0
+            await until(lambda: session.byte_budget._reserved)
+            await until(lambda: not session.byte_budget._reserved and not upstream.running)
+            assert (session.calls, session.in_flight) == (0 if stream else 1, 0)
+            assert session._answered.any_to_repeat == (not stream), "a repetition gets the answer"
+
+
+async def test_a_caller_that_reads_slowly_gets_the_whole_answer(
+    serving: Serve, saying: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit of time counts from one piece to the next."""
+    monkeypatch.setattr(app, "PIECE_BYTES", 1 << 10)
+    writes = []
+    write = app._write
+
+    async def counted(request: web.Request, response: Any, data: bytes, **more: Any) -> None:
+        writes.append(len(data))
+        await write(request, response, data, **more)
+
+    monkeypatch.setattr(app, "_write", counted)
+    async with serving() as api, saying("word " * 600).serving() as upstream:
+        api.serve("e", upstream.url)
+        opened = await api.open(sampling={"max_tokens": 10_000})
+        status, told = await post(opened, json.dumps(BODY | {"logprobs": True, "top_logprobs": 0}).encode())
+        assert (status, told["choices"][0]["message"]["content"]) == (200, ("word " * 600).strip())
+        assert max(writes) == 1 << 10 < sum(writes) // 10
 
 
 async def test_uploads_that_stop_do_not_keep_others_out(
@@ -195,6 +223,42 @@ async def test_callers_that_give_up_in_line_free_their_place(
         async with asyncio.timeout(60):  # whoever held the place has gone
             assert (await patient)[0] == 200
         assert bodies._reserved == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses", "completions"])
+async def test_each_http_dialect_gets_a_whole_answer(serving: Serve, saying: Any, path: str, stream: bool) -> None:
+    """HTTP/1.0 has no chunks: the end of the connection ends a stream, also if the caller asked to keep it."""
+    asked: dict[str, Any] = {"model": "m", "stream": stream, "messages": QUESTION[1:], "max_tokens": 50}
+    if path in ("responses", "completions"):
+        del asked["messages"], asked["max_tokens"]
+        asked["input" if path == "responses" else "prompt"] = "What is 3 * 4?"
+    body = json.dumps(asked).encode()
+    ends = {
+        "chat/completions": b"[DONE]",
+        "messages": b"message_stop",
+        "responses": b"completed",
+        "completions": b"[DONE]",
+    }
+    async with serving() as api, saying("Hi.").serving() as upstream:
+        api.serve("e", upstream.url)
+        opened = await api.open()
+        variants = [
+            ("1.0",),
+            *([("1.0", "Connection: keep-alive")] if stream else []),
+            ("1.1", "Connection: close"),
+            ("1.1", "Connection: close", "Content-Type: text/plain"),
+            ("1.1", "Connection: close", "Content-Type: multipart/form-data; boundary=x"),
+            ("1.1", "Connection: close", "Expect: 100-continue"),
+        ]
+        for version, *headers in variants:
+            length = f"Content-Length: {len(body)}"
+            with caller(api, opened, body, length, *headers, version=version, path=path) as connection:
+                connection.settimeout(60)
+                got = await asyncio.to_thread(read_all, connection)
+            assert b" 200 OK\r\n" in got, got
+            assert (ends[path] if stream else b"Hi.") in got
+        assert (await api.record(opened["id"])).session.calls == len(variants)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rollyard.kinds.base import KindObject, ObjectKey, evolve
+from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.pool import PoolKey, Replicas
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
+from tests.api.test_columns import leased
+from tests.api.test_hostile_node_agents import hostile
 from tests.support import make
 from tests.support.outside_api import Api, Serve
 
@@ -51,11 +54,11 @@ async def settled(api: Api, replicas: int) -> None:
     found = await _stored(api)
     size = Replicas(desired=replicas, requested=replicas, observed=replicas, ready=replicas)
     update = {"replicas": size, "observed_generation": found.metadata.generation}
-    await api.store.update(evolve(found, status=evolve(found.status, **update)), "status")
+    await api.store.objects.update(evolve(found, status=evolve(found.status, **update)), "status")
 
 
 async def _stored(api: Api) -> RolloutPool:
-    found = await api.store.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
+    found = await api.store.objects.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
     assert isinstance(found, RolloutPool)
     return found
 
@@ -78,7 +81,7 @@ async def test_nothing_waits_without_a_word(serving: Serve) -> None:
         api.serve("e1", "http://127.0.0.1:1/v1")
         found = (await api.ask("GET", "/v1/rollouts/b"))[1]["rollout"]["waiting"]
         assert found.startswith("PoolNotReady: RolloutPool swe has no node agent yet; "), found
-        await api.store.create(await _allocation(api))
+        await api.store.objects.create(await _allocation(api))
         assert set((await waiting(api)).values()) == {"AllocationPending"}
         connect(api, "math")
         found = (await api.ask("GET", "/v1/rollouts/b"))[1]["rollout"]["waiting"]
@@ -123,3 +126,33 @@ async def test_a_pool_without_a_policy_is_refused_at_submit(serving: Serve) -> N
         assert status == 422
         assert "RolloutPool 'swe' has no InferencePool for the role 'policy'" in answer["message"]
         assert "add `inference: {policy: <InferencePool>}` to its spec" in answer["message"]
+
+
+async def test_a_rollout_in_init_says_what_its_node_makes_once(serving: Serve) -> None:
+    async with serving() as api, hostile(api) as agent:
+        (connected,) = api.parts.agents.all()
+        await leased(api, "r", holder=connected.holder)
+        assert await waiting(api) == {}
+        await agent.say(preparing="copies Python")
+        found = (await api.ask("GET", "/v1/rollouts/r"))[1]["rollout"]["waiting"]
+        assert found == f"Preparing: node {connected.identity.node} copies Python"
+        assert await waiting(api) == {"r": "Preparing"}
+        await agent.say()
+        assert await waiting(api) == {}, "it is made"
+
+
+async def test_the_failure_table_is_there_to_read(serving: Serve) -> None:
+    async with serving() as api:
+        status, answer = await api.ask("GET", "/v1/endings")
+        assert status == 200
+        found = {row["reason"]: row for row in answer["endings"]}
+        assert found.keys() == ENDINGS.keys()
+        lost = found["SandboxLost"]
+        assert (lost["status"], lost["fault"], lost["again"], lost["trainable"]) == (
+            "InfraFailed", "Infrastructure", "Counted", False,
+        )  # fmt: skip
+        assert (lost["stages"], lost["harbor"], lost["nemo_gym"]) == (
+            ["INIT", "RUN", "EVAL"],
+            "sandbox_failed",
+            "session_lost",
+        )

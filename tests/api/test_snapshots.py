@@ -14,14 +14,14 @@ import pytest
 
 from rollyard.api import snapshots
 from rollyard.core.errors import Fenced, Invalid, NotFound, TooLarge
-from rollyard.core.node_cache import node_cache
+from rollyard.host.node_cache import node_cache
 from rollyard.kinds.rollout import AgentSpec, Stage
 from rollyard.node import run_snapshots
 from rollyard.node.run_snapshots import RunSnapshots
-from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import SandboxFactory
-from rollyard.server.rollouts import service
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox import SandboxFactory
+from rollyard.server.rollouts import lease_reports
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.node import LeaseRef, SnapshotHeader
 from tests.api.test_columns import RUN, a_client, leased, node_agent
@@ -33,7 +33,7 @@ def header(ref: LeaseRef, turn: int, **more: object) -> SnapshotHeader:
 
 
 async def test_what_is_stored_is_what_is_read(serving: Serve, tmp_path: Path) -> None:
-    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+    async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
         assert await client.snapshots("r") == []
         with pytest.raises(NotFound, match=r"has no snapshot after turn 1; `agent\.snapshots` of its request decides"):
@@ -67,7 +67,7 @@ async def test_what_is_stored_is_what_is_read(serving: Serve, tmp_path: Path) ->
 
 
 async def test_only_the_present_lease_stores_one_and_only_during_run(serving: Serve, tmp_path: Path) -> None:
-    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+    async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
         with pytest.raises(Fenced):
             await uploads.snapshot(header(ref.model_copy(update={"fence": 2}), 1), b"late")
@@ -81,12 +81,12 @@ async def test_only_the_present_lease_stores_one_and_only_during_run(serving: Se
 
 
 async def test_a_new_attempt_has_none_of_the_earlier_ones(serving: Serve, tmp_path: Path) -> None:
-    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+    async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
         await uploads.snapshot(header(ref, 1), b"first")
         await uploads.snapshot(header(ref, 2), b"second")
         record = await api.parts.rollouts.get("default", "r")
-        await api.store.transact(lambda tx: tx.put(replace(record, attempt=2, fence=2)))
+        await api.store.rollouts.transact(lambda tx: tx.put(replace(record, attempt=2, fence=2)))
         assert await client.snapshots("r") == []
         await uploads.snapshot(header(ref.model_copy(update={"fence": 2}), 1), b"again")
         assert [one.turn for one in await client.snapshots("r")] == [1]
@@ -98,7 +98,7 @@ async def test_a_client_that_does_not_read_keeps_no_snapshot_in_memory(
 ) -> None:
     monkeypatch.setattr(snapshots, "SEND_SECONDS", 1.0)
     monkeypatch.setattr(snapshots, "MAX_SNAPSHOT_BYTES", 24 << 20)
-    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+    async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
         body = BytesIO(header(ref, 2).model_dump_json().encode() + b"\n" + bytes(24 << 20))
         headers = {"Authorization": "Bearer " + api.parts.signer.issue(Role.NODE, "u")}
@@ -118,8 +118,8 @@ async def test_a_client_that_does_not_read_keeps_no_snapshot_in_memory(
 
 
 async def test_limits(serving: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_SNAPSHOTS_BYTES", 25)
-    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+    monkeypatch.setattr(lease_reports, "MAX_SNAPSHOTS_BYTES", 25)
+    async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
         await uploads.snapshot(header(ref, 1), b"x" * 20)
         await uploads.snapshot(header(ref, 1), b"y" * 20)
@@ -144,7 +144,7 @@ async def test_while_the_server_is_away_the_node_keeps_only_some_of_a_run(
                 names.append(os.readlink(f"/proc/self/fd/{number}"))
         return sum(name.startswith(f"{node_cache()}/#") for name in names)
 
-    async with serving() as api, node_agent(api, tmp_path, as_columns=True) as uploads, a_client(api) as client:
+    async with serving() as api, node_agent(api, tmp_path) as uploads, a_client(api) as client:
         ref = await leased(api, "r")
         here = (tmp_path / "endpoint.json").read_text()
         (tmp_path / "endpoint.json").write_text(json.dumps({"url": "http://127.0.0.1:9", "epoch": 2}))

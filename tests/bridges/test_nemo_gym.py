@@ -100,6 +100,7 @@ async def test_a_fault_is_no_reward_and_ends_no_collection(served: tuple[Yard, A
         assert "reward" not in found
         assert (found["_ng_failure_class"], found["_ng_failure_terminal"]) == ("TaskError", True)
         assert "cannot be judged" in found["_ng_failure_message"]
+        assert found["failure_kind"] == "verifier_error", "NeMo Gym's own name for it"
 
         found = (await bridge.post("/run", episode("b-0", {"kind": "math"})))["failure"]
         assert found["terminal"]

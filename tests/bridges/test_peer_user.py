@@ -7,10 +7,13 @@ import os
 import subprocess
 
 import pytest
+from aiohttp import web
 
-from rollyard.bridges.listener import LoopbackAddress
-from rollyard.bridges.peer_user import peer_uid
+from rollyard.bridges.listener import LoopbackAddress, answer, json_object, serve
+from rollyard.bridges.peer_user import PeerUsers
+from rollyard.core.aio import running
 from rollyard.core.errors import BadRequest
+from tests.support.until import until
 
 CONNECT = 'exec 3<>"/dev/tcp/$0/$1"; read -r -u 3 || true'
 NOBODY = 65534
@@ -26,7 +29,7 @@ async def test_the_user_of_a_caller_is_known(host: str, called: str, user: int) 
     found: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        found.set_result(await asyncio.to_thread(peer_uid, writer.transport))
+        found.set_result(await PeerUsers().uid(writer.transport))
         writer.close()
 
     async with await asyncio.start_server(connected, host, 0) as server:
@@ -42,7 +45,7 @@ async def test_the_user_of_a_caller_that_closed_its_end_is_unknown() -> None:
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()  # until the other end is closed
-        found.set_result(await asyncio.to_thread(peer_uid, writer.transport))
+        found.set_result(await PeerUsers().uid(writer.transport))
         writer.close()
 
     async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
@@ -66,3 +69,29 @@ def test_an_address_that_others_may_reach_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("text", "host"), [("127.0.0.1:80", "127.0.0.1"), ("[::1]:80", "::1"), ("80", "127.0.0.1")])
 def test_addresses_of_this_machine(text: str, host: str) -> None:
     assert LoopbackAddress.parse(text) == LoopbackAddress(host, 80)
+
+
+async def test_bodies_that_never_end_hold_up_nobody_and_leave_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def post(request: web.Request) -> web.StreamResponse:
+        try:
+            return await answer(request, await json_object(request))
+        except BadRequest as error:
+            refused.append(str(error))
+            return web.json_response({"detail": str(error)}, status=400)
+
+    refused: list[str] = []
+    url: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    async with running(serve([web.post("/", post)], LoopbackAddress.parse("127.0.0.1:0"), url.set_result)):
+        _, _, port = (await url).rpartition(":")
+        half_open = [await asyncio.open_connection("127.0.0.1", int(port)) for _ in range(100)]
+        for _, writer in half_open:
+            writer.write(head % 1000 + b"{")
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        writer.write(head % 2 + b"{}")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        for _, other in [*half_open, (reader, writer)]:
+            other.close()
+        await until(lambda: len(refused) == 100)
+    assert set(refused) == {"the caller closed its connection before it had sent the body"}
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

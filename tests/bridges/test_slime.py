@@ -80,7 +80,7 @@ async def test_a_step_waits_for_the_checkpoint_of_the_step_before(
             view, _ = await client.rollout("follows-train-1-0.0")
         except NotFound:
             return False
-        return "slime0" in (view.waiting or "")
+        return "slime0" in str(view.waiting)
 
     await yard.until(waits)
     shutil.copytree(MODEL, tmp_path / "rollout_0")

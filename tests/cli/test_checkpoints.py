@@ -94,8 +94,8 @@ def test_what_a_checkpoint_lacks_is_named(tmp_path: Path) -> None:
     assert f"{SHARDS[0]} is missing" in problem(SHARDS[0], None)
     assert "is not an index" in problem("model.safetensors.index.json", b'{"weight_')
     assert "model.safetensors is missing" in problem("model.safetensors.index.json", None)
-    assert "config.json cannot be read" in problem("config.json", b'{"archit')
-    assert "config.json cannot be read" in problem("config.json", None)
+    assert "config.json is not valid JSON" in problem("config.json", b'{"archit')
+    assert "config.json is missing" in problem("config.json", None)
     assert "must contain a JSON object" in problem("config.json", b"[]")
     assert problem_of(tmp_path) == "there are no weights in Hugging Face layout in it yet"
     assert "model.safetensors is missing" in problem("model.safetensors", None, of=saved(tmp_path / "single"))
@@ -132,7 +132,7 @@ def test_an_adapter_needs_its_own_files_and_a_missing_config_may_be_the_pools(tm
     saved(tmp_path / "step_1", config=False)
     adapter = saved(tmp_path / "step_2", config=False)
     (adapter / "adapter_config.json").write_text("{}")
-    assert "config.json cannot be read" in str(looked(tmp_path)[1].problem)
+    assert "config.json is missing" in str(looked(tmp_path)[1].problem)
     assert looked(tmp_path, own_config=True)[1].problem == ""
     assert looked(tmp_path)[2].problem == "adapter_model.safetensors is missing"
     (adapter / "model.safetensors").rename(adapter / "adapter_model.safetensors")

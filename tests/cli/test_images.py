@@ -16,15 +16,15 @@ from click.testing import CliRunner, Result
 
 from rollyard.api.app import build
 from rollyard.cli.main import cli
+from rollyard.images.cache import ImageCache
+from rollyard.images.locks import try_lock
+from rollyard.images.settings import CacheSettings
 from rollyard.kinds.batch import BatchRequest
 from rollyard.kinds.rollout import RolloutRequest, Task
-from rollyard.kinds.sandbox_template import SandboxImages
-from rollyard.node.images.cache import ImageCache
-from rollyard.node.images.locks import try_lock
 from rollyard.trust.admin_kubeconfig import write_kubeconfig
 from rollyard.trust.bearer_tokens import Role
 from simulation.serving import serve_app
-from tests.node.images.test_local_files import LayoutMaker
+from tests.images.test_local_files import LayoutMaker
 from tests.server.rollouts.test_service import Yard
 from tests.server.rollouts.test_service import yard as yard
 from tests.support.image_registry import BASE, Pusher, gz, tar
@@ -42,7 +42,7 @@ def node(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def test_images_of_the_cache_and_of_the_shared_folder(registry: Pusher, node: Path, open_folder: Path) -> None:
     digest = registry.image("cli/list", "v1", [BASE, gz(tar(("big", bytes(3 << 20))))])
     tier = open_folder / "tier"
-    cache = ImageCache(node / "image-cache", SandboxImages(shared_folder=str(tier)))
+    cache = ImageCache(node / "image-cache", CacheSettings(shared_folder=str(tier)))
     name = f"docker://{registry.host}/cli/list:v1"
     with await cache.get(name):
         lines = CliRunner().invoke(cli, ["images", "list"]).output.splitlines()

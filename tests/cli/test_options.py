@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from rollyard.cli.options import kind_and_names, named
+from rollyard.cli.options import DURATION, kind_and_names, named
 from rollyard.cli.weights import _parse_update
 from rollyard.core.errors import Invalid
 
@@ -33,3 +33,16 @@ def test_a_wrong_order_of_weights_is_told_without_the_words_of_a_library() -> No
 def test_a_name_with_a_kind_after_a_kind_is_refused() -> None:
     with pytest.raises(click.UsageError, match="without a kind, not 'rp/b'"):
         kind_and_names(("rp", "a", "rp/b"), "default")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("5", 5), ("5s", 5), ("90s", 90), ("10m", 600), ("1m30s", 90), ("2h", 7200), ("0.5s", 0.5)]
+)
+def test_every_command_takes_the_same_durations(text: str, seconds: float) -> None:
+    assert DURATION.convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "5 s", "-5s", "5d", "s5", "1e3"])
+def test_what_is_no_duration_is_told_with_examples(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="such as 90s, 10m or 1h30m"):
+        DURATION.convert(text, None, None)

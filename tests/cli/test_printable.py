@@ -10,6 +10,7 @@ from rollyard.cli.output import align
 from rollyard.cli.rollout_history import history_lines
 from rollyard.cli.snapshot_lines import snapshot_lines
 from rollyard.core.errors import RollyardError
+from rollyard.kinds.base import Reason
 from rollyard.kinds.rollout import RolloutView, Stage
 from rollyard.kinds.rollout_history import HistoryEntry, RolloutHistory
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
@@ -54,7 +55,7 @@ def test_errors_and_states_and_turns(capsys: pytest.CaptureFixture[str], monkeyp
     with pytest.raises(SystemExit):
         main.main()
     assert capsys.readouterr().err == f"error: {SHOWN} exists\n"
-    view = RolloutView.model_construct(id="r", status=Stage.RUN, stage=None, waiting=TITLE)
+    view = RolloutView.model_construct(id="r", status=Stage.RUN, stage=None, waiting=Reason("Waits", TITLE))
     assert SHOWN in progress.state_line(view)
     rollout_turns._echo([TITLE])
     assert capsys.readouterr().out == f"{SHOWN}\n"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from rollyard.cli.progress import most_common_reason
+from rollyard.kinds.base import Reason
 
 
-def queued(before: int) -> str:
-    return f"InQueue: {before} rollouts for INIT are before it in RolloutPool demo (since 2026-01-01 10:00:{before:02} UTC)"
+def queued(before: int) -> Reason:
+    return Reason.parse(
+        f"InQueue: {before} rollouts for INIT are before it in RolloutPool demo (since 2026-01-01 10:00:{before:02} UTC)"
+    )
 
 
-def pending(reason: str, second: int) -> str:
-    return f"AllocationPending: job 7 is pending: {reason} (since 2026-01-01 10:00:{second:02} UTC)"
+def pending(reason: str, second: int) -> Reason:
+    return Reason("AllocationPending", f"job 7 is pending: {reason} (since 2026-01-01 10:00:{second:02} UTC)")
 
 
 def test_a_queue_that_moves_is_no_new_reason_and_a_job_that_waits_for_something_else_is() -> None:
@@ -22,3 +25,7 @@ def test_a_queue_that_moves_is_no_new_reason_and_a_job_that_waits_for_something_
     assert first[1] == f"2 queued: {pending('Priority', 1)}"
     assert most_common_reason([pending("Priority", 9)])[0] == first[0], "not for the time alone"
     assert most_common_reason([pending("AssocMaxJobsLimit", 1)])[0] != first[0]
+    assert (
+        most_common_reason([Reason("Preparing", "node n1 copies Python")])[1]
+        == "1 in INIT: Preparing: node n1 copies Python"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -18,6 +19,18 @@ def test_an_image_of_the_command_line_is_for_tasks_that_name_none(tmp_path: Path
     assert [one.request.task.fields["image"] for one in numbered] == [
         "docker://r.example/all:1",
         "docker://r.example/own:1",
+    ]
+
+
+def test_only_a_newline_ends_a_line(tmp_path: Path) -> None:
+    """JSON may have U+2028 and U+0085 in a string as they are, and a file of Windows has \\r before the newline."""
+    file, problem = tmp_path / "tasks.jsonl", "a\u2028b\x85c\u2029"
+    text = json.dumps({"kind": "math", "problem": problem, "answer": "1"}, ensure_ascii=False)
+    file.write_text(f"{text}\r\n\r\n{text}\n", newline="")
+    numbered = read_tasks(str(file), "p", {"pool": "swe"})
+    assert [(one.line, one.request.id, one.request.task.fields["problem"]) for one in numbered] == [
+        (1, "p-1", problem),
+        (3, "p-3", problem),
     ]
 
 

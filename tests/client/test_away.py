@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,15 +21,20 @@ from rollyard.client.server_connection import ServerConnection
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.allocation import LOG_OFFSET
 from rollyard.kinds.base import ObjectKey
+from rollyard.kinds.batch import BatchStatus, BatchView
+from rollyard.kinds.rollout import Trajectory
+from rollyard.wire.columns import CONTENT_TYPE, encode
+from rollyard.wire.frames import framed
 from simulation.serving import serve_app
 from tests.support import make
+from tests.support.filled import filled
 from tests.support.until import until
 
 LIMIT_SECONDS = 60.0
 PATIENCE_SECONDS = 2.0
 """Time for which an impatient client retries. Its first attempt must end earlier."""
-ENDED = {
-    "rollout": {
+ENDED: dict[str, dict[str, Any]] = {
+    "view": {
         "id": "r", "namespace": "default", "pool": "demo", "task_kind": "math", "group": None, "sample_index": 0,
         "mode": "train", "priority": 0, "status": "Completed", "stage": None, "attempt": 1, "reward": 1.0,
         "error": None, "node": None, "endpoints": {}, "created_at": 0.0, "finished_at": 1.0, "cursor": 1,
@@ -88,15 +93,20 @@ async def soon(work: Awaitable[T]) -> T:
     return await asyncio.wait_for(work, LIMIT_SECONDS)
 
 
+def rollout(view: Mapping[str, Any], trajectory: Mapping[str, Any] | None) -> web.Response:
+    found = [] if trajectory is None else [Trajectory.model_validate(trajectory)]
+    return web.Response(body=encode(found, {"rollout": view}), content_type=CONTENT_TYPE)
+
+
 async def ended(_: web.Request) -> web.Response:
-    return web.json_response(ENDED)
+    return rollout(**ENDED)
 
 
-def says_503(times: int, then: Any, **headers: str) -> Handler:
+def says_503(times: int, then: Callable[[], web.Response], **headers: str) -> Handler:
     left = [503] * times
 
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(status=left.pop(), headers=headers) if left else web.json_response(then)
+        return web.Response(status=left.pop(), headers=headers) if left else then()
 
     return answer
 
@@ -104,7 +114,7 @@ def says_503(times: int, then: Any, **headers: str) -> Handler:
 async def test_what_can_be_repeated_is_after_the_time_that_a_503_asks_for(
     servers: Servers, client: AsyncClient
 ) -> None:
-    await servers.start(says_503(1, {"queued": 3}, **{"Retry-After": "1"}))
+    await servers.start(says_503(1, lambda: web.json_response({"queued": 3}), **{"Retry-After": "1"}))
     began = time.monotonic()
     assert await client.counts() == {"queued": 3}
     assert time.monotonic() - began >= 1.0
@@ -141,13 +151,13 @@ async def test_a_call_that_may_not_be_made_twice_waits_for_a_server_that_takes_n
         call = asyncio.create_task(patient.json("POST", "/v1/rollouts", body={}, repeat=False))
         await until(lambda: bool(said) or call.done())
         assert "ConnectionTimeoutError" in said[0]
-        await servers.start(says_503(0, {"made": 1}))
+        await servers.start(says_503(0, lambda: web.json_response({"made": 1})))
         assert await soon(call) == {"made": 1}
     assert len(servers.asked) == 1
 
 
 async def test_a_503_that_lasts_is_told(servers: Servers, client: AsyncClient) -> None:
-    await servers.start(says_503(10**6, None))
+    await servers.start(says_503(10**6, web.Response))
     said: list[str] = []
     async with AsyncClient(client.context, warn=said.append, retry_seconds=PATIENCE_SECONDS) as impatient:
         with pytest.raises(Unavailable, match="HTTP 503"):
@@ -181,7 +191,7 @@ async def test_who_waits_for_a_rollout_outlasts_a_server_that_is_away(servers: S
 
 
 async def test_who_waits_for_a_rollout_outlasts_503s(servers: Servers, client: AsyncClient) -> None:
-    await servers.start(says_503(3, ENDED))
+    await servers.start(says_503(3, lambda: rollout(**ENDED)))
     async with AsyncClient(client.context, retry_seconds=0.0) as impatient:
         assert (await soon(impatient.wait("r"))).reward == 1.0
     assert len(servers.asked) == 4
@@ -217,7 +227,7 @@ def a_pool(version: int) -> bytes:
 
 
 def an_end(cursor: int) -> bytes:
-    return f"id: {cursor}\nevent: rollout\ndata: {json.dumps(ENDED['trajectory'])}\n\n".encode()
+    return framed(encode([Trajectory.model_validate(ENDED["trajectory"])], {"cursor": cursor}))
 
 
 LASTING: dict[str, tuple[Callable[[AsyncClient], Any], bytes, bytes, dict[str, str]]] = {
@@ -275,20 +285,39 @@ async def test_what_a_reader_does_meanwhile_is_left_alone_when_the_server_moves(
 
 
 async def test_a_wait_that_does_not_end_by_itself_is_told_once(servers: Servers, tmp_path: Path) -> None:
-    queued = {**ENDED["rollout"], "status": "Queued", "stage": "INIT", "reward": None, "finished_at": None}
+    queued = {**ENDED["view"], "status": "Queued", "stage": "INIT", "reward": None, "finished_at": None}
     words = ["InQueue: 3 are before it", *["WeightsVersion: policy has not served v2 yet; for 2 s"] * 3]
     told: list[str] = []
 
     async def handler(request: web.Request) -> web.Response:
         if not words:
-            return web.json_response({**ENDED, "rollout": ENDED["rollout"]})
-        return web.json_response({"rollout": {**queued, "waiting": words.pop(0)}, "trajectory": None})
+            return rollout(**ENDED)
+        return rollout({**queued, "waiting": words.pop(0)}, None)
 
     await servers.start(handler)
     context = Context("http://127.0.0.1:1", None, "token", "default", servers.endpoint)
     async with AsyncClient(context, warn=told.append) as client:
         await soon(client.wait_many(["r"]))
     assert told == ["rollout r waits: WeightsVersion: policy has not served v2 yet; for 2 s"]
+
+
+async def test_a_batch_that_gets_nowhere_says_why_once(servers: Servers, tmp_path: Path) -> None:
+    view = {**filled(BatchView), "id": "b", "delivered": 0}
+    words: list[str | None] = [None, *(f"the last {n} groups had fewer than 2 rewards" for n in (5, 6, 7))]
+    told: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        waiting = words.pop(0) if words else None
+        status = BatchStatus.RUNNING if words else BatchStatus.CANCELLED
+        batch = BatchView.model_validate({**view, "waiting": waiting, "status": status})
+        about = {"groups": [], "next": 0, "batch": batch.model_dump(mode="json")}
+        return web.Response(body=encode([], about), content_type=CONTENT_TYPE)
+
+    await servers.start(handler)
+    context = Context("http://127.0.0.1:1", None, "token", "default", servers.endpoint)
+    async with AsyncClient(context, warn=told.append) as client:
+        assert [group async for group in client.batch("b")] == []
+    assert told == ["batch b waits: the last 5 groups had fewer than 2 rewards"]
 
 
 async def test_many_waits_leave_connections_for_other_calls(servers: Servers, client: AsyncClient) -> None:
@@ -300,7 +329,7 @@ async def test_many_waits_leave_connections_for_other_calls(servers: Servers, cl
             return web.json_response({"queued": 3})
         await over.wait()
         id = request.path.rpartition("/")[2]
-        return web.json_response({part: {**fields, "id": id} for part, fields in ENDED.items()})
+        return rollout(**{part: {**fields, "id": id} for part, fields in ENDED.items()})
 
     await servers.start(handler)
     most = server_connection.WAITS_AT_ONCE

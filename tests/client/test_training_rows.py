@@ -64,6 +64,14 @@ def test_a_segment_that_is_too_long_is_left_out_whole_and_its_reward_still_count
     assert rows.rollout.dtype == np.int32
 
 
+def test_a_segment_without_a_sampled_token_is_no_row() -> None:
+    unsampled = trajectory("a", 1.0, segment([1, 2, 3], []), segment([1], [2]))
+    rows = collate([[unsampled, trajectory("b", 0.0, segment([4, 5], []))]], advantages="mean_baseline")
+    assert (rows.input_ids.tolist(), rows.loss_mask.tolist(), rows.rollout.tolist()) == ([[1, 2]], [[0, 1]], [0])
+    with pytest.raises(ValueError, match="no rollout has a reward and a segment to train on"):
+        collate([[trajectory("b", 0.0, segment([4, 5], []))]])
+
+
 def test_groups_have_baselines_of_their_own() -> None:
     groups = [[trajectory(f"{g}.{i}", float(g + i), segment([1], [2])) for i in range(2)] for g in range(2)]
     assert collate(groups, advantages="mean_baseline").advantages.tolist() == [-0.5, 0.5, -0.5, 0.5]

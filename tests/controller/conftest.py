@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.object_store import ObjectStore
+from rollyard.server.store.store import Store
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore.open(tmp_path)
-    yield store
+async def store(tmp_path: Path) -> AsyncIterator[ObjectStore]:
+    store = await Store.open(tmp_path)
+    yield store.objects
     await store.close()
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from rollyard.controller.event_recorder import MAX_MESSAGE, EventRecorder
 from rollyard.core.clock import ManualClock, as_datetime
 from rollyard.kinds.event import Event
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.object_store import ObjectStore
+from rollyard.server.store.store import Store
 from tests.support.make import rollout_pool
 
 
-async def events(store: SqliteStore) -> list[Event]:
+async def events(store: ObjectStore) -> list[Event]:
     return [e for e in (await store.list_objects("Event"))[0] if isinstance(e, Event)]
 
 
-async def test_the_same_again_moves_the_count_and_the_time(store: SqliteStore) -> None:
+async def test_the_same_again_moves_the_count_and_the_time(store: ObjectStore) -> None:
     clock = ManualClock()
     recorder, pool = EventRecorder(store, clock), await store.create(rollout_pool("swe"))
     await recorder.record_event(pool, "Scaled", "from 0 to 2")
@@ -29,7 +30,7 @@ async def test_the_same_again_moves_the_count_and_the_time(store: SqliteStore) -
     assert (about.kind, about.name, about.uid) == ("RolloutPool", "swe", pool.metadata.uid)
 
 
-async def test_another_reason_message_or_object_is_another_event(store: SqliteStore) -> None:
+async def test_another_reason_message_or_object_is_another_event(store: ObjectStore) -> None:
     recorder = EventRecorder(store, ManualClock())
     one, two = await store.create(rollout_pool("one")), await store.create(rollout_pool("x" * 48))
     for obj, reason, message, type in (
@@ -45,14 +46,14 @@ async def test_another_reason_message_or_object_is_another_event(store: SqliteSt
     assert {e.count for e in found} == {1}
 
 
-async def test_a_long_message_is_cut(store: SqliteStore) -> None:
+async def test_a_long_message_is_cut(store: ObjectStore) -> None:
     pool = await store.create(rollout_pool("swe"))
     await EventRecorder(store, ManualClock()).record_event(pool, "JobEnded", "x" * 5000, "Warning")
     assert len((await events(store))[0].message) == MAX_MESSAGE
 
 
 async def test_an_event_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    store = await SqliteStore.open(tmp_path / "other")
-    pool = await store.create(rollout_pool("swe"))
+    store = await Store.open(tmp_path / "other")
+    pool = await store.objects.create(rollout_pool("swe"))
     await store.close()
-    await EventRecorder(store, ManualClock()).record_event(pool, "Scaled", "from 0 to 2")
+    await EventRecorder(store.objects, ManualClock()).record_event(pool, "Scaled", "from 0 to 2")

@@ -10,8 +10,8 @@ from rollyard.core.errors import Expired
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.store.base import WatchEvent
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.object_store import ObjectStore
+from rollyard.server.store.watch import WatchEvent
 from tests.support.make import rollout_pool
 from tests.support.until import until
 
@@ -19,7 +19,7 @@ from tests.support.until import until
 class GapStore:
     """A real store whose watch, when told, breaks off as one that was away for too long."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self.broken = False
         self.lists = 0
@@ -44,7 +44,7 @@ def names(informer: Informer[Any]) -> set[str]:
     return {obj.metadata.name for obj in informer.list()}
 
 
-async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, beside) -> None:
+async def test_it_has_what_was_there_and_follows_what_comes(store: ObjectStore, beside) -> None:
     first = await store.create(rollout_pool("first"))
     informer, seen = Informer(store, RolloutPool), []
     informer.subscribe(lambda old, new: seen.append((old and old.spec.replicas, new and new.spec.replicas)))
@@ -62,7 +62,7 @@ async def test_it_has_what_was_there_and_follows_what_comes(store: SqliteStore, 
         assert seen == [(None, 1), (1, 5), (None, 1), (5, None)]
 
 
-async def test_after_a_gap_the_new_list_tells_what_was_missed(store: SqliteStore, beside) -> None:
+async def test_after_a_gap_the_new_list_tells_what_was_missed(store: ObjectStore, beside) -> None:
     kept, changed, gone = [await store.create(rollout_pool(name)) for name in ("kept", "changed", "gone")]
     gap, seen = GapStore(store), []
     informer = Informer(gap, RolloutPool)

@@ -15,7 +15,7 @@ from rollyard.core.errors import Conflict, Invalid, NotFound, RollyardError, Slu
 from rollyard.core.telemetry import RECONCILES
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout_pool import RolloutPool
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.object_store import ObjectStore
 from tests.support.make import rollout_pool
 from tests.support.until import until
 
@@ -48,7 +48,7 @@ def scripted() -> Scripted:
 
 
 @pytest.fixture
-def pools(store: SqliteStore) -> Informer[RolloutPool]:
+def pools(store: ObjectStore) -> Informer[RolloutPool]:
     return Informer(store, RolloutPool)
 
 
@@ -71,7 +71,7 @@ def since(before: dict[str, float]) -> dict[str, float]:
 
 
 async def test_what_is_there_at_the_start_and_what_comes_later_is_reconciled(
-    store: SqliteStore, scripted: Scripted, manager: Manager, beside
+    store: ObjectStore, scripted: Scripted, manager: Manager, beside
 ) -> None:
     await store.create(rollout_pool("before"))
     async with beside(manager.run()):
@@ -92,7 +92,7 @@ async def test_what_is_there_at_the_start_and_what_comes_later_is_reconciled(
     ],
 )
 async def test_what_may_go_well_next_time_is_tried_again(
-    error: Exception, many: int, store: SqliteStore, scripted: Scripted, manager: Manager, beside
+    error: Exception, many: int, store: ObjectStore, scripted: Scripted, manager: Manager, beside
 ) -> None:
     before = outcomes()
     scripted.answers["p"] = [error] * many
@@ -104,7 +104,7 @@ async def test_what_may_go_well_next_time_is_tried_again(
 
 
 async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
-    store: SqliteStore, scripted: Scripted, pools: Informer[RolloutPool], manager: Manager, beside
+    store: ObjectStore, scripted: Scripted, pools: Informer[RolloutPool], manager: Manager, beside
 ) -> None:
     scripted.answers["p"] = [Invalid("the name is too long; write a shorter one")]
     async with beside(manager.run()):
@@ -121,7 +121,7 @@ async def test_what_is_wrong_in_itself_is_told_and_left_until_it_changes(
 
 
 async def test_again_comes_back_after_its_time(
-    store: SqliteStore, scripted: Scripted, pools: Informer[RolloutPool], manager: Manager, beside
+    store: ObjectStore, scripted: Scripted, pools: Informer[RolloutPool], manager: Manager, beside
 ) -> None:
     scripted.answers["p"] = [RequeueAfter(0.1)]
     async with beside(manager.run()):
@@ -133,7 +133,7 @@ async def test_again_comes_back_after_its_time(
 
 
 async def test_every_object_is_looked_at_now_and_then_without_a_change(
-    store: SqliteStore, scripted: Scripted, beside
+    store: ObjectStore, scripted: Scripted, beside
 ) -> None:
     await store.create(rollout_pool("p"))
     manager = Manager([Informer(store, RolloutPool)], [Controller("RolloutPool", scripted)], resync_seconds=0.02)
@@ -141,7 +141,7 @@ async def test_every_object_is_looked_at_now_and_then_without_a_change(
         await until(lambda: scripted.seen["p"] >= 3)
 
 
-async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteStore, beside) -> None:
+async def test_a_key_is_never_reconciled_by_two_workers_together(store: ObjectStore, beside) -> None:
     class Slow(Scripted):
         inside = 0
 
@@ -160,7 +160,7 @@ async def test_a_key_is_never_reconciled_by_two_workers_together(store: SqliteSt
 
 
 async def test_what_runs_beside_starts_after_the_first_list_and_ends_with_the_manager(
-    store: SqliteStore, scripted: Scripted, beside: Callable
+    store: ObjectStore, scripted: Scripted, beside: Callable
 ) -> None:
     await store.create(rollout_pool("p"))
     pools, told = Informer(store, RolloutPool), []

@@ -62,7 +62,7 @@ def test_files_and_modules_that_are_named_are_there(page: str) -> None:
 
 def _is_there(name: str) -> bool:
     """A name that begins with a folder of the repository is a path; `guard.py` or
-    `node/agents/tasks/guarded_handler.py` is the end of one."""
+    `tasks/guarded_handler.py` is the end of one."""
     top = name.partition("/")[0]
     if top in FOLDERS and "/" in name:
         return (ROOT / name).exists()

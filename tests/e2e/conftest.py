@@ -2,12 +2,11 @@
 
 import pytest
 
-from tests.node.conftest import open_folder
 from tests.support.cluster import accounting_cluster, cluster, new_cluster
 from tests.support.vllm_env import vllm_python
 from tests.support.yard import yard
 
-__all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "open_folder", "vllm_python", "yard"]
+__all__ = ["accounting_cluster", "cluster", "long_run", "new_cluster", "vllm_python", "yard"]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from rollyard.client import AsyncClient
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
-from rollyard.node.agents.system_prompts import MATH
+from rollyard.tasks.system_prompts import MATH
 from tests.support import environment_turns
 from tests.support.compatibility import Compatibility, installed
 from tests.support.released import environment

@@ -7,20 +7,20 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import openai
 import pytest
 import pytest_asyncio
 
 from rollyard.client import AsyncClient
+from rollyard.core.process_tree import stat
 from rollyard.kinds.base import ObjectKey
 from rollyard.kinds.inference_pool import EndpointStatus, InferencePool
 from rollyard.kinds.rollout import Sampling, Stage
 from rollyard.kinds.session import SessionOpened, SessionRequest
 from tests.support.recompute import differences
 from tests.support.standstill import freeze
-from tests.support.yard import MODEL, Yard, end, requests
+from tests.support.yard import MODEL, Yard, ready_yard, requests
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow(40)]
 
@@ -33,10 +33,10 @@ PATIENT = {"patience": {"idleSeconds": 900, "firstTokenSeconds": 900}}
 
 @contextlib.contextmanager
 def frozen(yard: Yard, endpoint: str) -> Iterator[None]:
-    """The engine and what supervises it, as `scontrol suspend` leaves a job."""
+    """The engine, the owner of its processes and the model server, as `scontrol suspend` leaves a job."""
     (engine,) = yard.engines(endpoint)
-    supervisor = int((Path("/proc") / str(engine) / "stat").read_text().rpartition(")")[2].split()[1])
-    pids = [supervisor, engine]
+    owner = int(stat(engine)[1])
+    pids = [int(stat(owner)[1]), owner, engine]
     try:
         for pid in pids:
             freeze(pid)
@@ -74,15 +74,8 @@ async def call(client: AsyncClient, opened: SessionOpened) -> AsyncIterator[tupl
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def patient(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Yard, AsyncClient]]:
-    yard = Yard(tmp_path_factory.mktemp("yard"))
-    try:
-        yard.start()
-        async with yard.client() as client:
-            await yard.apply(client, policy=PATIENT, demo={"replicas": 1})
-            await yard.ready(client)
-            yield yard, client
-    finally:
-        await end(yard)
+    async with ready_yard(tmp_path_factory, policy=PATIENT, demo={"replicas": 1}) as made:
+        yield made
 
 
 async def test_calls_on_a_suspended_engine_go_on_elsewhere_while_it_is_suspended(

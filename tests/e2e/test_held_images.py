@@ -17,10 +17,10 @@ import pytest
 from examples.tiny_policy.families import sample_math
 from rollyard.client import AsyncClient
 from rollyard.core.aio import running
-from rollyard.core.node_cache import node_cache
+from rollyard.host.node_cache import node_cache
+from rollyard.images.cache import bytes_on_disk
 from rollyard.kinds.rollout import RolloutRequest, Status, Task, Trajectory
-from rollyard.node.images.cache import bytes_on_disk
-from rollyard.node.sandbox.bundled_python import own_python
+from rollyard.sandbox.bundled_python import own_python
 from tests.support.image_registry import BASE, Front, Pusher, gz, running_registry, tar
 from tests.support.yard import Yard, end
 
@@ -189,7 +189,7 @@ async def fail(front: Front, seconds: float) -> None:
 async def waiting_sentence(yard: Yard, client: AsyncClient, id: str) -> str:
     async def look() -> str | None:
         waiting = (await client.rollout(id))[0].waiting
-        return waiting if waiting is not None and waiting.startswith("ImageUnavailable: ") else None
+        return str(waiting) if waiting is not None and waiting.word == "ImageUnavailable" else None
 
     found = await yard.until(look)
 

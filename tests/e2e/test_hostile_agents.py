@@ -14,7 +14,7 @@ import pytest_asyncio
 from rollyard.client import AsyncClient
 from rollyard.core.errors import SandboxStartFailed
 from rollyard.kinds.rollout import AgentSpec, RolloutRequest, Status, Trajectory
-from rollyard.node.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.find_runtime import find_runtime
 from tests.support.memory_cgroup import kernel_kills, memory_cgroup, remove
 from tests.support.yard import Yard, requests
 
@@ -79,6 +79,7 @@ print("abstract sockets:", re.findall("@.*", open("/proc/net/unix").read()))"""
 REFUSED = """
 import ctypes, errno, os
 libc, answers = ctypes.CDLL(None, use_errno=True), {}
+byte = (4096).to_bytes(8, "little") + (1).to_bytes(8, "little")  # struct iovec
 def call(name, *words):
     answers[name] = "did" if libc.syscall(*words) != -1 else errno.errorcode[ctypes.get_errno()]
 for name, *words in (
@@ -87,10 +88,13 @@ for name, *words in (
     ("memfd_create", 319, b"x", 0), ("memfd_secret", 447, 0), ("unshare", 272, 0x10000000), ("setns", 308, 0, 0),
     ("mount", 165, b"x", b"/mnt", b"tmpfs", 0, 0), ("ptrace", 101, 16, 1, 0, 0), ("swapoff", 168, b"/x"),
     ("sethostname", 170, b"gone", 4), ("reboot", 169, 0xfee1dead, 672274793, 0x4321fedc, 0),
-    ("settimeofday", 164, bytes(16), 0), ("delete_module", 176, b"x", 0),
+    ("settimeofday", 164, bytes(16), 0), ("delete_module", 176, b"x", 0), ("prlimit64", 302, 1, 7, bytes(16), 0),
+    ("setpriority", 141, 0, 1, 19), ("sched_setaffinity", 203, 1, 8, bytes([1]) + bytes(7)), ("ioprio_set", 251, 1, 1, 24576),
+    ("sched_setscheduler", 144, 1, 5, bytes(4)), ("process_vm_writev", 311, 1, byte, 1, byte, 1, 0),
 ):
     call(name, *words)
 for path in ("/proc/1/mem", "/proc/1/environ", "/proc/sysrq-trigger", "/proc/sys/kernel/core_pattern", "/etc/shadow",
+             "/proc/sys/kernel/shmmni", "/proc/1/oom_score_adj",
              "/dev/kmsg", "/dev/mem"):
     try: open(path, "r+b").close(); answers[path] = "did"
     except OSError as error: answers[path] = errno.errorcode[error.errno]
@@ -132,7 +136,7 @@ RESULTS = {
     "terminals": (python(TERMINALS), "No space left on device|out of pty devices"),
     "output": ("timeout 1 yes; timeout 1 cat /dev/zero; timeout 1 yes attack; echo ended: $?", "attack.*ended: 124$"),
     "kill": ("kill -STOP 1; kill -9 1; kill -STOP -1; kill -9 -1", "exit code -9"),
-    "refused": (python(REFUSED), r"done: \[\] 24"),
+    "refused": (python(REFUSED), r"done: \[\] 32"),
     "network": (python(SCAN), r"True ENETUNREACH\nabstract sockets: \[\]"),
     "hours": ("sleep 36000", "within RUN's budget of 5 s"),
 }

@@ -1,54 +1,75 @@
-"""kubectl itself, where it is installed, on pools of no allocations."""
+"""Released kubectls on a real server, with their validation on. Each command of the table must do what it does on
+Kubernetes, or say what one can do instead."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import subprocess
+import shlex
 from pathlib import Path
 
 import pytest
 
+from tests.support.kubectl import Kubectl
+from tests.support.kubectl_probes import OTHERS, PROBES, pool
 from tests.support.yard import Yard
 
-POOL = """
-apiVersion: rollyard.dev/v1alpha1
-kind: RolloutPool
-metadata: {name: empty}
-spec: {replicas: 0, inference: {policy: others}}
----
-apiVersion: rollyard.dev/v1alpha1
-kind: InferencePool
-metadata: {name: others}
-spec: {model: {path: /models/tiny}, engine: {external: {}}}
-"""
+pytestmark = [pytest.mark.heavy, pytest.mark.slow(70)]
+OLD = 24
+OLD_CANNOT = ("version", "cluster-info", "api-resources --categories", "events", "auth whoami", "apply --prune")
+"""Commands and options that this kubectl lacks, or prints in another way."""
+OLD_NEEDS_CONTENT = ("diff", "explain", "apply --dry-run=server", "delete rp d --dry-run=server")
+"""Commands that need more of OpenAPI 2 than the server has."""
+OLD_HIDES_THE_REASON = ('patch rolloutpools/a --type=json -p [{"op":"test"', "delete rp d --cascade=orphan")
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
-async def test_kubectl_applies_gets_watches_describes_and_deletes(yard: Yard, tmp_path: Path) -> None:
-    (tmp_path / "pool.yaml").write_text(POOL)
+async def _problems(kubectl: Kubectl) -> list[str]:
+    found = []
+    for probe in PROBES:
+        code, out = await kubectl.run(*shlex.split(probe.words.replace('"', '\\"')), text=probe.text, **probe.env)
+        if problem := probe.problem(code, out):
+            found.append(problem)
+    return found
 
-    async def kubectl(*words: str, code: int = 0) -> str:
-        command = ["kubectl", "--kubeconfig", str(yard.data / "admin.kubeconfig"), *words]
-        env = {**os.environ, "HOME": str(tmp_path)}
-        done = await asyncio.to_thread(
-            subprocess.run, command, capture_output=True, text=True, env=env, timeout=60, check=False
-        )
-        assert done.returncode == code, done.stderr
-        return str(done.stdout + done.stderr)
 
-    file = str(tmp_path / "pool.yaml")
-    assert "created" in await kubectl("apply", "--validate=false", "-f", file)
-    assert "unchanged" in await kubectl("apply", "--validate=false", "-f", file)
-    assert "condition met" in await kubectl("wait", "rp/empty", "--for=condition=Ready", "--timeout=30s")
-    assert (await kubectl("get", "rolloutpools")).split()[0] == "NAME"
+@pytest.mark.parametrize("minor", [32, 36, 37])
+async def test_every_command_of_the_table_works_with_validation_on(yard: Yard, tmp_path: Path, minor: int) -> None:
+    kubectl = Kubectl(minor, yard.data / "admin.kubeconfig", tmp_path / "home")
+    assert await _problems(kubectl) == []
 
-    async def told() -> bool:
-        """The event is written after the condition."""
-        return "AllReady" in (await kubectl("describe", "rp", "empty")).rpartition("Events:")[2]
 
-    await yard.until(told)
-    assert "scaled" in await kubectl("scale", "rp", "empty", "--replicas=0")
-    assert "deleted" in await kubectl("delete", "rp", "empty", "--timeout=30s")
-    assert "not found" in await kubectl("get", "rp", "empty", code=1)
+@pytest.mark.long
+async def test_an_old_kubectl_lacks_only_what_it_never_had_and_openapi_2(yard: Yard, tmp_path: Path) -> None:
+    kubectl = Kubectl(OLD, yard.data / "admin.kubeconfig", tmp_path / "home")
+    known = tuple(f"kubectl {words}" for words in (*OLD_CANNOT, *OLD_NEEDS_CONTENT, *OLD_HIDES_THE_REASON))
+    assert [p for p in await _problems(kubectl) if not p.startswith(known)] == []
+
+
+async def test_a_watch_through_a_label_selector_sees_objects_leave_and_enter(yard: Yard, tmp_path: Path) -> None:
+    kubectl = Kubectl(37, yard.data / "admin.kubeconfig", tmp_path / "home")
+    await kubectl.ok("apply", "-f", "-", text=OTHERS)
+    await kubectl.ok("apply", "-f", "-", text=pool("one", "a"))
+    await kubectl.ok("apply", "-f", "-", text=pool("two", "b"))
+    words = ["get", "rp", "-l", "team=a", "--watch", "--output-watch-events"]
+    watching = await asyncio.create_subprocess_exec(
+        *kubectl.command, *words, env=kubectl.environment(), stdout=asyncio.subprocess.PIPE
+    )
+    assert watching.stdout is not None
+    lines: list[list[str]] = []
+
+    async def sees(*wanted: str) -> None:
+        assert watching.stdout is not None
+        async with asyncio.timeout(60):
+            while list(wanted) not in lines:
+                lines.append((await watching.stdout.readline()).decode().split()[:2])
+
+    try:
+        await sees("ADDED", "one")
+        await kubectl.ok("label", "rp", "one", "team=b", "--overwrite")
+        await sees("DELETED", "one")
+        await kubectl.ok("label", "rp", "two", "team=a", "--overwrite")
+        await sees("ADDED", "two")
+        await kubectl.ok("delete", "rp", "two")
+        await sees("DELETED", "two")
+    finally:
+        watching.kill()
+        await watching.wait()

@@ -34,7 +34,7 @@ async def test_a_rollout_that_is_parked_in_run_says_why_and_since_when(yard: Yar
 
         async def told() -> list[tuple[str, str]]:
             found = [r async for r in client.rollouts() if r.status is Status.RUNNING]
-            parked = [(r.id, r.waiting) for r in found if r.waiting is not None]
+            parked = [(r.id, str(r.waiting)) for r in found if r.waiting is not None]
             return parked if len(parked) == len(found) else []
 
         parked = await yard.until(told)

@@ -32,7 +32,7 @@ async def test_a_rollout_tells_of_a_submit_that_hangs_then_of_its_pending_job_th
     async def waits(word: str, what: str = "") -> str | None:
         view, _ = await field.client.rollout(id)
         assert view.waiting is not None
-        return view.waiting if view.waiting.startswith(f"{word}: {what}") else None
+        return str(view.waiting) if str(view.waiting).startswith(f"{word}: {what}") else None
 
     why = "InferencePool policy needs an allocation, but for policy-ip-0 sbatch has not answered since "
     await field.yard.until(lambda: waits("SubmitUnanswered", why))

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.core.node_cache import node_cache
+from rollyard.host.node_cache import node_cache
 from rollyard.kinds.allocation import Allocation
-from rollyard.node.sandbox.find_runtime import RuntimeName, find_runtime
+from rollyard.sandbox.find_runtime import RuntimeName, find_runtime
 from tests.support.host_processes import HostProcess, descendants, host_processes
 from tests.support.slurm_field import QUICK, Field, field_of
 from tests.support.yard import kill, requests

@@ -23,7 +23,7 @@ from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.top import TopView
-from rollyard.node.free_memory import whole_memory
+from rollyard.sandbox.free_memory import whole_memory
 from tests.support.yard import ROOT, Yard, requests
 
 

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import Stage, Status, Trajectory
+from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
 from tests.support.live_weights import crossings, current_version, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
@@ -49,6 +49,19 @@ async def at_work(client: AsyncClient, long: list[str]) -> str:
     return "" if len(live) >= 2 else "ended"
 
 
+async def started(client: AsyncClient, yard: Yard, vllm_python: str, replicas: int) -> None:
+    """Serve the policy by vLLM, in float32, as its logprobs are compared with those of the reference model."""
+    vllm = {"python": vllm_python, "extraArgs": ["--dtype", "float32"]}
+    policy = {"engine": {"embedded": None, "vllm": vllm}, "allocation": {"memory": "4G"}, "replicas": replicas}
+    await yard.apply(client, policy=policy, demo={"replicas": 1, "stages": {"run": {"timeoutSeconds": 600}}})
+
+    async def all_ready() -> bool:
+        return (await pool_of(client)).status.replicas.ready == replicas
+
+    await yard.until(all_ready, READY_SECONDS)
+    await yard.ready(client)
+
+
 @pytest.mark.usefixtures("long_leases")
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.long)])
 async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_them(
@@ -59,16 +72,7 @@ async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_the
     Drain, which never interrupts an engine, is in the long form only. test_weights_follow.py has it under load.
     """
     async with yard.client() as client:
-        # In float32, as the logprobs are compared with those of the reference model.
-        vllm = {"python": vllm_python, "extraArgs": ["--dtype", "float32"]}
-        policy = {"engine": {"embedded": None, "vllm": vllm}, "allocation": {"memory": "4G"}, "replicas": replicas}
-        await yard.apply(client, policy=policy, demo={"replicas": 1, "stages": {"run": {"timeoutSeconds": 600}}})
-
-        async def started() -> bool:
-            return (await pool_of(client)).status.replicas.ready == replicas
-
-        await yard.until(started, READY_SECONDS)
-        await yard.ready(client)
+        await started(client, yard, vllm_python, replicas)
         ids: list[str] = []
         folders, modes = {await current_version(client): MODEL}, dict[str, Mode]()
         ended: list[Trajectory] = []
@@ -88,7 +92,16 @@ async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_the
             by_trainer = mode == "Abort"  # these engines were not started for that, and read the folder
             update = WeightsUpdate(version=version, path=str(folders[version]), mode=mode, transfer=by_trainer)
             await client.update_weights("default", "policy", update)
-            await yard.until(lambda: serves(client, version, replicas), END_SECONDS)
+
+            async def served() -> bool:
+                """Whether the version is served. Until then turns are under way, however long the engines prepare for it."""
+                if not (done := await serves(client, version, replicas)):
+                    long = [one for one in ids if "-long" in one]
+                    if await at_work(client, long) == "ended":
+                        ids.extend(await load(client, yard, f"{version}-{len(ids)}", MODES[mode]))
+                return done
+
+            await yard.until(served, END_SECONDS)
             operation = (await pool_of(client)).status.weights.operation
             assert operation is not None
             assert ("NoTransfer: write `--weight-transfer-config`" in operation.message) == by_trainer, (
@@ -136,6 +149,48 @@ async def test_weights_change_under_load_and_a_killed_engine_comes_back_with_the
         assert max(off) < CLOSE
         interrupted = [t for t in trajectories if any(after in paused for _, after in crossings(t))]
         assert max(await asyncio.to_thread(differences, interrupted, folders)) > CLOSE, "Pause keeps keys and values"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("long_leases")
+async def test_a_server_that_was_down_during_an_update_comes_back_with_the_new_weights(
+    vllm_python: str, yard: Yard
+) -> None:
+    """Both have a prompt of 2,000 tokens in their prefix caches, and turns are under way."""
+    problem = " ".join(f"Remember that {n} + 1 = {n + 1}." for n in range(130)) + " What is 3 + 4?"
+
+    async def ask(prefix: str) -> list[Trajectory]:
+        """Ask each server, each twice: a group would go to one of them."""
+        task = {"kind": "math", "problem": problem, "answer": "7"}
+        greedy = {"temperature": 0, "min_tokens": 40, "max_tokens": 80}
+        fields = {"pool": "demo", "task": task, "sampling": greedy, "agent": {"max_turns": 1}}
+        found: list[Trajectory] = []
+        while len({t.endpoint for t in found}) < 2 or len(found) < 8:
+            asked = [RolloutRequest.model_validate({"id": f"{prefix}-{len(found) + n}", **fields}) for n in range(4)]
+            found += await yard.gather(client, await client.submit(asked), END_SECONDS)
+        return found
+
+    async with yard.client() as client:
+        await started(client, yard, vllm_python, 2)
+        old = await current_version(client)
+        before = await ask("before")
+        assert min(t.segments[0].prompt_length for t in before) > 2000
+        folders = {old: MODEL, "v2": other_weights(MODEL, yard.folder / "v2", amount=0.05)}
+        ids = await load(client, yard, "meanwhile", 500)
+        victim, *_ = yard.processes("vllm.entrypoints.cli.main", "--uds")
+        os.kill(victim, signal.SIGKILL)
+        await client.update_weights(
+            "default", "policy", WeightsUpdate(version="v2", path=str(folders["v2"]), mode="Pause")
+        )
+        after = await ask("after")
+        meanwhile = await yard.gather(client, ids, READY_SECONDS)
+        await yard.until(lambda: serves(client, "v2", 2), READY_SECONDS)
+        last = await ask("last")
+        assert {t.attempt for t in [*before, *after, *meanwhile, *last]} == {1}
+        assert [versions(t) for t in before] == [[old]] * len(before)
+        assert [versions(t) for t in last] == [["v2"]] * len(last)
+        assert max(await asyncio.to_thread(differences, [*before, *after, *meanwhile, *last], folders, {"v2"})) < CLOSE
+        assert min(max(differences([t], MODEL)) for t in last) > CLOSE
 
 
 def interrupting(trajectories: list[Trajectory], modes: dict[str, Mode]) -> set[Mode]:

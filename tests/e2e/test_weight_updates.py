@@ -22,7 +22,7 @@ from rollyard.kinds.rollout import Stage, Status, Trajectory
 from rollyard.kinds.weights import Mode, WeightsUpdate
 from tests.support.live_weights import crossings, other_weights, pool_of, serves, versions
 from tests.support.recompute import differences
-from tests.support.yard import MODEL, Yard, end, kill, requests
+from tests.support.yard import MODEL, Yard, kill, ready_yard, requests
 
 pytestmark = [pytest.mark.slow(150), pytest.mark.asyncio(loop_scope="module")]
 
@@ -35,13 +35,8 @@ CLOSE = 0.02
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     """A yard with two engines and a node agent. Each test begins with weights of its own name."""
-    yard = Yard(tmp_path_factory.mktemp("yard"))
-    yard.start()
-    async with yard.client() as client:
-        await yard.apply(client, policy=POLICY, demo={"replicas": 1})
-        await yard.ready(client)
-    yield yard
-    await end(yard)
+    async with ready_yard(tmp_path_factory, policy=POLICY, demo={"replicas": 1}) as (yard, _):
+        yield yard
 
 
 @asynccontextmanager

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -12,11 +15,13 @@ import pytest
 from examples.grpo.plot import PANELS, draw
 from tests.support.forked_trainers import ForkedTrainers
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow(60)
 
 
 def trained(trainers: ForkedTrainers, out: Path, *options: str) -> list[dict[str, Any]]:
     text = trainers.run("examples.grpo.train", "--out", out, *options, home=out)
+    assert re.search(r"step +1 of \d+ .* left", text)
     assert "held-out reward by training step" in text
     return [json.loads(line) for line in (out / "steps.jsonl").read_text().splitlines()]
 
@@ -48,6 +53,15 @@ def test_each_step_trains_on_the_weights_of_earlier_steps_and_pushes_its_own(
     assert (tmp_path / "curve.svg").exists()
 
 
+def test_a_run_does_not_overwrite_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_text("earlier\n")
+    command = [sys.executable, "-m", "examples.grpo.train", "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 2
+    assert "name another folder with --out" in done.stderr
+    assert (tmp_path / "steps.jsonl").read_text() == "earlier\n"
+
+
 def test_the_plot_has_a_line_for_each_run_in_each_panel(tmp_path: Path) -> None:
     for run in range(2):
         steps = [{"step": k, "minutes": k / 2, **{name: k / 3 for name, *_ in PANELS}} for k in range(4)]
@@ -62,5 +76,9 @@ def test_the_plot_has_a_line_for_each_run_in_each_panel(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.slow(1000)
 def test_the_held_out_reward_rises(trainers: ForkedTrainers, tmp_path: Path) -> None:
-    held_out = [s["held_out"] for s in trained(trainers, tmp_path, "--minutes", "13") if s["held_out"] is not None]
+    held_out = [
+        s["held_out"]
+        for s in trained(trainers, tmp_path, "--steps", "36", "--minutes", "60")
+        if s["held_out"] is not None
+    ]
     assert sum(held_out[-3:]) / 3 > held_out[0] + 0.1, held_out

@@ -16,7 +16,7 @@ import pytest
 from examples.tiny_policy import families, template, trajectories
 from examples.tiny_policy.offline import NotOffline, Toolbox, call_function, evaluate
 from examples.tiny_policy.trajectories import CODE, MATH
-from rollyard.node.agents import tool_schemas
+from rollyard.tasks import tool_schemas
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples/tiny_policy/model"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import openai
 import pytest
 
 from rollyard.engine.launch.launch_plan import LaunchPlan
-from rollyard.engine.process.child_process import end_engine, start_engine
+from rollyard.engine.process.owned_engine import OwnedEngine, start_engine
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.inference_pool import InferencePoolSpec
 from rollyard.kinds.rollout import Sampling
@@ -29,8 +28,8 @@ pytestmark = [pytest.mark.heavy, pytest.mark.long]
 QUESTION: list[Any] = [{"role": "user", "content": "What is 3 * 4?"}]
 
 
-async def healthy(http: aiohttp.ClientSession, process: asyncio.subprocess.Process) -> bool:
-    assert process.returncode is None
+async def healthy(http: aiohttp.ClientSession, engine: OwnedEngine) -> bool:
+    assert engine.returncode is None
     try:
         async with http.get("http://engine/health") as answer:
             return answer.status == 200
@@ -44,13 +43,13 @@ async def test_the_likeliest_tokens_are_vllms_own(
     model = {"path": str(model_dir), "servedName": "policy"}
     engine = {"vllm": {"python": vllm_python, "extraArgs": ["--dtype", "float32"]}}
     asked = InferencePoolSpec.model_validate({"model": model, "engine": engine, "replicas": 1})
-    process = await start_engine(await LaunchPlan(asked, tmp_path / "e")())
+    served = await start_engine(await LaunchPlan(asked, tmp_path / "e")())
     try:
         async with aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(tmp_path / "e"), limit=0)) as http:
-            await until(lambda: healthy(http, process), 400)
+            await until(lambda: healthy(http, served), 400)
             found = [await answers(TokenClient(http), template, own) for own in (True, False)]
     finally:
-        await end_engine(process)
+        await served.end()
     assert found[0] == found[1]
 
 

@@ -18,13 +18,13 @@ from rollyard.kinds.rollout import AgentSpec, Budgets, Sampling, Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import SandboxTemplate
 from rollyard.node.agent import NodeAgent, _memory_shortage, _room
-from rollyard.node.agents.tasks import installed_handlers
-from rollyard.node.free_memory import whole_memory
+from rollyard.sandbox.free_memory import whole_memory
 from rollyard.server.main import RollyardServer, ServeOptions
 from rollyard.server.rollouts.connected_agents import ConnectedAgent as Connected
+from rollyard.tasks import installed_handlers
 from rollyard.trust.bearer_tokens import Role
 from rollyard.wire.files import AllocationFile
-from rollyard.wire.node import Grant, Hello, Lease
+from rollyard.wire.node import Grant, Lease
 
 CORES, PER_CORE = 2, 8
 SPEC = {"replicas": 1, "allocation": {"cpusPerTask": CORES}, "sandbox": {"cpus": 1 / PER_CORE, "memory": "64M"}}
@@ -46,12 +46,18 @@ class Yard:
         """Create the pool and its allocation; return the link that the batch job would find."""
         pool = RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": SPEC})
         spec = {
-            "pool": {"kind": "RolloutPool", "name": "swe", "uid": (await server.store.create(pool)).metadata.uid},
+            "pool": {
+                "kind": "RolloutPool",
+                "name": "swe",
+                "uid": (await server.store.objects.create(pool)).metadata.uid,
+            },
             "index": 0,
             "template_hash": "h",
             "template": pool.spec.allocation,
         }
-        made = await server.store.create(Allocation.model_validate({"metadata": {"name": "swe-0"}, "spec": spec}))
+        made = await server.store.objects.create(
+            Allocation.model_validate({"metadata": {"name": "swe-0"}, "spec": spec})
+        )
         meta = made.metadata
         told = AllocationFile(
             allocation=meta.name,
@@ -70,10 +76,10 @@ class Yard:
 
 async def change_sandbox(server: RollyardServer) -> None:
     """Now four times as many would fit."""
-    pool = await server.store.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
+    pool = await server.store.objects.get(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
     assert isinstance(pool, RolloutPool)
     spec = evolve(pool.spec, sandbox=SandboxTemplate(cpus=1 / PER_CORE / 4, memory="64M"))
-    await server.store.update(evolve(pool, spec=spec), "spec")
+    await server.store.objects.update(evolve(pool, spec=spec), "spec")
 
 
 async def connected(server: RollyardServer) -> Connected:
@@ -120,16 +126,6 @@ async def test_a_changed_sandbox_makes_no_more_places_in_what_works_with_the_old
         async with yard.server() as second:
             assert (await connected(second)).capacity == CORES * PER_CORE
             await stack.aclose()
-
-
-async def test_a_node_agent_that_does_not_say_its_places_has_those_that_it_uses(yard: Yard) -> None:
-    async with yard.server() as server:
-        link = await yard.allocate(server)
-        await change_sandbox(server)
-        hello = Hello(identity=link.identity(), widths={"INIT": 2, "RUN": 5, "EVAL": 2})
-        async with link.session() as http, http.ws_connect(f"{await link.url()}/v1/node/connect") as socket:
-            await socket.send_str(hello.model_dump_json(exclude={"places"}))
-            assert (await connected(server)).capacity == 9
 
 
 class NewerSpec(AgentSpec):

@@ -18,7 +18,7 @@ from rollyard.client.attachment import Attachment
 from rollyard.core.errors import BadRequest, SandboxLost
 from rollyard.node.attachments import _serve
 from rollyard.node.kept_sandboxes import Kept
-from rollyard.node.sandbox.program import Program, ProgramSpec
+from rollyard.sandbox.program import Program, ProgramSpec
 from rollyard.wire.attach import (
     CHUNK,
     MAX_MESSAGE_BYTES,

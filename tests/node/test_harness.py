@@ -19,9 +19,9 @@ from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.harness import Harness, _script
-from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
@@ -51,6 +51,8 @@ open("/workspace/answer", "w").write(message["content"] + os.environ.get("EXTRA"
 
 
 class FailingPolicy:
+    context: int | None = None
+
     def __init__(self, error: Exception) -> None:
         self._error = error
 

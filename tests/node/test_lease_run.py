@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import Any, cast
 
 import pytest
 
-from rollyard.core.errors import SandboxLost, TaskError, TemplateUnusable, TooLarge
-from rollyard.kinds.rollout import Outcome, RunResult, Status
+from rollyard.core.errors import NodeFault, SandboxLost, TaskError, TemplateUnusable, TooLarge
+from rollyard.kinds.failure_table import ending_of
+from rollyard.kinds.rollout import Outcome, RunResult, Status, Task
 from rollyard.kinds.sandbox_template import SandboxTemplate
-from rollyard.node.agents.tasks.base import TaskHandler
-from rollyard.node.agents.tasks.guarded_handler import GuardedHandler
-from rollyard.node.agents.tasks.installed_handlers import Handlers
-from rollyard.node.agents.tasks.math import MathHandler
-from rollyard.node.failure_status import error_outcome, why_nothing_sampled
+from rollyard.node.failure_status import why_nothing_sampled
 from rollyard.node.lease_run import TERM_SECONDS, LeaseRun, NodeContext
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+from rollyard.tasks.base import Handler, Score
+from rollyard.tasks.guarded_handler import GuardedHandler
+from rollyard.tasks.installed_handlers import Handlers
+from rollyard.tasks.math import MathHandler
 from rollyard.wire.node import Lease, LeaseRef
 
 LEASE = Lease.model_validate(
@@ -44,7 +49,7 @@ class Full:
 
 
 class Ran(LeaseRun):
-    async def _run(self, handler: TaskHandler) -> RunResult:
+    async def _run(self, handler: Handler) -> RunResult:
         return RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
 
 
@@ -60,7 +65,7 @@ async def test_a_run_above_the_limit_fails_and_is_not_repeated() -> None:
 class Lost(LeaseRun):
     """Its sandbox dies in INIT."""
 
-    async def _run(self, handler: TaskHandler) -> RunResult:
+    async def _run(self, handler: Handler) -> RunResult:
         raise SandboxLost("sandbox s: its socket was closed")
 
 
@@ -77,7 +82,7 @@ def work(kind: type[LeaseRun], uploads: Full) -> LeaseRun:
         images=cast(Any, NoImages()),
         handlers=HANDLERS,
         uploads=cast(Any, uploads),
-        template=nothing,
+        templates=nothing,
         policy=nothing,
         sandbox=SandboxTemplate(),
         stages=nothing,
@@ -110,7 +115,7 @@ async def test_a_lost_sandbox_is_told_as_what_it_is() -> None:
 class Untemplated(LeaseRun):
     """Its model's chat template will not do."""
 
-    async def _run(self, handler: TaskHandler) -> RunResult:
+    async def _run(self, handler: Handler) -> RunResult:
         raise TemplateUnusable("TemplateUnusable: the chat template is missing")
 
 
@@ -125,7 +130,7 @@ async def test_a_template_that_will_not_do_ends_a_rollout_at_once_with_its_name(
 class Swallowed(LeaseRun):
     """A task group that is cancelled while one of its tasks fails raises the group, and the cancellation is gone."""
 
-    async def _run(self, handler: TaskHandler) -> RunResult:
+    async def _run(self, handler: Handler) -> RunResult:
         async def fails() -> None:
             try:
                 await asyncio.Event().wait()
@@ -164,4 +169,44 @@ def test_why_nothing_was_sampled_and_whose_doing_it_is(
     overdue: bool, calls: int, tokens: int, status: Status, words: str
 ) -> None:
     error = why_nothing_sampled(overdue, calls, tokens, 60.0)
-    assert (error_outcome(error), words in str(error)) == (status, True)
+    assert (ending_of(error).status, words in str(error)) == (status, True)
+
+
+class Unlucky:
+    """A handler in whose EVAL the allocation's memory runs out."""
+
+    eval_needs_sandbox = True
+
+    async def evaluate(self, task: Task, artifact: Any, sandbox: Any, turns: Any, seconds: float) -> Score:
+        sandbox.node_fault = "the memory of the allocation ran out"
+        return Score(0.0)
+
+    image = tools = prompt = init = collect = evaluate
+
+
+class Started:
+    """The one sandbox that is claimed."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def expect(self, spec: SandboxSpec) -> Started:
+        return self
+
+    async def claim(self) -> Sandbox:
+        return self._sandbox
+
+
+class Evaluated(LeaseRun):
+    def _image(self, handler: GuardedHandler) -> None:
+        return None
+
+
+async def test_a_score_from_which_the_nodes_lack_of_memory_took_is_no_score() -> None:
+    run = work(Evaluated, Full())
+    ran = RunResult(outcome=Outcome(status=Status.COMPLETED), artifact={})
+    async with SandboxFactory(find_runtime("bubblewrap")) as sandboxes, contextlib.AsyncExitStack() as stack:
+        sandbox = await sandboxes.start(SandboxSpec(None, Limits(1, 256 << 20, 16 << 20)))
+        run._node = dataclasses.replace(run._node, sandboxes=cast(Any, Started(sandbox)))
+        with pytest.raises(NodeFault, match="the memory of the allocation ran out"):
+            await run._score(GuardedHandler("math", cast(Handler, Unlucky())), ran, 60, stack)

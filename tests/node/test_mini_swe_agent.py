@@ -14,9 +14,9 @@ from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import AgentSpec, Sampling, Status
 from rollyard.node.harness import Harness
-from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox import SandboxFactory
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from simulation.endpoint_sampler import EndpointSampler

@@ -6,18 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rollyard.node.own_limits import SPARED
 
 CODE = """
-import resource
-from rollyard.node.own_limits import raise_open_files
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1000))
-raise_open_files()
-print(resource.getrlimit(resource.RLIMIT_NOFILE))"""
+import resource, sys
+from rollyard.node.own_limits import raise_soft_limits
+kind = getattr(resource, sys.argv[1])
+resource.setrlimit(kind, (900, 1000))
+raise_soft_limits()
+print(resource.getrlimit(kind))"""
 
 
-def test_the_limit_of_open_files_is_raised_as_far_as_it_may() -> None:
-    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("kind", ["RLIMIT_NOFILE", "RLIMIT_NPROC"])
+def test_the_limits_of_open_files_and_of_processes_are_raised_as_far_as_they_may(kind: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE, kind], capture_output=True, text=True, check=True)
     assert done.stdout == "(1000, 1000)\n"
 
 

@@ -10,10 +10,10 @@ import pytest
 from aiohttp import web
 
 from rollyard.core.errors import Invalid
-from rollyard.kinds.rollout import Outcome, RunResult, Stage, Status
+from rollyard.kinds.rollout import MAX_ARTIFACT_BYTES, Outcome, RunResult, Stage, Status
 from rollyard.node.result_uploads import ResultUploads
 from rollyard.server.rollouts.results import split_upload
-from rollyard.wire.node import MAX_ARTIFACT_BYTES, LeaseRef
+from rollyard.wire.node import LeaseRef
 from simulation.serving import serve_app
 from tests.support import make
 
@@ -28,7 +28,7 @@ async def test_results_that_are_refused_together_go_alone_and_stay_as_they_are(t
         return web.json_response({"code": 413, "reason": "RequestEntityTooLarge", "message": "too many"}, status=413)
 
     async def alone(request: web.Request) -> web.Response:
-        header, _ = split_upload(await request.read())
+        header = split_upload(await request.read()).header
         stored[header.lease.id] = Status(header.status)
         return web.Response(status=204)
 
@@ -40,7 +40,6 @@ async def test_results_that_are_refused_together_go_alone_and_stay_as_they_are(t
         link = make.server_link(endpoint)
         async with link.session() as http:
             uploads = ResultUploads(link, http)
-            uploads.as_columns, uploads.most_at_once = True, 10
             leases = [LeaseRef(namespace="default", id=f"r{i}", fence=1, stage=Stage.EVAL) for i in range(3)]
             outcome = Outcome(status=Status.COMPLETED, reward=1.0)
             await asyncio.gather(*(uploads.result(lease, outcome) for lease in leases))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from tests.support.reconciler_site import Site
 
 
@@ -19,7 +19,7 @@ async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         "orphan_jobs.SWEEP_SECONDS",
     ):
         monkeypatch.setattr(f"rollyard.reconcilers.{name}", 0.2)
-    store = await SqliteStore.open(tmp_path / "data")
+    store = await Store.open(tmp_path / "data")
     site = Site(tmp_path / "data", store)
     await site.start()
     yield site

@@ -119,3 +119,10 @@ def test_a_copy_that_lives_on_after_its_end_was_concluded_is_ended_first() -> No
 def test_a_job_that_slurm_only_cleans_up_after_is_cancelled_once() -> None:
     stuck = allocation(deleted=True, **INTENT, job_id="7", job_state="COMPLETING")
     assert plan_allocation(stuck, COMMENT, snapshot(job("7", JobState.COMPLETING)), 0).cancel == ()
+
+
+def test_an_id_that_sbatch_made_up_gives_way_to_the_job_with_our_comment() -> None:
+    wrong, ours = allocation(**INTENT, job_id="99"), job("7")
+    assert plan_allocation(wrong, COMMENT, snapshot(ours), 0).adopt == ours
+    seen = allocation(**INTENT, job_id="99", job_state="RUNNING")
+    assert plan_allocation(seen, COMMENT, snapshot(ours), 0).adopt is None, "job 99 was there: 7 is a copy"

@@ -221,11 +221,12 @@ def test_a_persons_scancel_and_a_lost_node_are_told_as_what_they_are() -> None:
 
 def test_what_slurm_refuses_is_a_refusal_and_one_by_a_limit_may_pass() -> None:
     old = one(0, serving=True, of="old")
-    for words, reason in (
-        ("SubmitRefused: sbatch: error: Invalid account or account/partition combination specified", "SubmitRefused"),
-        ("SubmitRefused: sbatch: error: AssocMaxSubmitJobLimit: job submit limit", "SubmitLimited"),
+    for kind, words, reason in (
+        ("Final", "SubmitRefused: Invalid account; the time limit of this site is 4 h", "SubmitRefused"),
+        ("Array", "SubmitRefused: Invalid job array specification", "SubmitRefused"),
+        ("Limit", "SubmitRefused: dear user, please read our pages before you submit anythin…", "SubmitLimited"),
     ):
-        refused = one(2, jobId=None, jobState="FAILED", endTime=-100, reason=words)
+        refused = one(2, jobId=None, jobState="FAILED", endTime=-100, reason=words, refusal=kind)
         fact = updated(view(old, refused, desired=1, ends=failing(1)))
         assert said(fact) == (False, reason)
         assert f"failed: p-2: {words}" in fact.message

@@ -179,3 +179,14 @@ def test_while_nothing_serves_a_failed_template_is_tried_more_often() -> None:
     known = PoolStatus(template_hash="t", failures=7, last_failure_time=at(0))
     assert count_ends(known, "t", [], NOW, serves=True, all_ready=False).next_at == NOW + 60
     assert count_ends(known, "t", [], NOW, serves=False, all_ready=False).next_at == NOW + 15
+
+
+def test_a_failure_in_the_future_does_not_hide_later_ones() -> None:
+    """Slurm's clock, or this server's before it was set back, called the first end 180 s later than it is now."""
+    pool = Pool()
+    assert pool.look(2, one(0, 0, "FAILED", 182)).failures == 1
+    assert pool.status.last_failure_time == at(2)
+    later = [one(0, 0, "FAILED", 182), one(1, 4, "FAILED", 5)]
+    found = pool.look(6, *later)
+    assert found.failures == 2
+    assert found.next_at == NOW + 5 + 2, "the back-off is counted from the last end, by our clock"

@@ -8,10 +8,12 @@ from rollyard.kinds.values.job_state import JobState
 from rollyard.reconcilers.missing_jobs import (
     ABSENT_SECONDS,
     DISPUTE_SECONDS,
+    END_QUIET_SECONDS,
     Absence,
     AbsenceVerdict,
     KnownJob,
     absences,
+    contradicted_ends,
     is_incomplete,
     judge_absence,
     why_doubted,
@@ -71,6 +73,11 @@ RUNS, OVER = JobState.RUNNING, JobState.NODE_FAIL
         (absent(LATER, account=JobState.PENDING, rewound=True), AbsenceVerdict.BELIEVED),
         (absent(LATER, account=RUNS, rewound=True), AbsenceVerdict.LIVES),
         (absent(LATER, heard=1.0, account=JobState.PENDING, rewound=True), AbsenceVerdict.LIVES),
+        # shown as ended, and heard of
+        (absent(SOON, heard=1.0, ended=JobState.COMPLETED), AbsenceVerdict.LIVES),
+        (absent(SOON, heard=1.0, ended=JobState.COMPLETED, lookups=1), AbsenceVerdict.LIVES),
+        (absent(1.0, heard=2.0, ended=JobState.COMPLETED), AbsenceVerdict.WAIT),
+        (absent(SOON, heard=1.0, ended=JobState.COMPLETED, account=OVER), AbsenceVerdict.BELIEVED),
     ],
 )
 def test_one_table_does_not_overrule_two_witnesses(absence: Absence, expected: AbsenceVerdict) -> None:
@@ -141,3 +148,28 @@ def test_a_job_that_comes_back_is_counted_from_new_and_one_dispute_does_not_last
     )
     assert judge_absence(missing["1"], NOW + DISPUTE_SECONDS + 2.0) is AbsenceVerdict.LIVES
     assert absences(missing, jobs, table(job("1"), job("2"))) == {}
+
+
+@pytest.mark.parametrize(
+    ("heard", "state", "more", "disputed"),
+    [
+        (1.0, JobState.COMPLETED, {}, True),
+        (1.0, JobState.CANCELLED, {}, True),
+        (END_QUIET_SECONDS + 1.0, JobState.COMPLETED, {}, False),
+        (None, JobState.COMPLETED, {}, False),
+        (1.0, JobState.NODE_FAIL, {}, False),
+        (1.0, JobState.COMPLETED, {"leaving": True}, False),
+    ],
+)
+def test_an_end_that_heartbeats_contradict_is_not_believed_at_once(
+    heard: float | None, state: JobState, more: dict[str, bool], disputed: bool
+) -> None:
+    jobs = known("1", heard_at=None if heard is None else NOW - heard, **more)
+    missing = absences({}, jobs, table(job("1", state)))
+    assert contradicted_ends(missing.values(), NOW) == (["1"] if disputed else [])
+
+
+def test_a_job_under_another_id_than_sbatch_printed_is_not_missed() -> None:
+    (wrong,) = known("99", owner="ours", was_seen=False)
+    assert absences({}, [wrong], table(job("7", comment="ours"))) == {}
+    assert absences({}, [wrong], table(job("7", comment="others"))).keys() == {"99"}

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.values.slurm_reasons import is_limit, reason_text
+from rollyard.kinds.values.slurm_reasons import PendingReason
 from rollyard.reconcilers.pending_jobs import pending_reason
 from tests.support import make
 
@@ -53,13 +53,14 @@ def test_the_reason_that_most_wait_for_comes_first_with_the_first_start() -> Non
     ],
 )
 def test_limits_are_told_from_the_order_of_the_queue(reason: str, limit: bool) -> None:
-    assert is_limit(reason) is limit
+    assert PendingReason(reason).is_limit is limit
 
 
 def test_a_word_that_nobody_knows_stands_for_itself() -> None:
-    assert reason_text("SomethingNew") == ""
+    assert PendingReason("SomethingNew").meaning == ""
     assert (
-        reason_text("ReqNodeNotAvail, UnavailableNodes:n[1-4]") == "nodes that it needs are down, drained or reserved"
+        PendingReason("ReqNodeNotAvail, UnavailableNodes:n[1-4]").meaning
+        == "nodes that it needs are down, drained or reserved"
     )
 
 
@@ -79,4 +80,4 @@ def test_a_word_that_nobody_knows_stands_for_itself() -> None:
     ],
 )
 def test_limits_are_said_in_words(reason: str, words: str) -> None:
-    assert reason_text(reason) == words
+    assert PendingReason(reason).meaning == words

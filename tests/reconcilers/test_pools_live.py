@@ -70,9 +70,9 @@ async def test_a_status_at_rest_is_not_written_again(site: Site, monkeypatch: py
     await site.connect(allocation)
 
     async def rest() -> bool:
-        before = site.store._feed.version
+        before = site.store.objects._feed.version
         await asyncio.sleep(1.0)  # many rounds of refreshing numbers, and of snapshots
-        return site.store._feed.version == before
+        return site.store.objects._feed.version == before
 
     await site.until(rest)
 
@@ -93,13 +93,13 @@ async def test_numbers_that_move_all_the_time_are_written_at_their_own_pace(
         return replace(found, status_update={"stages": {"RUN": StageStatus(queued=looks)}})
 
     monkeypatch.setattr(RolloutPoolObserver, "observe", moving)
-    begun = site.store._feed.version
+    begun = site.store.objects._feed.version
     start = site.now()
     await site.until(lambda: is_true(looks > 1))  # by itself
     await asyncio.sleep(1.0)
     rounds = 6 + (site.now() - start) / REFRESH_SECONDS
     assert looks < rounds
-    assert site.store._feed.version - begun < 2 * rounds
+    assert site.store.objects._feed.version - begun < 2 * rounds
 
 
 async def is_true(value: bool) -> bool:
@@ -119,7 +119,7 @@ async def test_scaling_down_and_deleting_end_the_jobs_and_leave_nothing(site: Si
     await site.delete("RolloutPool", "swe")
 
     async def gone() -> bool:
-        return not (await site.store.list_objects("RolloutPool"))[0] and not await site.allocations()
+        return not (await site.store.objects.list_objects("RolloutPool"))[0] and not await site.allocations()
 
     await site.until(gone)
     assert not await site.live()
@@ -252,7 +252,7 @@ async def test_allocations_of_a_pool_that_was_torn_out_go_with_it(site: Site) ->
     await site.stop()
     pool = await site.pool()
     bare = evolve(pool.metadata, finalizers=[], resource_version="")
-    await site.store.update(evolve(pool, metadata=bare), "spec")
+    await site.store.objects.update(evolve(pool, metadata=bare), "spec")
     await site.delete("RolloutPool", "swe")
     await site.apply(replicas=0)
     await site.restart()
@@ -356,3 +356,32 @@ async def test_a_copy_that_turns_up_after_the_end_was_concluded_is_ended(
     (second,) = await site.running(1)
     assert second.metadata.name != first.metadata.name
     assert [j.id for j in await site.live()] == [second.status.job_id]
+
+
+async def test_an_id_that_sbatch_made_up_costs_no_second_job(site: Site) -> None:
+    site.line.printed = ["99999"]
+    await site.apply(replicas=1)
+    (one,) = await site.running(1)
+    assert one.status.intents == 1
+    assert [j.id for j in await site.live()] == [one.status.job_id]
+    assert site.line.submits == 1
+
+
+async def test_a_submit_that_fails_before_slurm_is_asked_is_not_blamed_on_slurm(site: Site) -> None:
+    (site.folder / "allocations").write_text("no folder")
+    await site.apply_inference()
+    await site.apply(replicas=1, inference=POLICY)
+
+    async def told() -> bool:
+        ready = await site.condition("Ready")
+        return ready is not None and "Slurm has not been asked" in ready.message
+
+    await site.until(told)
+    ready = await site.condition("Ready")
+    assert ready is not None
+    assert re.search(r"the submit of swe-rp-0 is unfinished: .*Errno 20.*allocations", ready.message)
+    assert [e.type for e in await site.events("SubmitFailed")] == ["Warning"]
+    assert site.line.submits == 0
+    (site.folder / "allocations").unlink()
+    await site.running(1)
+    assert site.line.submits == 1

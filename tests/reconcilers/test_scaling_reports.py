@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.autoscaling import GpuLedger
 from rollyard.kinds.base import evolve
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.reconcilers.inference_pool import InferencePoolObserver
 from rollyard.reconcilers.pool_observation import PoolObservation
+from rollyard.reconcilers.pool_size import decide_size
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS, EndpointRegistry
 from rollyard.server.routing.session_index import SessionIndex
 from tests.support import make
@@ -100,3 +104,29 @@ async def test_sessions_are_those_of_every_pool_that_uses_it(site: Site) -> None
     assert found.describe() == "sessions 13, target 48 each", (
         "three on the one small allocation of swe, and two times five"
     )
+
+
+@pytest.mark.parametrize(
+    ("phase", "outside", "live"),
+    [("Pending", 0, 1), ("Updating", 0, 1), ("Updating", 3, 3), ("Complete", 0, 0), ("Failed", 0, 0), ("Superseded", 0, 0)],
+)  # fmt: skip
+async def test_a_pool_at_zero_with_a_weights_update_that_runs_gets_an_endpoint_to_prove_them(
+    site: Site, phase: str, outside: int, live: int
+) -> None:
+    """Else the update would wait for ever, and its trainer with it. Sessions that there are suffice."""
+    clock = ManualClock()
+    target = make.weights("v2").current
+    assert target is not None
+    operation = {"target": target.model_dump(), "phase": phase, "startedAt": target.since}
+    status = {
+        "observedGeneration": 1,
+        "weights": {**make.weights("v1").model_dump(by_alias=True), "operation": operation},
+    }
+    waiting = evolve(pool(), status=type(pool().status).model_validate(status))
+    trade = InferencePoolObserver(
+        EndpointRegistry(clock, SessionIndex()), site.rollouts, list, lambda pool: outside, clock
+    )
+    found = await trade.observe(waiting, [])
+    assert found.metrics[0].total == live
+    size = decide_size(waiting, None, found.metrics, GpuLedger(), clock.time())
+    assert size.desired == min(live, 1)

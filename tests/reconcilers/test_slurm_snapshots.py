@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from rollyard.core.clock import SystemClock
 from rollyard.kinds.allocation import AllocationTemplate
 from rollyard.reconcilers.slurm_snapshots import SnapshotFeed
+from rollyard.slurm.base import Partition, Site
 from rollyard.slurm.batch_script import batch_script
 from rollyard.slurm.local_driver import LocalDriver
 from tests.support.reconciler_site import Line
@@ -107,3 +109,24 @@ async def test_a_look_up_that_is_overdue_is_told_before_it_is_given_up(
     told.line.answers.set()
     await told.until_known(True)  # by that same look-up
     assert told.feed.unreachable_since is None
+
+
+async def test_a_partition_s_state_is_asked_again_when_a_pool_is_checked(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was up to 60 s old: warnings for a partition that was up again, none for one that was down."""
+    await told.until_known(True)
+    before = await told.feed.fresh_site()
+    assert before is not None
+    down = replace(before, partitions={"main": Partition("main", False, frozenset())})
+
+    async def site() -> Site:
+        asked.append(1)
+        return down
+
+    asked: list[int] = []
+    monkeypatch.setattr(told.line, "site", site)
+    assert await told.feed.fresh_site() == before, "it is a moment old"
+    monkeypatch.setattr("rollyard.reconcilers.slurm_snapshots.FRESH_SECONDS", 0.0)
+    assert await asyncio.gather(*(told.feed.fresh_site() for _ in range(5))) == [down] * 5
+    assert asked == [1], "all share one query"

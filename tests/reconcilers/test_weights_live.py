@@ -45,6 +45,39 @@ async def test_an_update_reaches_every_engine_and_is_told_from_start_to_end(yard
     assert [e.orders for e in yard.engines.values()] == [["v7"], ["v7"]], "each was told once"
 
 
+async def test_an_update_of_a_pool_without_endpoints_waits_for_the_first_one_and_says_so(yard: WeightsYard) -> None:
+    await yard.pool_of(1)
+    yard.write("v1")
+    (engine,) = yard.engines.values()
+    await engine.crash()
+
+    async def resize(replicas: int) -> None:
+        pool = await yard.pool()
+        meta = evolve(pool.metadata, resource_version="")  # its status may move meanwhile
+        await yard.site.store.objects.update(
+            evolve(pool, spec=evolve(pool.spec, replicas=replicas), metadata=meta), "spec"
+        )
+
+    await resize(0)
+    await yard.site.running(0)
+    await yard.update("v1")
+
+    async def waits() -> bool:
+        fact = await yard.condition("WeightsCurrent")
+        return fact is not None and fact.reason == "NoEndpoint"
+
+    await yard.until(waits)
+    fact = await yard.condition("WeightsCurrent")
+    assert fact is not None
+    assert fact.message.startswith("v1 waits for the pool's first endpoint, which shows whether v1 can be served")
+    assert fact.message.endswith("; spec.replicas is 0")
+    assert (await yard.pool()).status.weights.operation.phase == "Pending"  # type: ignore[union-attr]
+    await resize(1)
+    (running,) = await yard.site.running(1)
+    yard.engine(running).start()
+    await yard.serve("v1", 1)
+
+
 async def test_a_drain_goes_on_serving(yard: WeightsYard) -> None:
     await yard.pool_of(3)
     yard.write("v1")
@@ -94,7 +127,7 @@ async def test_a_new_and_a_restarted_endpoint_enter_with_the_current_version_onl
     await yard.serve("v1", 1)
     pool = await yard.pool()
     meta = evolve(pool.metadata, resource_version="")  # its status may move meanwhile
-    await yard.site.store.update(evolve(pool, spec=evolve(pool.spec, replicas=2), metadata=meta), "spec")
+    await yard.site.store.objects.update(evolve(pool, spec=evolve(pool.spec, replicas=2), metadata=meta), "spec")
     running = await yard.site.running(2)
     new = yard.engine(running[1])
     new.disk_fails = True
@@ -222,7 +255,7 @@ async def test_bad_orders_say_what_one_can_do(yard: WeightsYard) -> None:
         "metadata": {"name": "theirs"},
         "spec": {"model": {"path": MODEL}, "engine": {"external": {"endpoints": [{"url": "http://127.0.0.1:1/v1"}]}}},
     }
-    await yard.site.store.create(InferencePool.model_validate(external))
+    await yard.site.store.objects.create(InferencePool.model_validate(external))
     found, answer = await yard.call("POST", f"{BASE}/theirs/weights", json={"version": "v", "path": "/a"})
     assert found == 422
     assert "load the weights there" in answer["message"]
@@ -270,7 +303,7 @@ async def test_another_model_in_the_spec_begins_anew(yard: WeightsYard) -> None:
     yard.disk.folders["/models/other"] = "bbbbbbbbbbbb"
     anew = {"spec": evolve(pool.spec, model=model)}
     anew["metadata"] = evolve(pool.metadata, resource_version="")  # its status may move meanwhile
-    await yard.site.store.update(evolve(pool, **anew), "spec")
+    await yard.site.store.objects.update(evolve(pool, **anew), "spec")
     running = await yard.site.running(2)
     (old,) = yard.engines.values()
     assert yard.heap() == {old.id: "v1"}, "it serves until its successor is ready"
@@ -312,7 +345,7 @@ async def test_a_rollout_that_waits_for_a_version_says_so(yard: WeightsYard) -> 
 
 async def test_versions_of_engines_that_are_not_ours_cannot_be_asked_for(yard: WeightsYard) -> None:
     spec = {"model": {"path": MODEL}, "engine": {"external": {"endpoints": [{"url": "http://127.0.0.1:1/v1"}]}}}
-    await yard.site.store.create(InferencePool.model_validate({"metadata": {"name": "theirs"}, "spec": spec}))
+    await yard.site.store.objects.create(InferencePool.model_validate({"metadata": {"name": "theirs"}, "spec": spec}))
     await yard.site.apply(replicas=0, inference={"policy": "theirs"})
     await yard.site.apply(replicas=0, name="alone")
     task = {"kind": "math", "problem": "?", "answer": "1"}

@@ -71,6 +71,78 @@ def test_line_ends_and_foreign_bytes_survive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "after"),
+    [
+        ("A\nB", "A\nX\nB", b"caf\xe9\r\nA\r\nX\r\nB\nC"),  # as the view shows them
+        ("A\nB\nC", "A\nBB\nC", b"caf\xe9\r\nA\r\nBB\nC"),  # unchanged lines keep their ends
+        ("B", "BB", b"caf\xe9\r\nA\r\nBB\nC"),
+        ("A", "A\nX", b"caf\xe9\r\nA\r\nX\r\nB\nC"),
+        ("C", "C\nX", b"caf\xe9\r\nA\r\nB\nC\nX"),
+        ("A\n", "", b"caf\xe9\r\nB\nC"),
+        ("A\r\nB", "A\nB", b"caf\xe9\r\nA\nB\nC"),  # a text with a carriage return means the bytes that it has
+        ("\nA\n", "\n", b"caf\xe9\r\nB\nC"),
+    ],
+)
+def test_lines_with_carriage_returns_fit_what_the_view_shows(tmp_path: Path, old: str, new: str, after: bytes) -> None:
+    path = tmp_path / "mixed"
+    path.write_bytes(b"caf\xe9\r\nA\r\nB\nC")
+    path.chmod(0o755)
+    assert edit("str_replace", str(path), {"old_str": old, "new_str": new})[1]
+    assert path.read_bytes() == after
+    assert path.stat().st_mode & 0o777 == 0o755
+
+
+def test_lines_that_differ_in_their_ends_only_are_two_places(tmp_path: Path) -> None:
+    path = tmp_path / "mixed"
+    path.write_bytes(b"a\nb\r\na\r\nb\n")
+    assert "occurs 2 times" in edit("str_replace", str(path), {"old_str": "a\nb", "new_str": "x"})[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "after"), [(0, b"1\r\n2\r\na\r\nb\n"), (1, b"a\r\n1\r\n2\r\nb\n"), (2, b"a\r\nb\n1\n2\n")]
+)
+def test_inserted_lines_end_as_their_neighbours(tmp_path: Path, line: int, after: bytes) -> None:
+    path = tmp_path / "mixed"
+    path.write_bytes(b"a\r\nb\n")
+    assert edit("insert", str(path), {"insert_line": line, "new_str": "1\n2"})[1]
+    assert path.read_bytes() == after
+
+
+def test_an_edit_changes_no_other_byte(tmp_path: Path) -> None:
+    path = tmp_path / "odd"
+    before = "\ufeffone\x0c\x1c\u2028\ttwo\nA\n".encode() + b"\xff\x00\xed\xa0\x80 no final newline"
+    path.write_bytes(before)
+    assert edit("str_replace", str(path), {"old_str": "\ttwo\nA", "new_str": "\ttwo\nB"})[1]
+    assert path.read_bytes() == before.replace(b"\nA", b"\nB")
+
+
+def test_links_and_their_targets_stay_together(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("one\n")
+    (tmp_path / "hard").hardlink_to(path)
+    (tmp_path / "soft").symlink_to("file")
+    assert edit("str_replace", str(tmp_path / "soft"), {"old_str": "one", "new_str": "a longer line"})[1]
+    assert edit("str_replace", str(tmp_path / "hard"), {"old_str": "a longer", "new_str": "a"})[1]
+    assert path.read_text() == "a line\n"
+    assert (tmp_path / "soft").is_symlink()
+
+
+def test_an_error_text_is_bounded(notes: Path) -> None:
+    text = "x" * 128_000
+    for command, path, arguments in (
+        ("view", text, {}),
+        (text, str(notes), {}),
+        ("create", text, {"file_text": ""}),
+        ("view", str(notes), {text: 1}),
+        ("str_replace", f"{notes}/{text}", {"old_str": "x"}),
+        ("view", str(notes), {"view_range": [10**4000, 1]}),
+    ):
+        output, ok = edit(command, path, arguments)
+        assert not ok
+        assert len(output) < 5_000
+
+
+@pytest.mark.parametrize(
     ("command", "arguments", "said"),
     [
         ("undo", {}, "there is no command 'undo'; the commands are: view, create, str_replace, insert"),
@@ -129,3 +201,9 @@ def test_files_that_are_not_there_or_no_files(tmp_path: Path) -> None:
     assert not edit("view", "a\0b", {})[1]
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in edit("view", str(tmp_path / "pipe"), {})[0]
+    assert "not a regular file" in edit("create", str(tmp_path / "pipe"), {"file_text": "x"})[0]
+    with open(tmp_path / "large", "wb") as large:
+        large.truncate(200 << 20)
+    assert "in bash can read and edit it" in edit("view", str(tmp_path / "large"), {})[0]
+    assert edit("create", str(tmp_path / "large"), {"file_text": "x"})[1]
+    assert (tmp_path / "large").read_text() == "x"

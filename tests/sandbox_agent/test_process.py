@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.node_cache import node_cache
-from rollyard.node.sandbox.base import OWN
-from rollyard.node.sandbox.bundled_python import agent_argv, own_python
+from rollyard.host.node_cache import node_cache
+from rollyard.sandbox.base import OWN
+from rollyard.sandbox.bundled_python import agent_argv, own_python
 from rollyard.sandbox_agent.frames import PROTOCOL, Stream
 from rollyard.sandbox_agent.settings import environment
 

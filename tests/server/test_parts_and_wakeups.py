@@ -7,12 +7,12 @@ from pathlib import Path
 from rollyard.core.aio import Signal
 from rollyard.core.clock import ManualClock
 from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.local_driver import LocalDriver
 
 
 async def test_every_event_of_every_part_wakes_somebody(tmp_path: Path) -> None:
-    store = await SqliteStore.open(tmp_path)
+    store = await Store.open(tmp_path)
     parts = Parts(store, LocalDriver(tmp_path / "slurm"), tmp_path, ManualClock())
     events = {
         f"{part}.{name}": event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -95,6 +96,19 @@ def test_a_percent_sign_in_the_path_of_the_log_stays_one() -> None:
         AllocationTemplate(), name="n", comment="c", log_path="/d/50%j/job.log", directory="/d", command=["true"]
     )
     assert directives(made.text)["output"] == "/d/50%%j/job.log"
+
+
+@pytest.mark.parametrize(("tasks", "uids", "task"), [(None, ["u-0"], "0"), (3, ["u-0", "u-1", "u-2"], "1")])
+def test_each_task_knows_the_uid_of_its_allocation(
+    tasks: int | None, uids: list[str], task: str, tmp_path: Path
+) -> None:
+    (tmp_path / task).mkdir()
+    made = batch_script(
+        AllocationTemplate(), name="n", comment="c", log_path="/d/job.log", directory=str(tmp_path), tasks=tasks,
+        uids=uids, command=["printenv", "ROLLYARD_ALLOCATION_UID"],
+    )  # fmt: skip
+    env = {**os.environ, "SLURM_ARRAY_TASK_ID": task}
+    assert subprocess.run(["bash", "-c", made.text], env=env, capture_output=True, text=True).stdout == f"u-{task}\n"
 
 
 def test_the_example_in_the_documentation_is_such_a_script() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.errors import SlurmUnreachable, SubmitRefused
+from rollyard.core.errors import Refusal, SlurmUnreachable, SubmitRefused
 from rollyard.kinds.values.job_state import JobState
 from rollyard.slurm.base import Job
 from tests.support.cluster import Cluster, NewCluster
@@ -305,6 +305,45 @@ async def test_without_accounting_nothing_is_known_and_nothing_is_wrong(ground: 
     id = await ground.submit("exit 0")
     await ground.ended(id)
     assert await ground.driver.accounting([id]) == {}
+
+
+PLUGIN = """
+function slurm_job_submit(job)
+  slurm.log_user("%s", string.rep("Dear user, please read the pages of this site about accounts and projects. ", 12))
+  if job.account == "closed" then return slurm.ERROR end
+  return slurm.SUCCESS
+end
+function slurm_job_modify() return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+SILENT_PLUGIN = """
+function slurm_job_submit() return slurm.SUCCESS end
+function slurm_job_modify() return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+
+
+async def test_a_long_message_of_a_sites_plugin_hides_no_limit(accounted: Ground) -> None:
+    cluster, limit = accounted.cluster, "modify user where account=rl set MaxSubmitJobs"
+    written = cluster.folder / "job_submit.lua"
+    written.write_text(PLUGIN)
+    await asyncio.to_thread(cluster.configure, "JobSubmitPlugins=lua")
+    try:
+        await asyncio.to_thread(cluster.run, "sacctmgr", "-i", *f"{limit}=0".split())
+        with pytest.raises(SubmitRefused, match=r"^Job violates accounting/QOS policy") as limited:
+            await accounted.submit("true")
+        await asyncio.to_thread(cluster.run, "sacctmgr", "-i", *f"{limit}=-1".split())
+        with pytest.raises(SubmitRefused, match=r"^Invalid account") as final:
+            await accounted.submit("true", account="nobodys")
+        assert (limited.value.kind, final.value.kind) == (Refusal.LIMIT, Refusal.FINAL)
+        if accounted.driver.name == "cli":  # slurmrestd of 22.05 passes no words of a plug-in on
+            with pytest.raises(SubmitRefused, match=r"^Unspecified error; Dear user") as by_plugin:
+                await accounted.submit("true", account="closed")
+            assert by_plugin.value.kind is Refusal.FINAL
+    finally:
+        written.write_text(SILENT_PLUGIN)
+        await asyncio.to_thread(cluster.run, "sacctmgr", "-i", *f"{limit}=-1".split())
+        await asyncio.to_thread(cluster.configure, "JobSubmitPlugins=lua")
 
 
 async def test_what_is_preempted_or_limited_says_so(accounted: Ground) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -76,6 +77,22 @@ def test_where_it_cannot_be_the_job_says_so_and_imports_as_before(archive: Path,
     assert done.returncode == 0
     assert "our Python is not staged on this node" in done.stderr
     assert not any(str(tmp_path) in file for file in json.loads(done.stdout))
+
+
+def test_an_archive_that_is_not_complete_yet_is_not_used_and_later_it_is(archive: Path, tmp_path: Path) -> None:
+    """A shared folder that lags shows a part first. GNU tar calls a part whole that ends between two files."""
+    late = tmp_path / archive.name
+    whole = archive.read_bytes()
+    with tarfile.open(archive) as tar:
+        members = tar.getmembers()
+        late.write_bytes(whole[: members[len(members) // 2].offset])
+    done = job(late, tmp_path)
+    assert done.returncode == 0
+    assert "our Python is not staged on this node" in done.stderr
+    assert not any(str(tmp_path) in file for file in json.loads(done.stdout))
+    late.write_bytes(whole)
+    done = job(late, tmp_path)
+    assert all(str(tmp_path) in file for file in json.loads(done.stdout)), done.stderr
 
 
 def test_it_is_packed_again_only_when_it_is_another(archive: Path) -> None:

@@ -120,3 +120,17 @@ def test_scontrols_lines_are_read() -> None:
         "g1", "idle+drain", "a fan is broken", 32, GIB, 6, frozenset({"a100", "ib"}), frozenset({"a100"})
     )
     assert not site.nodes["g1"].usable
+
+
+def test_what_one_machine_without_slurm_does_not_have_is_told() -> None:
+    local = Site("local", {}, {"me": Node("me", "idle", cpus=2, memory_bytes=24 * GIB)})
+    asked = {"partition": "gpu", "qos": "high", "gpusPerNode": 8, "cpusPerTask": 10**12, "memory": "128G"}
+    template = AllocationTemplate.model_validate({"timeLimit": "08:00:00", **asked})
+    assert find_doubts(template, local) == [
+        "without Slurm, spec.allocation.partition, spec.allocation.qos has no effect",
+        "spec.allocation.cpusPerTask: this machine has 2 CPUs, not 1000000000000; without Slurm the job starts all the same",
+        "spec.allocation.memory: this machine has 24.0G of memory, not 128.0G; without Slurm the job starts all the same",
+        "spec.allocation.gpusPerNode: this machine has 0 GPUs, not 8; without Slurm the job starts all the same",
+    ]
+    small = AllocationTemplate.model_validate({"timeLimit": "08:00:00", "cpusPerTask": 2})
+    assert find_doubts(small, local) == []

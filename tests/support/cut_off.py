@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rollyard.node.sandbox.base import CellResult, CommandResult
+from rollyard.sandbox.base import CellResult, CommandResult
 
 R = TypeVar("R", CommandResult, CellResult)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rollyard.kinds.rollout import Trajectory
-from rollyard.node.agents.tool_schemas import SCHEMAS
+from rollyard.tasks.tool_schemas import SCHEMAS
 from rollyard.tokens.chat_template import ChatTemplate
 from tests.support.yard import MODEL
 

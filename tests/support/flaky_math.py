@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rollyard.core.errors import TaskError
 from rollyard.kinds.rollout import Task, Turn
-from rollyard.node.agents.tasks.base import Artifact, Message, Score
-from rollyard.node.agents.tasks.math import MathHandler
-from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.base import Artifact, Message, Score
+from rollyard.tasks.math import MathHandler
 
 FILES = {
     "entry_points.txt": f"[rollyard.tasks]\nflaky = {__name__}:FlakyMathHandler\n",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rollyard.kinds.rollout import Task, Turn
-from rollyard.node.agents.tasks.base import Artifact, Message, Score
-from rollyard.node.sandbox.sandbox import Sandbox
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.base import Artifact, Message, Score
 
 FILES = {
     "entry_points.txt": f"[rollyard.tasks]\ngated = {__name__}:GatedHandler\ngated_scoring = {__name__}:GatedScoring\n"

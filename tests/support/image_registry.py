@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gzip
 import hashlib
 import http.client
 import io
 import json
-import os
 import re
 import subprocess
 import tarfile
@@ -24,7 +22,8 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from rollyard.node.images.oci_manifest import INDEX_TYPES, MANIFEST_TYPES, machine
+from rollyard.images.oci_manifest import INDEX_TYPES, MANIFEST_TYPES, machine
+from tests.support.debian_packages import debian_program
 
 OCI_LAYER = "application/vnd.oci.image.layer.v1.tar+gzip"
 _CONFIG = """version: 0.1
@@ -38,26 +37,6 @@ http: {{addr: "{address}:0", secret: none{tls}}}
 def registry_program() -> Path:
     """Return the program."""
     return debian_program("docker-registry", "usr/bin/docker-registry")
-
-
-def debian_program(package: str, name: str) -> Path:
-    """Return a file of a Debian package, which is fetched and unpacked, not installed, on the first call on a machine."""
-    prefix = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard") / package
-    with build_lock(prefix):
-        if not (prefix / name).exists():
-            prefix.mkdir(parents=True, exist_ok=True)
-            subprocess.run(["apt-get", "-qq", "download", package], cwd=prefix, check=True, capture_output=True)
-            (file,) = prefix.glob("*.deb")
-            subprocess.run(["dpkg-deb", "-x", str(file), str(prefix)], check=True)
-    return prefix / name
-
-
-@contextmanager
-def build_lock(prefix: Path) -> Iterator[None]:
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    with open(prefix.with_name(f"{prefix.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 @contextmanager
@@ -157,16 +136,27 @@ class Pusher:
         config: Mapping[str, Any] | None = None,
         *,
         media: int = 0,
+        architecture: str | None = None,
     ) -> str:
         """Push an image with these compressed layers; return the manifest's digest. `media`: 0 for OCI's media types, 1 for
         Docker's."""
-        return self.manifest(repository, tag, self.manifest_of(repository, layers, config, media))
+        return self.manifest(repository, tag, self.manifest_of(repository, layers, config, media, architecture))
 
     def manifest_of(
-        self, repository: str, layers: Sequence[bytes], config: Mapping[str, Any] | None = None, media: int = 0
+        self,
+        repository: str,
+        layers: Sequence[bytes],
+        config: Mapping[str, Any] | None = None,
+        media: int = 0,
+        architecture: str | None = None,
     ) -> dict[str, Any]:
         """Push the blobs of an image, and return its manifest."""
-        whole = {"architecture": machine(), "os": "linux", "config": dict(config or {}), "rootfs": {"type": "layers"}}
+        whole = {
+            "architecture": architecture or machine(),
+            "os": "linux",
+            "config": dict(config or {}),
+            "rootfs": {"type": "layers"},
+        }
         parts = [self.blob(repository, json.dumps(whole).encode()), *(self.blob(repository, one) for one in layers)]
         types = [
             ["application/vnd.oci.image.config.v1+json", OCI_LAYER],
@@ -181,13 +171,13 @@ class Pusher:
         }  # fmt: skip
 
     def index(self, repository: str, tag: str, manifests: Mapping[str, str], *, media: int = 0) -> str:
-        """Push an index: architecture -> digest of a pushed manifest."""
+        """Push an index: architecture, or `ARCHITECTURE/VARIANT`, -> digest of a pushed manifest."""
         listed = [
             {
                 "mediaType": MANIFEST_TYPES[media],
                 "digest": one,
                 "size": 1,
-                "platform": {"os": "linux", "architecture": name},
+                "platform": dict(zip(("os", "architecture", "variant"), ["linux", *name.split("/")], strict=False)),
             }
             for name, one in manifests.items()
         ]
@@ -223,8 +213,9 @@ class Front:
 
     registry: str
     faults: list[tuple[str, str, int]] = field(default_factory=list)
-    """(path, fault, times). Faults: "503", "429", "cut" after half of the body, "stall" after half of it, "hang" before the
-    answer, "wrong" bytes, "no ranges", "slow SECONDS" before the answer, "down", and "to HOST:PORT", a redirect."""
+    """(path, fault, times). Faults: "503", "404", "429" with the wish to wait a second, "cut" after half of the body, "stall"
+    after half of it, "hang" before the answer, "wrong" bytes, "no ranges", "slow SECONDS" before the answer, "down", and
+    "to HOST:PORT", a redirect."""
     requests: Counter[str] = field(default_factory=Counter)
     authorizations: list[str | None] = field(default_factory=list)
     host: str = ""
@@ -260,8 +251,8 @@ class Front:
         self.requests[request.path] += 1
         self.authorizations.append(request.headers.get("Authorization"))
         fault = self._fault(request.path)
-        if fault in ("503", "429"):
-            return web.Response(status=int(fault))
+        if fault in ("503", "404", "429"):
+            return web.Response(status=int(fault), headers={"Retry-After": "1"} if fault == "429" else {})
         if fault is not None and fault.startswith("to "):
             return web.Response(status=307, headers={"Location": f"http://{fault[3:]}{request.path}"})
         if fault is not None and fault.startswith("slow "):

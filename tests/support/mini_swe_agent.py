@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollyard.core.node_cache import node_cache
-from rollyard.node.sandbox.build_once import build_once
+from rollyard.host.node_cache import node_cache
+from rollyard.sandbox.build_once import build_once
 
 VERSION = "2.4.6"
 WITH = ("litellm==1.106.2", "mcp", "fastapi")

@@ -29,9 +29,14 @@ Reward = Callable[[Lease], float]
 
 @asynccontextmanager
 async def null_pool(
-    yard: Yard, client: AsyncClient, reward: Reward, monkeypatch: pytest.MonkeyPatch
+    yard: Yard,
+    client: AsyncClient,
+    reward: Reward,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Callable[[Lease], float] = lambda lease: 0.0,
 ) -> AsyncIterator[None]:
-    """A RolloutPool `null`, whose job only sleeps: this process plays its node agent, also over restarts of the server."""
+    """A RolloutPool `null`, whose job only sleeps: this process plays its node agent, also over restarts of the server.
+    `seconds`: how long a rollout takes."""
     async with _model_server() as url:
         external = {
             "model": {"path": "/", "servedName": "policy"},
@@ -50,7 +55,7 @@ async def null_pool(
         monkeypatch.setenv("SLURM_JOB_ID", str(allocated.status.job_id))
         link = ServerLink.open(yard.data / "allocations" / f"default.{allocated.metadata.name}")
         async with link.session() as http:
-            node = NullNode(link, http, reward)
+            node = NullNode(link, http, reward, seconds)
             task = asyncio.create_task(node.run())
             try:
                 yield
@@ -60,9 +65,11 @@ async def null_pool(
 
 
 class NullNode:
-    def __init__(self, link: ServerLink, http: aiohttp.ClientSession, reward: Reward) -> None:
+    def __init__(
+        self, link: ServerLink, http: aiohttp.ClientSession, reward: Reward, seconds: Callable[[Lease], float]
+    ) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
-        self._reward = reward
+        self._reward, self._seconds = reward, seconds
         self._held: dict[str, LeaseRef] = {}
         self._identity = link.identity()
         self._uploads = ResultUploads(link, http)
@@ -89,7 +96,6 @@ class NullNode:
 
     async def _hear(self, message: ToNode) -> None:
         if isinstance(message, Welcome):
-            self._uploads.welcome(message)
             asyncio.get_running_loop().call_soon(self._start, self._ask())
         if isinstance(message, Grant):
             for lease in message.leases:
@@ -103,6 +109,7 @@ class NullNode:
     async def _answer(self, lease: Lease) -> None:
         ref = LeaseRef(namespace=lease.namespace, id=lease.id, fence=lease.fence, stage=Stage.INIT)
         self._held[lease.id] = ref
+        await asyncio.sleep(self._seconds(lease))
         segment = Segment(
             token_ids=[1, 2], loss_mask=[0, 1], logprobs=[None, -0.5], weights_version=[None, "v1"], prompt_length=1
         )

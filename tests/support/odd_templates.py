@@ -138,16 +138,18 @@ UNUSABLE = {
     "shows pictures": (
         chatml("c | selectattr('type', 'equalto', 'image') | join"), "loses the content of a message of role 'user'"
     ),
-    "loses results": (
-        chatml("c if m.role != 'tool' else ''"),
-        "role 'tool': it shows it neither as text nor as a list of parts; write message.content there, or call raise_",
-    ),
     "loses answers": (chatml("c if m.role != 'assistant' else '-'"), "loses the content of a message of role 'assistant'"),
     "loses instructions": (chatml("c if m.role != 'system' else '-'"), "loses the content of a message of role 'system'"),
     "loses questions beside tools": (
         chatml("c if not (tools and m.role == 'user') else c | selectattr('type', 'equalto', 'image') | join"),
         "role 'user' when there are tools, as text",
     ),
-    "fails at results": (chatml("c if m.role != 'tool' else m.call.id.x"), "role 'tool': it fails: UndefinedError"),
 }  # fmt: skip
 """Unusable templates, with the expected error of each."""
+
+WITHOUT_RESULTS = {
+    "loses results": chatml("c if m.role != 'tool' else ''"),
+    "fails at results": chatml("c if m.role != 'tool' else m.call.id.x"),
+    "refuses results": chatml("raise_exception('no such role') if m.role == 'tool' else c"),
+}
+"""Templates that cannot show the result of a call."""

@@ -6,7 +6,7 @@ import re
 
 from examples.tiny_policy.offline import CHECK, WRITE, Toolbox
 from rollyard.kinds.rollout import Trajectory
-from rollyard.node.agents.tasks.math import last_boxed
+from rollyard.tasks.math import last_boxed
 
 _INSIDE = re.compile(r"/workspace/[\w.]+")
 

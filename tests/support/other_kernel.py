@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.core.node_cache import node_cache
+from rollyard.host.node_cache import node_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 INIT = """#!/bin/bash

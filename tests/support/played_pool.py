@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ from rollyard.kinds.rollout import Outcome, RolloutError, Segment, Stage, Status
 from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutRecord, Transaction
+from rollyard.wire.columns import encode
 from rollyard.wire.node import LeaseRef, ResultHeader
 
 
@@ -49,7 +49,7 @@ class PlayedPool:
             tx.put_queue_ranks(self._key, replace(ranks, served=served))
             return [tx.put(step(record, granted)[0]) for record in queued]
 
-        return await parts.store.transact(grant)
+        return await parts.store.rollouts.transact(grant)
 
     async def finish(self, record: RolloutRecord, played: Played) -> None:
         """Report a result, as the node agent would."""
@@ -73,7 +73,7 @@ class PlayedPool:
             sampled=1,
             timings={"run": played.seconds},
         )
-        blob = zstandard.compress(json.dumps(outcome.model_dump(mode="json")).encode())
+        blob = zstandard.compress(encode([outcome]))
         await self._parts.rollouts.finish(header, "u", blob, max_attempts=1)
 
     async def play(self, play: Play, most: int = 1_000_000) -> int:

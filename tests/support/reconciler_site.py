@@ -16,6 +16,7 @@ from rollyard.core.errors import SlurmUnreachable
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, ObjectKey, evolve, get_condition
 from rollyard.kinds.event import Event
+from rollyard.kinds.failure_table import CANCELLED
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Task
@@ -24,7 +25,7 @@ from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.step import Granted, step
 from rollyard.server.store.base import RolloutFilter, Transaction
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.base import BatchScript, Job, JobIds, Snapshot
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
@@ -46,6 +47,8 @@ class Line:
         self.answers.set()
         self.lose_answers = 0
         """Number of submits that succeed but whose answer is lost."""
+        self.printed: list[str] = []
+        """Ids that the next submit answers instead of the true ones."""
         self.complaint = ""
         """Slurm's message beside the ids of a submit."""
         self.submitted = asyncio.Event()
@@ -68,6 +71,8 @@ class Line:
         self._check()
         self.submits += 1
         ids = JobIds(await self.driver.submit(script))
+        if self.printed:
+            ids, self.printed = JobIds(self.printed), []
         ids.complaint = self.complaint
         await self.submitted.wait()
         if self.lose_answers:
@@ -99,7 +104,7 @@ class Line:
 class Site:
     """One data folder; the manager runs between `start` and `stop`."""
 
-    def __init__(self, folder: Path, store: SqliteStore) -> None:
+    def __init__(self, folder: Path, store: Store) -> None:
         self.folder, self.store = folder, store
         self.line = Line(LocalDriver(folder / "slurm", kill_wait=1.0))
         self._run: asyncio.Task[None] | None = None
@@ -140,14 +145,14 @@ class Site:
         self, *, replicas: int | None = 2, setup: str = "exec sleep 600", name: str = "swe", **spec: Any
     ) -> RolloutPool:
         pool = {"metadata": {"name": name}, "spec": {"replicas": replicas, "allocation": {"setup": setup}, **spec}}
-        made = await self.store.create(RolloutPool.model_validate(pool))
+        made = await self.store.objects.create(RolloutPool.model_validate(pool))
         assert isinstance(made, RolloutPool)
         return made
 
     async def apply_inference(self, name: str = "policy") -> None:
         """Apply an InferencePool with external servers: a RolloutPool without one is not ready."""
         spec = {"model": {"path": "/models/tiny"}, "engine": {"external": {}}}
-        await self.store.create(InferencePool.model_validate({"metadata": {"name": name}, "spec": spec}))
+        await self.store.objects.create(InferencePool.model_validate({"metadata": {"name": name}, "spec": spec}))
 
     async def change(self, name: str = "swe", **spec: Any) -> None:
         pool = await self.pool(name)
@@ -155,10 +160,10 @@ class Site:
         new = evolve(
             pool, spec=type(pool.spec).model_validate(given), metadata=evolve(pool.metadata, resource_version="")
         )
-        await self.store.update(new, "spec")
+        await self.store.objects.update(new, "spec")
 
     async def delete(self, kind: str, name: str) -> None:
-        await self.store.delete(ObjectKey(kind=kind, namespace="default", name=name))
+        await self.store.objects.delete(ObjectKey(kind=kind, namespace="default", name=name))
 
     # peers
 
@@ -189,7 +194,7 @@ class Site:
         await self.rollouts.submit("default", [RolloutRequest(pool=pool, task=Task(kind="null")) for _ in range(count)])
 
     async def cancel_queued(self, pool: str = "swe") -> None:
-        await self.rollouts.cancel_queued(PoolKey("default", pool), "Test", "not wanted any more")
+        await self.rollouts.cancel_queued(PoolKey("default", pool), CANCELLED, "not wanted any more")
 
     async def lease(self, agent: ConnectedAgent) -> None:
         """Lease a rollout to this node agent."""
@@ -202,7 +207,7 @@ class Site:
             after, _ = step(held, Granted(SystemClock().time(), agent.holder, agent.identity.node, {}))
             return tx.put(after)
 
-        self.leases.add(await self.store.transact(grant))
+        self.leases.add(await self.store.rollouts.transact(grant))
 
     async def finish(self, agent: ConnectedAgent) -> None:
         for record in await self.rollouts.find(RolloutFilter(namespace="default", pool=agent.pool[1])):
@@ -215,7 +220,7 @@ class Site:
         return SystemClock().time()
 
     async def pool(self, name: str = "swe") -> RolloutPool:
-        found = await self.store.get(ObjectKey(kind="RolloutPool", namespace="default", name=name))
+        found = await self.store.objects.get(ObjectKey(kind="RolloutPool", namespace="default", name=name))
         assert isinstance(found, RolloutPool)
         return found
 
@@ -223,11 +228,11 @@ class Site:
         return get_condition((await self.pool(name)).status.conditions, type)
 
     async def allocations(self) -> list[Allocation]:
-        found, _ = await self.store.list_objects("Allocation")
+        found, _ = await self.store.objects.list_objects("Allocation")
         return [a for a in found if isinstance(a, Allocation)]
 
     async def events(self, reason: str) -> list[Event]:
-        found, _ = await self.store.list_objects("Event")
+        found, _ = await self.store.objects.list_objects("Event")
         return [e for e in found if isinstance(e, Event) and e.reason == reason]
 
     async def live(self) -> list[Job]:
@@ -237,7 +242,7 @@ class Site:
 
     async def until(self, holds: Callable[[], Any], what: str = "") -> Any:
         async def seen() -> str:
-            pools = [p.status for p in (await self.store.list_objects("RolloutPool"))[0]]
+            pools = [p.status for p in (await self.store.objects.list_objects("RolloutPool"))[0]]
             return f"{what or holds}: {pools} {[a.status for a in await self.allocations()]} {await self.live()}"
 
         return await until(holds, WAIT_SECONDS, seen=seen)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rollyard.engine.embedded.safetensors_files import Array, entries, shards
+from rollyard.engine.embedded.safetensors_files import Array, read_tensor
+from rollyard.model_folder.safetensors_header import entries, shards
 
 Cache = Sequence[tuple[Array, Array]]
 """Keys and values [kv heads, positions, head_dim] of each layer."""
@@ -24,7 +25,7 @@ class ReferenceModel:
 
     def __init__(self, folder: Path) -> None:
         self._config = json.loads((folder / "config.json").read_text())
-        self._tensors = {name: entry.read() for path in shards(folder) for name, entry in entries(path)}
+        self._tensors = {name: read_tensor(entry) for path in shards(folder) for name, entry in entries(path)}
 
     def logits(self, ids: Sequence[int], cache: Cache | None = None) -> tuple[Array, Cache]:
         """Return logits [ids, vocab], and the cache after these tokens. They follow those of `cache`."""

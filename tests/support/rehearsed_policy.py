@@ -21,7 +21,7 @@ import aiohttp
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.rollout import Sampling, Segment
-from rollyard.node.sandbox.build_once import build_once
+from rollyard.sandbox.build_once import build_once
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.token_client import TokenClient
 from simulation.endpoint_sampler import EndpointSampler

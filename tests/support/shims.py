@@ -20,6 +20,7 @@ case $order in
   but-one) {real} "$@" | grep -v -- "$(cat {folder}/{name}.word)"; exit 0 ;;
   record) {real} "$@" | tee {folder}/{name}.recorded; exit 0 ;;
   replay) cat {folder}/{name}.recorded; exit 0 ;;
+  over) {real} "$@" | sed s/RUNNING/COMPLETED/; exit 0 ;;
   rewound) {real} "$@" | sed s/RUNNING/PENDING/; exit 0 ;;
   hang) sleep 40; exec {real} "$@" ;;
   complaint) {real} "$@"; echo "{name}: error: the site's plug-in failed" >&2; exit 1 ;;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-_CACHE = Path(os.environ.get("ROLLYARD_CACHE") or Path.home() / ".cache" / "rollyard")
+from tests.support.debian_packages import CACHE, build_lock, debian_program
 
 
 def busybox_root(folder: Path) -> Path:
@@ -33,32 +32,56 @@ def busybox_root(folder: Path) -> Path:
     return folder
 
 
+def python_root(folder: Path) -> Path:
+    """Make a root file system with busybox, bash, and this machine's python3."""
+    program = Path("/usr/bin/python3").resolve()
+    if not program.exists():
+        pytest.skip("needs /usr/bin/python3")
+    root = busybox_root(folder)
+    (root / "bin" / "bash").unlink(missing_ok=True)
+    names = subprocess.run(
+        [program, "-Ic", "import sysconfig; print(sysconfig.get_path('stdlib'))"], capture_output=True
+    )
+    library = Path(names.stdout.decode().strip())
+    left_out = shutil.ignore_patterns(
+        "test", "idlelib", "dist-packages", "site-packages", "__pycache__", "ensurepip", "config-*"
+    )
+    shutil.copytree(
+        library, root / library.relative_to("/"), ignore=left_out, symlinks=True, ignore_dangling_symlinks=True
+    )
+    modules = (library / "lib-dynload").glob("*.so")
+    for source, place in ((program, "usr/bin/python3"), (Path(shutil.which("bash") or "/bin/bash"), "bin/bash")):
+        shutil.copy2(source, root / place)
+    listed = subprocess.run(["ldd", program, "/bin/bash", *modules], capture_output=True, text=True, check=False).stdout
+    for found in {word for word in listed.split() if word.startswith("/") and not word.endswith(":")}:
+        place = root / found.lstrip("/")
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(found, place)
+    return root
+
+
 def _busybox() -> Path:
     """Return a static busybox: this machine's, or the one of Debian's package, which is fetched once."""
     found = shutil.which("busybox")
     if found and b"not a dynamic" in subprocess.run(["ldd", found], capture_output=True, check=False).stderr:
         return Path(found)
-    prefix = _CACHE / "busybox-static"
-    if not (prefix / "bin" / "busybox").exists():
-        prefix.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["apt-get", "-qq", "download", "busybox-static"], cwd=prefix, check=True, capture_output=True)
-        (package,) = prefix.glob("*.deb")
-        subprocess.run(["dpkg-deb", "-x", package, prefix], check=True)
-    return prefix / "bin" / "busybox"
+    return debian_program("busybox-static", "bin/busybox")
 
 
-def debian_archive() -> Path:
-    """Return a tar archive with a small Debian, which mmdebstrap makes once on a machine, in 20 s."""
+def debian_archive(*packages: str) -> Path:
+    """Return a tar archive with a small Debian, which mmdebstrap makes once on a machine, in 20 s, and longer with further
+    packages."""
     if shutil.which("mmdebstrap") is None:
         pytest.skip("needs mmdebstrap: apt-get install mmdebstrap")
-    _CACHE.mkdir(parents=True, exist_ok=True)
-    archive = _CACHE / "debian-12-apt.tar"
-    with open(_CACHE / "debian-12-apt.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    name = "-".join(("debian-12-apt", *packages))
+    archive = CACHE / f"{name}.tar"
+    with build_lock(CACHE / name):
         if not archive.exists():
             growing = archive.with_suffix(".new.tar")
             mode = "--mode=root" if os.geteuid() == 0 else "--mode=unshare"
             command = ["mmdebstrap", "--quiet", mode, "--variant=apt", "bookworm", growing]
+            command += [f"--include={','.join(packages)}"] if packages else []
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
             growing.rename(archive)

@@ -20,7 +20,7 @@ _WORDS = {
     "node agent": ("node-agent", "--allocation"),
     "model server": ("inference-server",),
     "engine": ("rollyard.engine.embedded",),
-    "checker": ("rollyard.node.agents.scoring",),
+    "checker": ("rollyard.tasks.scoring",),
 }
 """Words in the command line of each kind of process. A model server supervises its engine."""
 

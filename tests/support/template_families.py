@@ -230,6 +230,8 @@ class Family:
     most_calls: int = 3
     systems: bool = True
     """Whether a system message may come later."""
+    spelling: Callable[[str], str] = str
+    """The template's spelling of a turn that it gets as text."""
 
 
 def since_user(said: list[Said]) -> list[Said]:
@@ -279,10 +281,8 @@ def harmony_calls(calls: list[Call]) -> str:
 
 
 def qwen3_breaks(said: list[Said], added: str) -> bool:
-    """A user message removes the thoughts of earlier answers; until then these keep their opening tag."""
-    if added == "user":
-        return any(turn.thoughts for turn in since_user(said))
-    return said[-1].thoughts and not said[-1].text.lstrip().startswith("<think>")
+    """A user message removes the thoughts of earlier answers."""
+    return added == "user" and any(turn.thoughts for turn in since_user(said))
 
 
 def r1_breaks(said: list[Said], added: str) -> bool:
@@ -292,8 +292,7 @@ def r1_breaks(said: list[Said], added: str) -> bool:
 
 def glm_breaks(said: list[Said], added: str) -> bool:
     """An answer without thoughts gets empty ones; a user message empties existing ones."""
-    written = said[-1].thoughts and said[-1].text.lstrip().startswith("<think>")
-    return not written or (added == "user" and any(turn.thoughts for turn in since_user(said)))
+    return not said[-1].thoughts or (added == "user" and any(turn.thoughts for turn in since_user(said)))
 
 
 def gpt_oss_breaks(said: list[Said], added: str) -> bool:
@@ -303,6 +302,22 @@ def gpt_oss_breaks(said: list[Said], added: str) -> bool:
     finals = [i for i, turn in enumerate(said[:-1]) if not turn.calls]
     since_final = said[finals[-1] + 1 if finals else 0 :]
     return any(turn.thoughts for turn in since_final) or not said[-1].text.startswith("<|channel|>final<|message|>")
+
+
+def qwen3_spelling(text: str) -> str:
+    thoughts, ends, answer = text.partition("</think>")
+    if not ends:
+        return text
+    thoughts = thoughts.rstrip("\n").split("<think>")[-1].lstrip("\n")
+    return think(thoughts) + answer.split("</think>")[-1].lstrip("\n") if thoughts else answer
+
+
+def glm_spelling(text: str) -> str:
+    thoughts, ends, answer = text.partition("</think>")
+    if not ends:
+        return text.strip()
+    thoughts, answer = thoughts.split("<think>")[-1].strip(), answer.split("</think>")[-1].strip()
+    return f"\n<think>{thoughts}</think>" + ("\n" + answer if answer else "")
 
 
 def think(thoughts: str) -> str:
@@ -341,15 +356,15 @@ FAMILIES = [
     ),
     Family(
         "Qwen3", QWEN3, [*CHATML_TOKENS, "<think>", "</think>"], ["<|im_end|>", "<|endoftext|>"], "hermes", think,
-        hermes_calls, qwen3_breaks,
+        hermes_calls, qwen3_breaks, spelling=qwen3_spelling,
     ),
     Family(
         "Qwen3 not thinking", QWEN3_NOT_THINKING, [*CHATML_TOKENS, "<think>", "</think>"], ["<|im_end|>"], "hermes",
-        lambda _: "", hermes_calls, lambda said, added: True,
+        lambda _: "", hermes_calls, lambda said, added: True, spelling=qwen3_spelling,
     ),
     Family(
         "Llama 3", LLAMA3, LLAMA_TOKENS, ["<|eot_id|>", "<|eom_id|>"], "llama3_json", lambda _: "", llama_calls,
-        lambda said, added: False,
+        lambda said, added: False, spelling=str.strip,
     ),
     Family(
         "Mistral", MISTRAL, MISTRAL_TOKENS, ["</s>"], "mistral", lambda _: "", mistral_calls,
@@ -362,6 +377,7 @@ FAMILIES = [
     Family(
         "GLM 4.5", GLM, GLM_TOKENS, ["<|endoftext|>", "<|user|>", "<|observation|>"], "glm",
         lambda thoughts: f"\n<think>{thoughts}</think>\n", glm_calls, glm_breaks,
+        spelling=glm_spelling,
     ),
     Family(
         "gpt-oss", GPT_OSS, HARMONY_TOKENS, ["<|return|>", "<|call|>"], "harmony",

@@ -112,6 +112,8 @@ def converse(template: ChatTemplate, tokenizer: Any, pick: random.Random) -> Tri
         prompt = conversation.prompt_ids()
         trial.prompts += 1
         said, meant = template.decode(prompt), whole.render(messages)
+        if said != meant:  # space around thoughts and answers is spelling
+            said, meant = ("".join(text.split()) for text in (said, meant))
         if template.exact and said != meant:
             trial.wrong.append(f"prompt {number} is {said!r}, the template says {meant!r}")
         opened = [broken for broken in conversation.breaks if broken.turn == number]

@@ -15,7 +15,7 @@ import aiohttp
 
 from rollyard.api.app import build
 from rollyard.kinds.allocation import Allocation
-from rollyard.kinds.base import Condition, ObjectKey, get_condition
+from rollyard.kinds.base import Condition, ObjectKey, Reason, get_condition
 from rollyard.kinds.event import Event
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
@@ -99,7 +99,7 @@ class SimulatedEngine:
                     identity=self.identity,
                     url=self.url,
                     ready=bool(self.version),
-                    reason="" if self.version else "Loading",
+                    reason=None if self.version else Reason("Loading"),
                     weights=WeightsReport(
                         version=self.version, checksum=self.checksum, phase=self.phase, error=self.error
                     ),
@@ -197,7 +197,9 @@ class WeightsYard:
             "replicas": replicas,
             "allocation": {"setup": "exec sleep 600"},
         }
-        await self.site.store.create(InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec}))
+        await self.site.store.objects.create(
+            InferencePool.model_validate({"metadata": {"name": "policy"}, "spec": spec})
+        )
         for allocation in await self.site.running(replicas):
             self.engine(allocation).start()
         await self.serve("aaaaaaaaaaaa", replicas)
@@ -208,7 +210,7 @@ class WeightsYard:
         return made
 
     async def pool(self) -> InferencePool:
-        found = await self.site.store.get(ObjectKey(kind="InferencePool", namespace="default", name="policy"))
+        found = await self.site.store.objects.get(ObjectKey(kind="InferencePool", namespace="default", name="policy"))
         assert isinstance(found, InferencePool)
         return found
 

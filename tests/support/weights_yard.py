@@ -19,7 +19,6 @@ from rollyard.core.aio import running
 from rollyard.core.tls_server import stop_tls_server
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model import Model, Span
-from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
 from rollyard.engine.launch.launch_plan import LaunchPlan
 from rollyard.engine.process.engine_supervisor import Supervisor
@@ -29,6 +28,7 @@ from rollyard.engine.weights.engine_control import EngineControl
 from rollyard.engine.weights.source import WeightsSource, with_weights
 from rollyard.engine.weights.updater import WeightsUpdater
 from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.model_folder.model_config import read_config
 from rollyard.trust.ca import Authority
 from rollyard.trust.csr import new_key_and_csr
 from rollyard.trust.tls_contexts import server_ssl_context

@@ -22,6 +22,7 @@ import yaml
 from examples.tiny_policy.families import sample_code, sample_math
 from rollyard.client import AsyncClient
 from rollyard.core.errors import NotFound
+from rollyard.host.sandbox_account import Credentials
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import ObjectKey, get_condition
 from rollyard.kinds.registry import parse_object
@@ -32,6 +33,7 @@ from rollyard.slurm.local_driver import LocalDriver
 from rollyard.slurm.process_identity import start_time
 from tests.support import forked_commands
 from tests.support.cluster import Cluster
+from tests.support.ordinary_user import OrdinaryUser
 from tests.support.until import COSTLY_PAUSE, until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,8 +44,10 @@ LEASE_SECONDS = 4.0
 class Yard:
     """One data folder, and the server that runs on it at the moment."""
 
-    def __init__(self, folder: Path, cluster: Cluster | None = None) -> None:
+    def __init__(self, folder: Path, cluster: Cluster | None = None, *, ordinary: OrdinaryUser | None = None) -> None:
+        """`ordinary`: the user who runs everything, in place of the one who runs the tests."""
         self.folder = folder
+        self.ordinary = ordinary
         self.data = folder / "data"
         self.cluster = cluster
         self.driven_by = "slurm" if cluster else "local"
@@ -61,14 +65,21 @@ class Yard:
 
     def start(self, *, crash_at: str | None = None) -> None:
         """Start the server and wait until it serves, or, with a failpoint, until it has started."""
-        env = {**os.environ, **(self.cluster.env if self.cluster else {}), **self.env, "HOME": str(self.folder)}
+        env = {**os.environ, **(self.cluster.env if self.cluster else {}), "HOME": str(self.folder)}
         env["ROLLYARD_CACHE"] = os.environ.get("ROLLYARD_CACHE", str(Path.home() / ".cache" / "rollyard"))
+        python, user = sys.executable, Credentials()
+        if self.ordinary is not None:
+            python, user = self.ordinary.python, self.ordinary.credentials
+            env |= self.ordinary.environment
+        env |= self.env
         if crash_at is not None:
             env["ROLLYARD_CRASH_AT"] = crash_at
-        command = [sys.executable, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
+        command = [python, "-m", "rollyard.cli.main", "serve", "--data", str(self.data)]
         command += ["--lease-seconds", str(LEASE_SECONDS), "--cluster", self.driven_by]
         with (self.folder / "server.log").open("a") as log:
-            self.server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT)
+            self.server = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, text=True, env=env, cwd=ROOT, **user
+            )
         assert self.server.stdout is not None
         line = self.server.stdout.readline()
         assert line, (self.folder / "server.log").read_text()[-3000:]
@@ -163,7 +174,7 @@ class Yard:
                     parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
                     command = (entry / "cmdline").read_bytes().lower()  # "Apptainer runtime parent"
                     launcher = any(word in command for word in (b"bwrap", b"apptainer", b"starter"))
-                    if parent in agents and launcher and b"sandbox_starter" not in command:
+                    if parent in agents and launcher and b"sandbox/starter" not in command:
                         found.append(int(entry.name))
         return found
 
@@ -266,6 +277,22 @@ async def yard(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Yard]:
     made.start()
     yield made
     await end(made)
+
+
+@contextlib.asynccontextmanager
+async def ready_yard(
+    factory: pytest.TempPathFactory, **changes: dict[str, Any]
+) -> AsyncIterator[tuple[Yard, AsyncClient]]:
+    """A yard with the demo's two pools, once they are ready, and a client. `changes`: as of `Yard.apply`."""
+    made = Yard(factory.mktemp("yard"))
+    try:
+        made.start()
+        async with made.client() as client:
+            await made.apply(client, **changes)
+            await made.ready(client)
+            yield made, client
+    finally:
+        await end(made)
 
 
 async def end(made: Yard) -> None:

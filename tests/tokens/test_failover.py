@@ -27,23 +27,40 @@ from tests.support import make
 from tests.support.reference_model import sampled_logprobs
 
 MAX_TOKENS = 1500
+KILLED_AT = 11
+"""Number of tokens after which an engine is killed."""
+TOKEN_IDS = re.compile(rb'"token_ids":\s*\[([^\]]+)\]')
 
 
 @asynccontextmanager
 async def listening(socket: Path, most: float = math.inf) -> AsyncIterator[str]:
     """A TCP address whose bytes go to the Unix socket and back, broken off when the engine breaks off.
 
-    After about `most` bytes of an answer nothing more of the answer arrives.
+    Of an answer the events up to the one with token number `most` arrive, and nothing more.
     """
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, most: float = math.inf) -> None:
-        passed = 0
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while data := await reader.read(1 << 10):
-                if passed < most:
-                    writer.write(data)
-                    await writer.drain()
-                passed += len(data)
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def pump_events(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tokens, event = 0, b""
+        try:
+            while data := await reader.read(1 << 10):
+                for line in data.splitlines(keepends=True) if tokens < most else ():
+                    writer.write(line)
+                    event += line
+                    if event.endswith(b"\n\n"):
+                        tokens, event = tokens + sum(len(ids[1].split(b",")) for ids in TOKEN_IDS.finditer(event)), b""
+                    if tokens >= most:
+                        break
+                await writer.drain()
         except ConnectionError:
             pass
         finally:
@@ -55,7 +72,7 @@ async def listening(socket: Path, most: float = math.inf) -> AsyncIterator[str]:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(pump(reader, upstream[1]), pump(upstream[0], writer, most))
+        await asyncio.gather(pump(reader, upstream[1]), pump_events(upstream[0], writer))
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     async with server:
@@ -89,13 +106,13 @@ async def test_a_turn_survives_its_engine(start_engine: Any, model_dir: Path) ->
     def kill_first(chunk: Sampled) -> None:
         nonlocal killed_at
         streamed.extend(chunk.token_ids)
-        if len(streamed) > 10 and not killed_at:
+        if len(streamed) >= KILLED_AT and not killed_at:
             first.process.send_signal(signal.SIGKILL)
             killed_at = len(streamed)
 
     async with (
         aiohttp.ClientSession() as http,
-        endpoint("first", first.socket, most=8_000) as one,  # a whole answer, which may wait to be read, has 28,000
+        endpoint("first", first.socket, most=KILLED_AT) as one,  # the engine may have written the whole answer before
         endpoint("second", second.socket) as two,
     ):
         client = TokenClient(http)
@@ -145,12 +162,12 @@ async def test_a_constrained_turn_begins_again_at_the_other_engine(start_engine:
 
     def kill_first(chunk: Sampled) -> None:
         streamed.extend(chunk.token_ids)
-        if first.process.poll() is None and len(streamed) > 10:
+        if first.process.poll() is None and len(streamed) >= KILLED_AT:
             first.process.send_signal(signal.SIGKILL)
 
     async with (
         aiohttp.ClientSession() as http,
-        endpoint("first", first.socket, most=8_000) as one,
+        endpoint("first", first.socket, most=KILLED_AT) as one,
         endpoint("second", second.socket) as two,
     ):
 

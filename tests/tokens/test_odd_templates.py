@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rollyard.core.errors import TemplateUnusable
+from rollyard.core.errors import TaskError, TemplateUnusable
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.conversation import BreakCause, Conversation
-from tests.support.odd_templates import ODD, UNUSABLE, chatml, of_assistants
+from tests.support.odd_templates import ODD, UNUSABLE, WITHOUT_RESULTS, chatml, of_assistants
 from tests.support.small_tokenizers import SHAPES, fitted
 from tests.support.template_families import CHATML_TOKENS, Family
 from tests.support.template_trial import tried
@@ -46,6 +46,20 @@ def test_a_template_that_will_not_do_is_refused_before_any_conversation(name: st
     tokenizer = made("byte-level BPE", template)
     with pytest.raises(TemplateUnusable, match=words):
         ChatTemplate(tokenizer, [tokenizer.eos_token_id])
+
+
+@pytest.mark.parametrize("name", WITHOUT_RESULTS)
+def test_a_template_without_tool_results_serves_conversations_without_tools_and_loses_no_result(name: str) -> None:
+    template, conversation = conversation_of(WITHOUT_RESULTS[name])
+    assert not template.fields.results
+    conversation.prompt_ids()
+    ids = [*template.encode("Yes."), template.stop_ids[0]]
+    conversation.add_sampled(ids, [-1.0] * len(ids), "v1", "stop")
+    conversation.add_messages([{"role": "user", "content": "And?"}])
+    assert template.decode(conversation.prompt_ids()).count("Yes.") == 1
+    conversation.add_messages([{"role": "tool", "content": "a file"}])
+    with pytest.raises(TaskError, match="writes no results of tool calls"):
+        conversation.prompt_ids()
 
 
 def test_a_template_that_shortens_turns_shows_the_real_text_and_says_which_turn_it_changed() -> None:

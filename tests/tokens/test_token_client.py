@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from rollyard.core.errors import ContextExceeded, EndpointLost, EndpointRefused, RollyardError, Unavailable
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
-from rollyard.tokens import failover
+from rollyard.tokens import failover, streamed_response
 from rollyard.tokens.failover import FailoverPolicy, seed_after
 from rollyard.tokens.sampled_tokens import Sampled, StreamLost, TurnSampling
 from rollyard.tokens.sglang import SglangChunks
@@ -65,6 +65,10 @@ def stream(*events: Any, then: str = "done") -> Answer:
             request.transport.close()
         elif then == "hang":
             await server.released.wait()
+        elif then == "speak on":
+            while not server.released.is_set():
+                await response.write(b': ping\n\ndata: {"choices": []}\n\n')
+                await asyncio.sleep(0.01)
         elif then == "done":
             await response.write(b"data: [DONE]\n\n")
 
@@ -135,6 +139,8 @@ async def test_a_first_chunk_of_any_length_is_read(client: TokenClient, endpoint
         ((500, f"boom {TOKEN}"), []),
         ((502, "bad gateway"), []),
         ((429, "busy"), []),
+        ((401, f"who is {TOKEN}?"), []),
+        ((403, "not you"), []),
         (stream(chunk([5, 6]), then="die"), [5, 6]),
         (stream(chunk([5, 6])), [5, 6]),
         (stream(chunk([5]), chunk([6], "abort")), [5, 6]),
@@ -153,12 +159,44 @@ async def test_a_lost_stream_keeps_what_had_arrived(
     assert lost.partial == Sampled(partial, [-0.5] * len(partial), ["v1"] * len(partial), "abort")
 
 
-@pytest.mark.parametrize(("script", "partial"), [(stream(then="hang"), []), (stream(chunk([5]), then="hang"), [5])])
-async def test_silence_is_a_loss(endpoint: Endpoint, server: Server, script: Any, partial: list[int]) -> None:
-    server.scripts = [script]
+@pytest.mark.parametrize(
+    ("event", "says"),
+    [
+        ({"error": {"message": "boom", "type": "x", "code": 500}}, "500: boom"),
+        ({"error": {"message": "boom", "type": "x", "code": "503"}}, "503: boom"),
+        ({"error": {"message": "boom", "code": "internal"}}, "500: boom (internal)"),
+        ({"error": {"message": "boom", "code": None}}, "500: boom"),
+        ({"error": "boom"}, "500: boom"),
+        ({"object": "error", "message": "boom", "code": 500}, "500: boom"),
+        ({"error": None, "choices": []}, "the stream ended early"),
+    ],
+)
+async def test_an_error_in_a_stream_is_told_in_the_servers_words(
+    client: TokenClient, endpoint: Endpoint, server: Server, event: dict[str, Any], says: str
+) -> None:
+    server.scripts = [stream(chunk([5, 6]), event)]
+    lost = await failure(client, endpoint, StreamLost)
+    assert (str(lost), lost.partial.token_ids) == (f"endpoint one was lost ({says})", [5, 6])
+
+
+@pytest.mark.parametrize("then", ["hang", "speak on"])
+@pytest.mark.parametrize(("events", "partial"), [([], []), ([chunk([5])], [5])])
+async def test_silence_is_a_loss_and_so_is_speech_without_tokens(
+    endpoint: Endpoint, server: Server, events: list[Any], then: str, partial: list[int]
+) -> None:
+    server.scripts = [stream(*events, then=then)]
     async with aiohttp.ClientSession() as http:
         hasty = TokenClient(http, StreamTimeouts(first_token=0.05 if not partial else 5, next_token=0.05))
         assert (await failure(hasty, endpoint, StreamLost)).partial.token_ids == partial
+
+
+@pytest.mark.parametrize("then", ["hang", "speak on"])
+async def test_a_complete_answer_is_taken_from_a_server_that_does_not_end_it(
+    client: TokenClient, endpoint: Endpoint, server: Server, then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streamed_response, "END_SECONDS", 0.05)
+    server.scripts = [stream(chunk([5, 2], "stop"), then=then)]
+    assert (await client.complete(endpoint, PROMPT, Sampling(), 8, [2])).token_ids == [5, 2]
 
 
 async def test_nobody_listening_is_a_loss(client: TokenClient, endpoint: Endpoint) -> None:
@@ -169,7 +207,6 @@ async def test_nobody_listening_is_a_loss(client: TokenClient, endpoint: Endpoin
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ((401, f"who is {TOKEN}?"), "401"),
         ((404, '{"error": {"message": "The model `policy` does not exist"}}'), "does not exist"),
         ((400, "top_k must be positive"), "top_k must be positive"),
         (stream({"choices": [{"text": "hi", "finish_reason": None}]}), "return_token_ids"),
@@ -291,6 +328,8 @@ def logprobs(*values: Any) -> dict[str, Any]:
         ([chunk([5, 6], "stop")], "token 6, which does not end a turn"),
         ([chunk([5, 6], "stop", stop_reason=7)], "token 6, which does not end a turn"),
         ([chunk([], "stop")], "without a token"),
+        ([{"choices": chunk([5])["choices"] * 3}], "several answers"),
+        ([chunk([5]), {"choices": [{**chunk([6], "stop")["choices"][0], "index": 1}]}], "several answers"),
     ],
 )
 async def test_an_answer_that_cannot_be_trained_on_is_refused(
@@ -318,6 +357,7 @@ async def test_a_turn_may_end_by_a_text_or_by_a_token_of_the_request(
         (400, "the request exceeds the available context size, try increasing it"),
         (400, '{"error": {"message": "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)"}}'),
         stream({"error": {"message": "This model's maximum context length is 2 tokens.", "code": 400}}),
+        stream({"error": {"message": "Too many tokens.", "code": "context_length_exceeded"}}),
         stream(chunk([], {"type": "abort", "message": "longer than the model's context length (4096 tokens)"})),
         stream(chunk([], "length")),
     ],

@@ -140,6 +140,35 @@ def test_a_token_that_was_touched_is_refused(tmp_path: Path) -> None:
             signer.verify(forged, 0.0)
 
 
+def test_tokens_of_an_earlier_key_are_valid_for_the_overlap_also_after_a_restart(tmp_path: Path) -> None:
+    signer = TokenSigner.open(tmp_path / "key")
+    first = signer.issue(Role.NODE, "uid-1")
+    signer.rotate(now=1000.0, overlap_seconds=60.0)
+    second = signer.issue(Role.NODE, "uid-1")
+    assert first != second
+    assert [signer.valid(Role.NODE, "uid-1", at) for at in (1059.0, 1060.0)] == [[second, first], [second]]
+    assert (signer.is_current(first), signer.is_current(second)) == (False, True)
+    for opened in (signer, TokenSigner.open(tmp_path / "key")):
+        assert opened.verify(first, 1059.0) == opened.verify(second, 9e9) == Claims(Role.NODE, "uid-1")
+        with pytest.raises(Unauthorized, match=r"ended with a rotation .* admin.kubeconfig"):
+            opened.verify(first, 1060.0)
+    signer.rotate(now=2000.0, overlap_seconds=0.0)
+    with pytest.raises(Unauthorized, match="not valid for this server"):
+        signer.verify(first, 2000.0)
+    with pytest.raises(Unauthorized, match="ended with a rotation"):
+        signer.verify(second, 2000.0)
+
+
+def test_a_rotation_that_is_cut_off_between_its_two_files_leaves_the_tokens_valid(tmp_path: Path) -> None:
+    signer = TokenSigner.open(tmp_path / "key")
+    first, key = signer.issue(Role.NODE, "uid-1"), (tmp_path / "key").read_bytes()
+    signer.rotate(now=1000.0, overlap_seconds=0.0)
+    (tmp_path / "key").write_bytes(key)  # as if the second file had not been written
+    again = TokenSigner.open(tmp_path / "key")
+    assert again.verify(first, 9e9) == Claims(Role.NODE, "uid-1")
+    assert again.is_current(first)
+
+
 def test_an_older_server_cannot_take_the_endpoint_file_back(tmp_path: Path) -> None:
     path = tmp_path / "endpoint.json"
     write_endpoint(path, EndpointFile(url="https://new:1", epoch=2))

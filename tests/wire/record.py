@@ -1,6 +1,6 @@
 """`python -m tests.wire.record` writes a new file for each message that has fields which its last one lacks.
 
-Files that exist are never changed: they are what processes of earlier releases say.
+Files of a release are never changed. Before the first release they are written anew.
 """
 
 from __future__ import annotations

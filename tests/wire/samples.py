@@ -10,7 +10,6 @@ from rollyard.kinds.rollout import (
     ForkPoint,
     Outcome,
     RolloutError,
-    RunResult,
     Sampling,
     Segment,
     Stage,
@@ -67,8 +66,10 @@ from rollyard.wire.node import (
     ResultHeader,
     SandboxCounts,
     SnapshotHeader,
+    ToolProofs,
     Welcome,
 )
+from rollyard.wire.tool_proof import TemplateProof, ToolProof
 
 IDENTITY = Identity(
     allocation="swe-0",
@@ -93,7 +94,10 @@ ENDPOINT = Endpoint(
     patience=Patience(connect_seconds=5, first_token_seconds=100, idle_seconds=30),
     dialect="sglang",
     logprobs="processed",
+    tool_parser="hermes",
+    context=4096,
 )
+PROOF = ToolProof(status="False", reason="NoParser", message="no parser knows these calls", parser="mine")
 LEASE = Lease(
     namespace="default",
     id="r.0",
@@ -148,6 +152,7 @@ OUTCOME = Outcome(
     harness_output="done",
     cut_short="RUN's budget of 60 s ended",
     metrics={"exact": 1.0},
+    notes=["all 2 cases passed"],
     segments=[
         Segment(
             token_ids=[1, 2, 3],
@@ -206,6 +211,8 @@ SAMPLES = (
         sandboxes=SandboxCounts(ready=2, warm=30, cold=4, unused=1),
         sent_at=12.5,
         memory_shortage="runs 6 of 10 sandboxes",
+        image_shortage="cannot remove or rename folders of images",
+        preparing="copies Python for sandboxes",
     ),
     HandBack(lease=REF, reason="NodeAgentError", message="ValueError: no", image=IMAGE_FAULT),
     ImageChanges(ready=["docker://registry.example/swe:v1"], gone=["docker://docker.io/a/b:c"], failed=[IMAGE_FAULT]),
@@ -235,6 +242,7 @@ SAMPLES = (
     Drain(),
     Resize(widths={"RUN": 4}, places=8),
     KeptSandboxList(kept=[KeptSandbox(lease=REF, until=12.5)]),
+    ToolProofs(proofs=[TemplateProof(tokenizer="/models/m", proof=PROOF)]),
     Attach(id="c0ffee", lease=REF, kind="exec"),
     Start(
         kind=AttachKind.EXEC,
@@ -273,6 +281,7 @@ SAMPLES = (
         reward=1.0,
         error=ERROR,
         metrics={"exact": 1.0},
+        notes=["equal"],
         endpoint="policy-0",
         turns=1,
         tokens=2,
@@ -281,7 +290,6 @@ SAMPLES = (
         timings={"run": 2.0},
         weights_versions=["v3"],
     ),
-    RunResult(outcome=OUTCOME, artifact={"answer": "2"}),
     EngineHello(identity=IDENTITY, url="https://n2:8000", csr="PEM"),
     EngineWelcome(certificate="PEM", heartbeat_seconds=5.0, token="shown-to-the-engine", weights=TARGET),
     EngineHeartbeat(
@@ -298,8 +306,11 @@ SAMPLES = (
             note="no transfer here",
         ),
         running=1,
+        tools=PROOF,
         waiting=2,
         kv_usage=0.5,
+        context=4096,
+        token="0f1e2d3c4b5a6978",
         load=EngineLoad(
             life=1,
             at=12.5,
@@ -312,7 +323,7 @@ SAMPLES = (
             first_token_seconds=0.5,
         ),
     ),
-    EngineOrders(known=False, drain=True, weights=TARGET),
+    EngineOrders(known=False, drain=True, weights=TARGET, tokens=["ry1.new", "ry1.earlier"]),
     AllocationFile(
         allocation="policy-0",
         namespace="default",

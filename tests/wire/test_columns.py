@@ -25,7 +25,7 @@ from rollyard.kinds.rollout import (
     Trajectory,
     Turn,
 )
-from rollyard.wire.columns import Columns, columns_of, decode, encode, is_columns, join
+from rollyard.wire.columns import Columns, columns_of, decode, encode, join
 from tests.support.recorded import lost_fields
 from tests.wire.record import COLUMNS, FOLDER, recorded
 from tests.wire.samples import OUTCOME
@@ -167,12 +167,6 @@ def test_arrays_of_a_bytearray_can_be_written() -> None:
     columns = decode(bytearray(encode([OUTCOME])))
     columns.logprobs[columns.loss_mask == 1] -= 1
     assert columns.logprobs.tolist() == [0, -1.5, -1.25]
-
-
-def test_json_is_told_from_columns() -> None:
-    assert is_columns(encode([]))
-    assert not is_columns(OUTCOME.model_dump_json().encode())
-    assert not is_columns(b"{}")
 
 
 def damaged(**changes: list[int]) -> bytes:

@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 import json
+from typing import Any
+
+import pytest
 
 from rollyard.wire.base import Identity
-from rollyard.wire.node import CapacityRequest, Hello, Resize, from_node, to_node
+from rollyard.wire.node import (
+    CapacityRequest,
+    HandBack,
+    Hello,
+    ImageFault,
+    LeaseUnread,
+    Resize,
+    RolloutBroke,
+    from_node,
+    to_node,
+)
 
 IDENTITY = {"allocation": "a", "namespace": "default", "uid": "u", "job_id": "1", "instance": "i", "node": "n"}
 
@@ -24,3 +37,20 @@ def test_an_older_node_agent_leaves_out_what_it_does_not_know() -> None:
     assert from_node(json.dumps({"type": "hello", "identity": IDENTITY})) == Hello(identity=Identity(**IDENTITY))
     request = from_node(json.dumps({"type": "capacity_request", "init": 2, "eval": 1, "kinds": ["math"]}))
     assert request == CapacityRequest(init=2, eval=1, kinds=["math"], grants=None)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ({"reason": "Drain"}, None),
+        ({"reason": "NodeAgentError", "message": "KeyError: 1"}, RolloutBroke("KeyError: 1")),
+        ({"reason": "UnreadableLease"}, LeaseUnread()),
+        ({"reason": "ImageUnavailable", "image": {"image": "a", "message": "no"}}, ImageFault(image="a", message="no")),
+    ],
+)
+def test_the_cause_of_a_hand_back_has_a_type(said: dict[str, Any], cause: object) -> None:
+    found = from_node(
+        json.dumps({"type": "hand_back", "lease": {"namespace": "default", "id": "r", "fence": 1}, **said})
+    )
+    assert isinstance(found, HandBack)
+    assert found.cause == cause

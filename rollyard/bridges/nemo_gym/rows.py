@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rollyard.core.errors import ApiError, BadRequest, Invalid, TooLarge
+from rollyard.kinds.failure_table import ENDINGS
 from rollyard.kinds.rollout import RolloutRequest, Stage, Status, Trajectory, Turn, most_sampled, sampled_tokens
 from rollyard.kinds.row_request import request_of_row
 
@@ -102,10 +103,12 @@ def failure_of(
     row: Row, *, kind: str, message: str, terminal: bool, stage: str | None = None, rollout: str | None = None
 ) -> dict[str, Any]:
     """Make the answer for a row without a reward. `terminal`: NeMo Gym does not send the row again."""
+    ending = ENDINGS.get(kind)
+    shared = {"failure_kind": ending.nemo_gym} if ending is not None and ending.nemo_gym is not None else {}
     if row.is_episode:
-        named = {"failure_reason": f"{kind}: {message}"[:2000], "terminal": terminal}
+        named = {"failure_reason": f"{kind}: {message}"[:2000], "terminal": terminal, **shared}
         return _in_form(row, {"failure": named | ({"stage": stage} if stage is not None else {})})
-    found = {"_ng_failure_class": kind, "_ng_failure_message": message, "_ng_failure_terminal": terminal}
+    found = {"_ng_failure_class": kind, "_ng_failure_message": message, "_ng_failure_terminal": terminal, **shared}
     return found | ({"rollout_id": rollout} if rollout is not None else {})
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pydantic
 
 from rollyard.core.errors import Invalid
+from rollyard.kinds.failure_table import STAGE_TIMEOUT
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory, Turn
 from rollyard.kinds.schema.validation import problems_of
 
@@ -72,7 +73,7 @@ def result_of_trajectory(instance: Mapping[str, Any], trajectory: Trajectory) ->
     critical = None
     if trajectory.reward is None:
         stage = str(error.stage).lower() if error is not None and error.stage is not None else "run"
-        critical = "timeout" if error is not None and error.reason == "StageTimeout" else stage
+        critical = "timeout" if error is not None and error.reason == STAGE_TIMEOUT.reason else stage
     return {
         **_names(instance),
         "job_id": trajectory.id,

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rollyard.core.errors import BadRequest, Conflict, Invalid, Unavailable
 from rollyard.engine.embedded.continuous_batching import Engine
 from rollyard.engine.embedded.model import Model
-from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
 from rollyard.engine.embedded.transfer_staging import StagedTensors
+from rollyard.model_folder.model_config import read_config
 
 M = TypeVar("M", bound=BaseModel)
 

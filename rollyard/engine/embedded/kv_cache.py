@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from rollyard.core.errors import Invalid
-from rollyard.engine.embedded.model_config import Config
 from rollyard.engine.embedded.safetensors_files import Array
+from rollyard.model_folder.model_config import Config
 
 
 @dataclass

@@ -5,14 +5,15 @@ With `use_rslora`, the term is divided by sqrt(r) instead of r.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rollyard.core.errors import Invalid
-from rollyard.engine.embedded.safetensors_files import Array, Entry, entries
+from rollyard.engine.embedded.safetensors_files import Array, read_tensor
+from rollyard.model_folder.json_file import read_object, shown
+from rollyard.model_folder.safetensors_header import Entry, entries
 
 FILE, PREFIX = "adapter_model.safetensors", "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -40,7 +41,7 @@ class Adapter:
         if name not in self.targets:
             return weight
         stem = PREFIX + name.removesuffix(".weight")
-        a, b = self._entries[stem + A].read(), self._entries[stem + B].read()
+        a, b = read_tensor(self._entries[stem + A]), read_tensor(self._entries[stem + B])
         if a.ndim != 2 or b.ndim != 2 or (b.shape[0], a.shape[1]) != weight.shape or a.shape[0] != b.shape[1]:
             raise Invalid(
                 f"{self.folder}: {name} is {list(weight.shape)}, but the adapter has {b.shape} times {a.shape}"
@@ -52,15 +53,13 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter. Raises Invalid if the folder has no adapter, or if the adapter cannot be merged."""
     try:
-        raw = json.loads((folder / "adapter_config.json").read_text())
+        raw = read_object(folder / "adapter_config.json")
         found = dict(entries(folder / FILE))
-    except (OSError, ValueError) as error:
+    except (OSError, Invalid) as error:
         raise Invalid(f"{folder} contains no LoRA adapter (adapter_config.json, {FILE}): {error}") from None
-    if not isinstance(raw, dict):
-        raise Invalid(f"{folder}/adapter_config.json must contain a JSON object")
     for field, only in PLAIN.items():
         if raw.get(field) not in (only, None):
-            raise Invalid(f"{folder}: {field} must be {json.dumps(only)}, not {json.dumps(raw[field])}")
+            raise Invalid(f"{folder}: {field} must be {shown(only)}, not {shown(raw[field])}")
     targets = {name.removeprefix(PREFIX).removesuffix(A) for name in found if name.endswith(A)}
     strange = found.keys() - {PREFIX + target + end for target in targets for end in (A, B)}
     if strange or not targets or 2 * len(targets) != len(found):

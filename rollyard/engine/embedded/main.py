@@ -19,12 +19,13 @@ from tokenizers import Tokenizer
 
 from rollyard.core.aio import running
 from rollyard.core.errors import Invalid, RollyardError
+from rollyard.core.regular_file import open_regular
 from rollyard.core.telemetry import set_up_logging
 from rollyard.engine.embedded.completions_api import ServedModel
 from rollyard.engine.embedded.http_server import EngineServer
 from rollyard.engine.embedded.model import Model
-from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
+from rollyard.model_folder.model_config import read_config
 
 logger = logging.getLogger(__name__)
 
@@ -84,12 +85,25 @@ def _load(options: argparse.Namespace) -> tuple[Model, ServedModel]:
         raise Invalid(f"--max-model-len must be between 2 and the model's {config.max_positions}, but is {length}")
     if options.max_sequences < 1:
         raise Invalid(f"--max-sequences must be at least 1, but is {options.max_sequences}")
-    path = (options.tokenizer or options.model) / "tokenizer.json"
-    if not path.exists():
-        raise Invalid(f"{path} is missing; the embedded engine needs this file of a tokenizer")
+    tokenizer = _read_tokenizer((options.tokenizer or options.model) / "tokenizer.json")
     model = Model(config, load_weights(options.model, config), length)
-    served = ServedModel(options.served_name, Tokenizer.from_file(str(path)), config.vocab_size, length, config.eos_ids)
+    served = ServedModel(options.served_name, tokenizer, config.vocab_size, length, config.eos_ids)
     return model, served
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    """Raises Invalid if the file is missing or is no tokenizer."""
+    try:
+        with open_regular(path) as file:
+            text = file.read()
+    except FileNotFoundError:
+        raise Invalid(f"{path} is missing; the embedded engine needs this file of a tokenizer") from None
+    except OSError as error:
+        raise Invalid(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        return Tokenizer.from_buffer(text)
+    except Exception as error:  # noqa: BLE001 - tokenizers raises Exception itself
+        raise Invalid(f"{path} is no tokenizer of the library tokenizers: {error}") from None
 
 
 async def _listen(runner: web.AppRunner, path: Path) -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.matrix_product import product
-from rollyard.engine.embedded.model_config import Config
 from rollyard.engine.embedded.model_weights import LayerWeights, ModelWeights
 from rollyard.engine.embedded.safetensors_files import Array
+from rollyard.model_folder.model_config import Config
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ import numpy as np
 
 from rollyard.core.errors import Invalid
 from rollyard.engine.embedded.lora_adapter import Adapter, read_adapter
-from rollyard.engine.embedded.model_config import HEAD, Config
-from rollyard.engine.embedded.safetensors_files import Array, entries, shards
+from rollyard.engine.embedded.safetensors_files import Array, read_tensor
+from rollyard.model_folder.model_config import HEAD, Config
+from rollyard.model_folder.safetensors_header import entries, shards
 
 ReadTensor = Callable[[str], Array]
 """Function that returns the tensor of a given name."""
@@ -140,5 +141,5 @@ class _FolderTensors:
             raise Invalid(
                 f"{self._folder}: {name} has shape {list(entry.shape)}, but its config.json requires {list(shape)}"
             )
-        weight = entry.read()
+        weight = read_tensor(entry)
         return weight if self._adapter is None else self._adapter.added_to(name, weight)

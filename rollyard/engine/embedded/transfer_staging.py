@@ -17,9 +17,10 @@ import aiohttp
 import numpy as np
 
 from rollyard.core.errors import BadRequest, Invalid
-from rollyard.engine.embedded.model_config import HEAD, Config
 from rollyard.engine.embedded.model_weights import ModelWeights, build_weights, tensor_shapes
-from rollyard.engine.embedded.safetensors_files import DTYPES, STORED, Array, as_float32
+from rollyard.engine.embedded.safetensors_files import STORED, Array, as_float32
+from rollyard.model_folder.model_config import HEAD, Config
+from rollyard.model_folder.safetensors_header import TYPES_TEXT
 
 MAX_HEADER_BYTES = 16 << 20
 
@@ -78,7 +79,7 @@ class StagedTensors:
         if tuple(tensor["shape"]) != wanted:
             raise Invalid(f"{name} has shape {tensor['shape']}, but the model's has {list(wanted)}")
         if tensor["dtype"] not in STORED:
-            raise Invalid(f"{name}: tensors must be {DTYPES}, not {tensor['dtype']}")
+            raise Invalid(f"{name}: tensors must be {TYPES_TEXT}, not {tensor['dtype']}")
 
 
 def _bytes(tensor: Mapping[str, Any]) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from rollyard.core.aio import running
 from rollyard.engine.gang.rendezvous import Gang
 from rollyard.engine.launch.launch_plan import LaunchPlan
-from rollyard.engine.process.child_process import EngineCommand, end_engine, exit_text, start_engine
+from rollyard.engine.process.child_process import EngineCommand, exit_text
+from rollyard.engine.process.owned_engine import start_engine
 from rollyard.engine.weights.source import with_weights
 from rollyard.kinds.inference_pool import InferencePoolSpec
 
@@ -34,8 +35,8 @@ async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
         await asyncio.wait({meeting, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if not meeting.done():
             return 0
-        process = await start_engine(meeting.result())
-        async with running(process.wait()) as death, running(gang.wait_until_left()) as over:
+        engine = await start_engine(meeting.result(), uds.parent)
+        async with running(engine.wait()) as death, running(gang.wait_until_left()) as over:
             try:
                 await asyncio.wait({death, over, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 if death.done():
@@ -44,7 +45,7 @@ async def run_worker(gang: Gang, spec: InferencePoolSpec, uds: Path) -> int:
                     return 0
                 how = exit_text(death.result())
             finally:
-                await end_engine(process)
+                await engine.end()
         log.critical("rank %d of the engine has died: %s", gang.rank, how)
         return 1
 

@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollyard.core.find_apptainer import apptainer_programs
-from rollyard.core.node_cache import node_cache
 from rollyard.engine.process.child_process import EngineFailed
+from rollyard.host.find_apptainer import apptainer_programs
+from rollyard.host.node_cache import node_cache
 from rollyard.kinds.base import Reason
 
 PROBE_SECONDS = 60.0

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from rollyard.core.errors import Invalid
 from rollyard.engine.launch.command_line import Host, engine_command
 from rollyard.engine.launch.container import container_program, in_container
 from rollyard.engine.launch.gang_rank import GangRank
@@ -15,6 +14,7 @@ from rollyard.engine.process.child_process import EngineCommand
 from rollyard.engine.vllm.installed_vllm import vllm_build
 from rollyard.kinds.engine_spec import VllmEngine
 from rollyard.kinds.inference_pool import InferencePoolSpec
+from rollyard.model_folder.json_file import read_object
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,11 @@ def _interpreter(spec: InferencePoolSpec, engine: VllmEngine, uds: Path) -> list
 def _context_length(model: Path) -> int | None:
     """Read the context length from the model's `config.json`; None if the file or this value is missing."""
     try:
-        config: dict[str, Any] = json.loads((model / "config.json").read_text())
-    except (OSError, ValueError):
+        config = read_object(model / "config.json")
+    except Invalid:
         return None
-    found = config.get("max_position_embeddings") or (config.get("text_config") or {}).get("max_position_embeddings")
+    text = config.get("text_config")
+    found = config.get("max_position_embeddings") or (text if isinstance(text, dict) else {}).get(
+        "max_position_embeddings"
+    )
     return found if isinstance(found, int) else None

@@ -1,4 +1,7 @@
-"""An engine's process and its children: one process group, which is started and ended as a whole."""
+"""A program that the model server starts for one answer: a process group, which is started and ended as a whole.
+
+Engines live long and have more processes: `owned_engine.py` starts them.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from rollyard.kinds.base import Reason
 
 STOP_SECONDS = 10.0
 CLEAN_UP_SECONDS = 3.0
-"""Time that the children of an ended engine have. Python's resource tracker deletes the engine's semaphores in it, which
-would stay in /dev/shm."""
+"""Time that the children of an ended process have. Python's resource tracker deletes its semaphores in it, which would
+stay in /dev/shm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,13 @@ class EngineFailed(RollyardError):
         self.why = why
 
 
-async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subprocess.Process:
-    """Start the engine. Raises EngineFailed if its program cannot be started."""
+async def start_child(command: EngineCommand, **streams: Any) -> asyncio.subprocess.Process:
+    """Start a program. Raises EngineFailed if this fails."""
     try:
         return await asyncio.create_subprocess_exec(
             *command.argv,
             stdin=asyncio.subprocess.DEVNULL,
-            env=_environment(command),
+            env=environment(command),
             start_new_session=True,
             **streams,
         )
@@ -56,7 +59,8 @@ async def start_engine(command: EngineCommand, **streams: Any) -> asyncio.subpro
         raise EngineFailed(Reason("EngineMissing", why)) from None
 
 
-def _environment(command: EngineCommand) -> dict[str, str]:
+def environment(command: EngineCommand) -> dict[str, str]:
+    """Return the environment of the command's process."""
     env = dict(os.environ)
     if command.foreign and "PYTHONPATH" in env:  # stage.sh adds our packages; the engine must not import our numpy
         ours = Path(rollyard.__file__).parents[1]
@@ -65,8 +69,8 @@ def _environment(command: EngineCommand) -> dict[str, str]:
     return {**command.defaults, **env, **command.env}
 
 
-async def end_engine(process: asyncio.subprocess.Process) -> None:
-    """Send TERM, then KILL, to the engine's whole group."""
+async def end_child(process: asyncio.subprocess.Process) -> None:
+    """Send TERM, then KILL, to the whole group."""
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
@@ -75,7 +79,7 @@ async def end_engine(process: asyncio.subprocess.Process) -> None:
             while process.returncode is not None:
                 os.killpg(process.pid, 0)
                 await asyncio.sleep(0.01)
-    # KILL is sent even if the leader has ended: surviving workers would keep memory that the next engine needs.
+    # KILL is sent even if the leader has ended: surviving children would keep memory that others need.
     _signal_group(process.pid, signal.SIGKILL)
     await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=STOP_SECONDS)
 

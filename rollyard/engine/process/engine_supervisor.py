@@ -17,11 +17,13 @@ import aiohttp
 
 from rollyard.core.aio import Signal, running, wait_or_timeout
 from rollyard.core.backoff import Backoff
-from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, exit_text, start_engine
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed, exit_text
 from rollyard.engine.process.crash_reason import crash_reason, is_out_of_memory, stated_reason
 from rollyard.engine.process.metrics_scrape import read_load
+from rollyard.engine.process.owned_engine import EngineRemains, OwnedEngine, start_engine
 from rollyard.kinds.base import Reason
 from rollyard.wire.engine import UNHEALTHY, EngineLoad
+from rollyard.wire.model_list import MALFORMED_LIST, listed_context
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +64,8 @@ class EngineHealth:
     """Filled share of the key-value cache, 0 to 1. None, here and in `waiting`: the engine does not report the
     value."""
     load: EngineLoad | None = None
+    context: int | None = None
+    """Length of the context in tokens; None if the engine does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class Supervisor:
         """Pairs of (loop time, line)."""
         self._ready_at: float | None = None
         """Loop time at which the current process was first ready."""
+        self._context: int | None = None
+        """Length of the current process's context in tokens."""
         self.health = EngineHealth(False, Reason("Starting"))
 
     def session(self) -> aiohttp.ClientSession:
@@ -160,7 +166,7 @@ class Supervisor:
 
     async def _one_life(self, http: aiohttp.ClientSession, again: Reason | None) -> EngineDeath:
         """Run one process from start to death, and return the death. Raises EngineFailed if the engine cannot be
-        started, and no fallback or requested restart follows.
+        started, or if its processes do not end, and no fallback or requested restart follows.
 
         `again`: the reason to report while the engine loads, if it has died before.
         """
@@ -171,26 +177,26 @@ class Supervisor:
         self._uds.unlink(missing_ok=True)
         try:
             command = await self.prepare()
-            # With asyncio's own pipe, `process.wait` would return only after the last surviving worker has closed it.
+            # The output is read until all of the engine's processes have ended, not only until the engine has.
             output, input = os.pipe()
             with FileIO(output) as words:
                 try:
-                    process = await start_engine(command, stdout=input, stderr=input)
+                    engine = await start_engine(command, self._uds.parent, stdout=input, stderr=input)
                 finally:
                     os.close(input)
-                return await self._watch(http, process, words)
+                return await self._watch(http, engine, words)
+        except EngineRemains:
+            raise
         except EngineFailed as failed:
             if self._fallback is None and not self._restart_requested.is_set():
                 raise
             return EngineDeath(Reason("EngineFailed", str(failed)))
 
-    async def _watch(
-        self, http: aiohttp.ClientSession, process: asyncio.subprocess.Process, words: FileIO
-    ) -> EngineDeath:
+    async def _watch(self, http: aiohttp.ClientSession, engine: OwnedEngine, words: FileIO) -> EngineDeath:
         async with (
             running(self._relay_output(words)) as relay,
             running(self._probe(http)) as probe,
-            running(process.wait()) as death,
+            running(engine.wait()) as death,
             running(self._restart_requested.wait()) as again,
         ):
             try:
@@ -198,32 +204,33 @@ class Supervisor:
                 by_itself, ended_at = death.done(), asyncio.get_running_loop().time()
             finally:
                 self.health = EngineHealth(False, Reason("EngineDied"))
-                await end_engine(process)
+                remains = await _end(engine)
                 await asyncio.wait({relay}, timeout=RELAY_SECONDS)
+        if remains is not None:
+            raise remains
         if not by_itself:
             return (
                 probe.result()
                 if probe.done() and not probe.cancelled()
                 else EngineDeath(Reason("Restarting", "it is being restarted"))
             )
-        assert process.returncode is not None
-        return self._death(process.returncode, ended_at)
+        return self._death(death.result(), ended_at)
 
     def _death(self, code: int, ended_at: float) -> EngineDeath:
-        """Describe a death: the exit code or signal, then the engine's last output. If the engine exited with an error
-        and stated a reason, this reason replaces the output. If the engine ran out of memory, describe only that.
+        """Describe a death: the exit code or signal, then the engine's last output. If the engine stated a reason, this
+        reason replaces the output: vLLM may exit with code 0 after an error. If the engine ran out of memory, describe
+        only that.
 
-        Output of the last `RECENT_SECONDS` is searched. If an engine exits with an error before it is ready, all kept
-        output is searched: on a busy machine, vLLM's processes need up to a minute to end after one of them has printed
-        the reason.
+        Output of the last `RECENT_SECONDS` is searched. If an engine exits before it is ready, all kept output is
+        searched: on a busy machine, vLLM's processes need up to a minute to end after one of them has printed the reason.
         """
         recent = [line for at, line in self._last_lines if ended_at - at < RECENT_SECONDS]
-        starting = code > 0 and self._ready_at is None
+        starting = code >= 0 and self._ready_at is None
         lines = [line for _, line in self._last_lines] if starting else recent
         how, why = exit_text(code), stated_reason(lines)
         if is_out_of_memory(words := crash_reason(lines)):
             return EngineDeath(Reason("OutOfMemory", words))
-        if why and code > 0:
+        if why and code >= 0:
             return EngineDeath(Reason("EngineDied", f"{how}: {why}"))
         output = self._last_output(ended_at) if recent else f"it wrote nothing in its last {RECENT_SECONDS:g} s"
         return EngineDeath(Reason("EngineDied", f"{how}; {output}"))
@@ -283,6 +290,8 @@ class Supervisor:
                 async with http.get("http://engine/health") as answer:
                     if answer.status != 200:
                         return EngineHealth(False, Reason(UNHEALTHY, f"/health answered {answer.status}"))
+                if self._ready_at is None:
+                    self._context = await _context_length(http)
                 async with http.get("http://engine/metrics", headers={"Accept-Encoding": "identity"}) as answer:
                     return self._healthy(await answer.text())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
@@ -290,7 +299,25 @@ class Supervisor:
 
     def _healthy(self, metrics: str) -> EngineHealth:
         load = read_load(metrics, life=self.life, at=asyncio.get_running_loop().time())
-        return EngineHealth(True, None, load.running or 0, load.waiting, load.kv_usage, load.totals)
+        return EngineHealth(True, None, load.running or 0, load.waiting, load.kv_usage, load.totals, self._context)
+
+
+async def _context_length(http: aiohttp.ClientSession) -> int | None:
+    """Read the length of the context from the list of models; None if the list does not have it."""
+    async with http.get("http://engine/v1/models", headers={"Accept-Encoding": "identity"}) as answer:
+        try:
+            return listed_context(await answer.json()) if answer.status == 200 else None
+        except (aiohttp.ContentTypeError, ValueError, *MALFORMED_LIST):
+            return None
+
+
+async def _end(engine: OwnedEngine) -> EngineRemains | None:
+    """End the engine. The error is returned, because it must not replace a cancellation."""
+    try:
+        await engine.end()
+    except EngineRemains as remains:
+        return remains
+    return None
 
 
 def _final_reason(why: Reason) -> Reason:

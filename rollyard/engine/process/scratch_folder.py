@@ -1,18 +1,24 @@
 """A private folder in the node-local scratch folder. It is removed at the end of the block that uses it.
 
 A killed process leaves its folder behind. When the same user next calls `scratch_folder` on the node, this folder is
-removed. A lock marks a folder as in use. The kernel releases the lock when its holder dies.
+removed, with the files in /dev/shm that it records. A lock marks a folder as in use. The kernel releases the lock when
+its holder dies.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from rollyard.engine.process.shared_memory import RECORD, remove_recorded
+
+log = logging.getLogger(__name__)
 
 PREFIX = "ry-"
 """The prefix is short, because the whole path of a socket has at most 107 bytes."""
@@ -34,7 +40,7 @@ def scratch_folder(base: Path) -> Iterator[Path]:
         finally:
             os.close(lock)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
 
 
 def _remove_left_over(base: Path) -> None:
@@ -45,6 +51,19 @@ def _remove_left_over(base: Path) -> None:
             try:
                 if os.fstat(lock).st_uid == os.getuid():
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(folder, ignore_errors=True)
+                    _remove(folder)
             finally:
                 os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    removed, kept = remove_recorded(folder)
+    if removed:
+        log.warning("removed what an ended engine had left in /dev/shm: %s", ", ".join(removed))
+    if not kept:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    # A process still uses one of the files. The record stays, so that a later start removes it.
+    for path in folder.iterdir():
+        if path.name not in (RECORD, "lock"):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ import hmac
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from typing import Any
 
@@ -53,7 +53,7 @@ class EngineProxy:
         """`ending`: returns True while the engine is being ended. A missing answer is then expected, and not logged as
         a fault."""
         self._engine = engine
-        self._expected = f"Bearer {token}".encode()
+        self._tokens: tuple[str, ...] = (token,)
         self.epochs = EpochRelay()
         self.transfer = TransferGate(engine)
         self._ending = ending
@@ -61,6 +61,20 @@ class EngineProxy:
         self.idle = asyncio.Event()
         """Event that is set while no request is in progress."""
         self.idle.set()
+
+    @property
+    def token(self) -> str:
+        """The token that new callers have."""
+        return self._tokens[0]
+
+    def accept(self, token: str) -> None:
+        """Take a new token. The last one stays valid until `set_tokens`: leases from before a rotation have it."""
+        if token not in self._tokens:
+            self._tokens = (token, self._tokens[0])
+
+    def set_tokens(self, tokens: Sequence[str]) -> None:
+        """Accept these tokens only. A request that was accepted goes on."""
+        self._tokens = tuple(tokens)
 
     async def open(self, listener: socket.socket, tls: ssl.SSLContext) -> web.AppRunner:
         """Serve on a bound socket until the runner is cleaned up. Raises OSError."""
@@ -82,7 +96,7 @@ class EngineProxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").encode(errors="surrogateescape")
-        if not hmac.compare_digest(shown, self._expected):
+        if not any(hmac.compare_digest(shown, f"Bearer {token}".encode()) for token in self._tokens):
             return _error(401, "Unauthorized", "send the endpoint's token: `Authorization: Bearer …`")
         if (request.method, request.path) not in SERVED:
             return _error(404, "NotFound", f"{request.method} {request.path} is not served here")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_engine, start_engine
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed, end_child, start_child
 from rollyard.engine.process.crash_reason import crash_reason
 from rollyard.kinds.base import Reason
 
@@ -131,7 +131,7 @@ async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str,
     """Run a program in the interpreter; return the answer that it prints after `MARK`. Raises EngineFailed if there is
     no answer."""
     who, command = _name(interpreter), EngineCommand([*interpreter, "-c", program], env, foreign=True)
-    process = await start_engine(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
+    process = await start_child(command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
     try:
         async with asyncio.timeout(QUERY_SECONDS):
             output = (await process.communicate())[0].decode(errors="replace")
@@ -139,7 +139,7 @@ async def _run_query(interpreter: Sequence[str], program: str, env: Mapping[str,
         why = f"{who} did not report its vLLM version within {QUERY_SECONDS:g} s"
         raise EngineFailed(Reason("EngineMissing", why)) from None
     finally:
-        await end_engine(process)
+        await end_child(process)
     lines = output.splitlines()
     facts = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), None)
     if facts is None:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import aiohttp
 
 from rollyard.engine.weights.engine_control import LOAD_SECONDS, ControlFailed, command, status
-from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.engine.weights.source import WeightsSource
+from rollyard.model_folder.checkpoint_info import CheckpointInfo
 
 
 class EmbeddedControl:

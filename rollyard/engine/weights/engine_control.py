@@ -10,7 +10,8 @@ from typing import Any, Literal, Protocol
 
 import aiohttp
 
-from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.engine.weights.source import WeightsSource
+from rollyard.model_folder.checkpoint_info import CheckpointInfo
 
 ENGINE = "http://engine"
 COMMAND_SECONDS = 60.0

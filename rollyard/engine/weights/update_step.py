@@ -16,8 +16,10 @@ starts on the last proven weights. If no other process can be started, the alloc
                                         not possible in place
 
     fact                         while                     what follows
+    Failed: Replaced             a target is read          nothing changes, the new target is due
     Failed: Refused              a target is read          nothing changes, the target is read again later
     Failed: Refused              the pool's model is read  the allocation is given up
+    Failed: NotStarted           it starts on a target     the server may name other weights, else the allocation ends
     Failed: Refused              the engine restarts       the engine starts on the last proven weights
     Failed: Broke, Lost, Wrong   the engine is changed     Restarting on the last proven weights; Lost: another attempt
     Failed: Broke, Lost          a new process is proven   another proof, at most `ATTEMPTS` proofs
@@ -32,7 +34,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.engine.weights.source import WeightsSource
+from rollyard.model_folder.checkpoint_info import CheckpointInfo
 from rollyard.wire.engine import WeightsPhase, WeightsReport, WeightsTarget
 
 WAIT_FOR_UPDATE_SECONDS = 240.0
@@ -118,6 +121,11 @@ class UpdateState:
         return self.served is not None and self.proven_life == self.life
 
     @property
+    def starts_on_target(self) -> bool:
+        """Whether the engine starts on a target, without weights that it has proven before."""
+        return self.can_restart and self.served is not None and self.tried is not None and self.proven_life < 0
+
+    @property
     def replaced(self) -> bool:
         """Whether the process `pinned_life` has been replaced by another."""
         return self.life != self.pinned_life
@@ -176,8 +184,8 @@ class UpdateState:
 class TargetSet:
     """The server's target, perhaps the same as before.
 
-    None changes nothing, with one exception: if a target has failed and the engine has no weights to start on, the
-    engine takes the pool's own model.
+    None changes nothing, with one exception: if a target has failed or is still being read, and the engine has no weights
+    to start on, the engine takes the pool's own model.
     """
 
     target: WeightsTarget | None
@@ -219,9 +227,12 @@ class CarriedOut:
 
 @dataclass(frozen=True)
 class Failed:
-    kind: Literal["Refused", "FilesChanged", "TransferLost", "TransferSpoiled", "Broke", "Lost", "Wrong"]
-    """TransferSpoiled: the engine may hold a part of the new weights. Broke: the engine's state is unknown. Lost: the engine
-    did not answer. Wrong: the engine has other weights than expected."""
+    kind: Literal[
+        "Replaced", "NotStarted", "Refused", "FilesChanged", "TransferLost", "TransferSpoiled", "Broke", "Lost", "Wrong"
+    ]
+    """Replaced: another target came while the files were read. NotStarted: no process on the target got ready.
+    TransferSpoiled: the engine may hold a part of the new weights. Broke: the engine's state is unknown. Lost: the engine did
+    not answer. Wrong: the engine has other weights than expected."""
     why: str
     at: float = 0.0
 
@@ -242,6 +253,10 @@ def next_step(state: UpdateState, fact: Fact) -> Step:
             return _begin(state, fact)
         case FilesRead():
             return _start_on(state, fact) if state.served is None else _check(state, state.served, fact)
+        case Failed(kind="Replaced"):
+            return replace(state, stage="Waiting"), ()
+        case Failed(kind="NotStarted"):
+            return _fail(replace(state, served=None), fact.why), ()
         case Failed(kind="Refused"):
             return _refuse(state, fact.why, fact.at)
         case Failed(kind="FilesChanged"):
@@ -257,7 +272,7 @@ def next_step(state: UpdateState, fact: Fact) -> Step:
 
 
 def _set_target(state: UpdateState, target: WeightsTarget | None) -> UpdateState:
-    withdrawn = target is None and state.served is None and state.error
+    withdrawn = target is None and state.served is None and (state.error or state.stage == "Reading")
     if target == state.target or (target is None and not withdrawn):
         return state
     return replace(state, target=target, failed=None, error="", note="", attempts=0, retry_after=RETRY_FIRST_SECONDS)
@@ -267,6 +282,8 @@ def _begin(state: UpdateState, fact: Observed) -> Step:
     due = state.failed is None or state.failed != state.target or fact.at >= state.retry_at
     if state.served is None:
         return _read(state) if due else (state, ())
+    if state.starts_on_target and state.target != state.tried and not state.is_done:
+        return _read(replace(state, served=None))  # the process may need minutes until it is ready, or never be ready
     if not fact.ready:
         return state, ()
     if not state.proven:

@@ -6,16 +6,18 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import aiohttp
 
-from rollyard.core.aio import Waker, running
+from rollyard.core.aio import Waker, running, wait_or_timeout
 from rollyard.core.errors import Invalid
 from rollyard.engine.process.child_process import EngineFailed
 from rollyard.engine.process.engine_supervisor import Prepare, Supervisor
 from rollyard.engine.proxy.reverse_proxy import EngineProxy
 from rollyard.engine.weights.engine_control import ControlFailed, EngineControl
-from rollyard.engine.weights.source import WeightsSource, changed_on_disk, read_checkpoint_info, read_source
+from rollyard.engine.weights.folder_reading import changed_on_disk, read_weights
+from rollyard.engine.weights.source import WeightsSource
 from rollyard.engine.weights.update_step import (
     LOST,
     CarriedOut,
@@ -42,6 +44,11 @@ DRAIN_SECONDS = 600.0
 """Limit for running requests to end. Requests that still run after this time are aborted."""
 ABORT_SECONDS = 5.0
 READ_SECONDS = 60.0
+OTHER_WEIGHTS_SECONDS = 30.0
+"""Time that the server has to name other weights after the engine could not be started on those of an update. Then the
+allocation ends, and its pool makes another."""
+NODE_FAULTS = ("EngineMissing", "EngineTooOld")
+"""Reasons that say nothing about the weights."""
 
 
 class WeightsUpdater:
@@ -58,11 +65,10 @@ class WeightsUpdater:
         http: aiohttp.ClientSession,
         *,
         restarts: bool = True,
-        stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         """`target`: the weights to serve from the start. `restarts`: whether the engine can be started more than once.
 
-        `http`: sends calls to the engine. `stopping`: returns True when a folder's checksum is no longer needed.
+        `http`: sends calls to the engine.
         """
         self._state = UpdateState(target, can_restart=restarts)
         self._model = model
@@ -71,9 +77,10 @@ class WeightsUpdater:
         self._control = control
         self._verifier = WeightsVerifier(http, model.served_name, control)
         self._prepare = prepare
-        self._stopping = stopping
         self._target_changed = Waker()
         self._launched = asyncio.Event()
+        self._start_failure = ""
+        """Reason why the engine could not be started on an update's weights, until `next_step` knows it."""
         supervisor.life_begun.connect(lambda: self._step(ProcessBegan(supervisor.life)))
         self._epochs.close_entry(0.0)
 
@@ -99,12 +106,26 @@ class WeightsUpdater:
                 task.result()
 
     async def _run_engine(self) -> None:
-        await self._launched.wait()
-        await self._supervisor.run()
+        """Run the engine for ever. If it cannot be started on an update's weights, the server may name others. Raises
+        EngineFailed."""
+        while True:
+            await self._launched.wait()
+            try:
+                await self._supervisor.run()
+            except EngineFailed as failed:
+                if failed.why.word in NODE_FAULTS or not self._state.starts_on_target:
+                    raise
+                self._launched.clear()
+                self._start_failure = f"LoadFailed: {failed.why.message}"
+                if not await wait_or_timeout(self._launched, OTHER_WEIGHTS_SECONDS):
+                    raise
 
     async def _update_forever(self) -> None:
         """Carry out updates for ever. Raises EngineFailed."""
         while True:
+            if self._start_failure:
+                self._step(Failed("NotStarted", self._start_failure))
+                self._start_failure = ""
             work = self._step(Observed(asyncio.get_running_loop().time(), self._supervisor.health.ready))
             while work is not None:
                 outcome = await self._outcome(work)
@@ -160,18 +181,18 @@ class WeightsUpdater:
         return CarriedOut()
 
     async def _read(self, state: UpdateState) -> Fact:
-        """Read the target's files, and ask the engine's control what the current process can do with them."""
-        control, served, info = self._control, state.served, None
-        loop = asyncio.get_running_loop()
-        try:
-            source = await asyncio.to_thread(read_source, self._model, state.tried, self._stopping)
+        """Read the target's files, and ask the engine's control what the current process can do with them. Another target
+        ends the reading."""
+        control, served, loop = self._control, state.served, asyncio.get_running_loop()
+        async with running(read_weights(Path(self._model.path), state.tried, needs_info=served is not None)) as reading:
+            while not reading.done():
+                if self._state.target != state.tried:
+                    return Failed("Replaced", "the server has started another update")
+                await asyncio.wait({reading}, timeout=POLL_SECONDS)
             try:
-                info = await asyncio.to_thread(read_checkpoint_info, source.folder)
-            except Invalid:
-                if served is not None:
-                    raise
-        except Invalid as error:
-            return Failed("Refused", str(error), loop.time())
+                source, info = reading.result()
+            except Invalid as error:
+                return Failed("Refused", str(error), loop.time())
         read = FilesRead(loop.time(), Checkpoint(source, info), control.why_unsupported(source))
         if served is None or info is None:
             return read
@@ -228,7 +249,7 @@ class WeightsUpdater:
         else:
             await self._control.load(source, before)
         came_back = state.change is None and state.life > 1
-        if came_back and (why := await asyncio.to_thread(changed_on_disk, source, self._stopping)):
+        if came_back and (why := await changed_on_disk(source)):
             return Failed("FilesChanged", why)
         return CarriedOut()
 

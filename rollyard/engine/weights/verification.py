@@ -166,12 +166,15 @@ def reference_logprobs(source: WeightsSource, prompt: Sequence[int], sampled: Se
 
     Call this in a thread, because the computation takes long.
     """
-    if sum(file.stat().st_size for file in source.folder.glob("*.safetensors")) > MAX_BYTES:
+    try:
+        if sum(file.stat().st_size for file in source.folder.glob("*.safetensors")) > MAX_BYTES:
+            return None
+    except OSError:
         return None
     from rollyard.engine.embedded.kv_cache import KVCache
     from rollyard.engine.embedded.model import Model, Span
-    from rollyard.engine.embedded.model_config import read_config
     from rollyard.engine.embedded.model_weights import load_weights
+    from rollyard.model_folder.model_config import read_config
 
     try:
         config = read_config(source.folder)

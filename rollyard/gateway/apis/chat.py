@@ -24,6 +24,7 @@ from rollyard.gateway.requests.chat_request import (
 )
 from rollyard.gateway.requests.ignored_fields import TOOL
 from rollyard.gateway.requests.sampling_overrides import check_fields, read_choices, read_overrides, read_top_logprobs
+from rollyard.gateway.requests.tool_results import with_call_ids
 from rollyard.gateway.session.session import GatewaySession, SendPiece
 from rollyard.tokens.chat_template import Message
 
@@ -40,7 +41,7 @@ class ChatExchange:
         self.stream = flag(body, "stream")
         self._usage = wants_usage(body)
         self._model = model_of(body)
-        messages = [_message(m) for m in objects(body.get("messages"), "messages")]
+        messages = with_call_ids([_message(m) for m in objects(body.get("messages"), "messages")])
         continued_text = _continued_text(body, messages)
         if not messages:
             raise bad_request("`messages` must have at least one message", param="messages")

@@ -33,6 +33,9 @@ ERROR_TYPES = {
     413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
 }  # fmt: skip
 THOUGHTS = ("thinking", "redacted_thinking")
+BILLING = "x-anthropic-billing-header:"
+"""Beginning of the line that Claude Code puts before its system prompt. It holds a hash of the request, so it would make
+each call a conversation of its own."""
 
 
 class MessagesExchange:
@@ -113,7 +116,7 @@ def read(body: Body) -> ChatRequest:
     if body.get("thread") is not None:
         raise no_threads(WHOLE)
     messages: list[Message] = []
-    if system := text_of(body.get("system"), "system"):
+    if system := _system(body.get("system")):
         messages.append({"role": "system", "content": system})
     for message in objects(body.get("messages"), "messages"):
         messages += _messages(message)
@@ -126,6 +129,13 @@ def read(body: Body) -> ChatRequest:
     if isinstance(choice, dict) and choice.get("disable_parallel_tool_use"):
         wanted = replace(wanted, parallel_tool_calls=False)
     return ChatRequest(messages, offered_tools(choice, tools), wanted, lead, forced_calls(choice, tools))
+
+
+def _system(given: Any) -> str:
+    """Return the system prompt without the line about billing, which is no part of it."""
+    parts = given if isinstance(given, list) else [text_of(given, "system")]
+    texts = [text_of([part], "system") for part in parts]
+    return "".join(text.partition("\n")[2] if text.startswith(BILLING) else text for text in texts)
 
 
 def _merge_assistant_messages(messages: list[Message]) -> tuple[list[Message], str]:
@@ -157,19 +167,25 @@ def _messages(message: dict[str, Any]) -> Iterator[Message]:
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else objects(content, "content")
     if role == "assistant":
         text = [b for b in blocks if b.get("type") not in ("tool_use", *THOUGHTS)]
-        calls = [b for b in blocks if b.get("type") == "tool_use"]
-        named = [(str(b.get("id")), text_field(b.get("name"), "name"), b.get("input")) for b in calls]
+        named = [_called(b) for b in blocks if b.get("type") == "tool_use"]
         yield assistant_message(text_of(text, "content"), named)
         return
     rest = []
     for block in blocks:
         if block.get("type") == "tool_result":
             result = text_of(block.get("content"), "tool_result")
-            yield {"role": "tool", "content": result, "tool_call_id": str(block.get("tool_use_id"))}
+            id = text_field(block.get("tool_use_id"), "the tool_use_id of a tool_result")
+            yield {"role": "tool", "content": result, "tool_call_id": id}
         else:
             rest.append(block)
-    if rest:
+    if rest or not blocks:  # without its empty message, a conversation would end with the message before it
         yield {"role": role, "content": text_of(rest, "content")}
+
+
+def _called(block: dict[str, Any]) -> tuple[str, str, Any]:
+    """Return (id, name, input) of a call."""
+    id, name = (text_field(block.get(key), f"the {key} of a tool_use") for key in ("id", "name"))
+    return id, name, block.get("input")
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:

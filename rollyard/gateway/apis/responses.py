@@ -32,6 +32,7 @@ from rollyard.gateway.requests.chat_request import (
     function_schema,
     objects,
     offered_tools,
+    text_field,
     text_of,
 )
 from rollyard.gateway.requests.ignored_fields import TOOL
@@ -225,17 +226,24 @@ def _assistant_item(item: dict[str, Any]) -> bool:
 
 def _turn(items: list[dict[str, Any]]) -> list[Message]:
     response = [item for item in items if item.get("role") == "assistant"]
-    calls = [item for item in items if item.get("type") == "function_call"]
+    calls = [_called(item) for item in items if item.get("type") == "function_call"]
     if not response and not calls:
         return []
     text = "".join(text_of(item.get("content"), "content") for item in response)
-    return [assistant_message(text, [(str(c.get("call_id")), str(c.get("name")), c.get("arguments")) for c in calls])]
+    return [assistant_message(text, calls)]
+
+
+def _called(item: dict[str, Any]) -> tuple[str, str, Any]:
+    """Return (id, name, arguments) of a call."""
+    id, name = (text_field(item.get(key), f"the {key} of a function_call") for key in ("call_id", "name"))
+    return id, name, item.get("arguments")
 
 
 def _message(item: dict[str, Any]) -> Message:
     if item.get("type") == "function_call_output":
         output = text_of(item.get("output"), "output")
-        return {"role": "tool", "content": output, "tool_call_id": str(item.get("call_id"))}
+        id = text_field(item.get("call_id"), "the call_id of a function_call_output")
+        return {"role": "tool", "content": output, "tool_call_id": id}
     role = ROLES.get(str(item.get("role")))
     if item.get("type") not in (None, "message") or role is None:
         what = item.get("type") or f"role {item.get('role')!r}"

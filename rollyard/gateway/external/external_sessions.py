@@ -36,6 +36,7 @@ from rollyard.gateway.session.serial_executor import SerialExecutor
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.gateway.session.stored_call import StoredCall
+from rollyard.kinds.base import evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.session import SessionRecord, SessionRequest, SessionTrajectory, SessionView
 from rollyard.tokens.chat_template import ChatTemplate
@@ -43,6 +44,7 @@ from rollyard.tokens.template_cache import TemplateCache
 from rollyard.tokens.token_client import TokenClient
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.stored_session import SessionProgress, SessionStore, StoredSession
+from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
 
@@ -155,6 +157,8 @@ class ExternalSessions:
         """Id of a removed session -> reason of the removal. Only the latest removals are kept."""
         self._threads = ThreadPoolExecutor(THREADS, "gateway")
         self._templates = TemplateCache(self._threads)
+        self.template_proven = self._templates.proven
+        """Signal: a template's tool calls were tried out for the first time."""
         self._byte_budget = ByteBudget(MAX_BODIES)
         self._unmet_demand = UnmetDemand(MAX_OPEN)
         self.session_refused = Signal[PoolKey]()
@@ -197,12 +201,17 @@ class ExternalSessions:
         while template is None or endpoint.tokenizer != folder:
             folder = endpoint.tokenizer
             template = await self._templates.get(folder)
+            proof = await self._templates.proof(folder, request.tool_parser or endpoint.tool_parser)
             if (there := self._existing(id, pool, request)) is not None:  # another request has opened it meanwhile
                 await self._store.add(there.stored)
                 return there, False
             self._admit()
             endpoint = self._pick_endpoint(id, pool, request)  # the endpoint chosen before may be full or gone now
-        made = self._create(id, pool, request, endpoint, template, now)
+        if (
+            request.tool_parser is None
+        ):  # a rebuilt session reads the turns as before, whatever the pool's spec says then
+            request = evolve(request, tool_parser=endpoint.tool_parser)
+        made = self._create(id, pool, request, endpoint, template, proof, now)
         self._sessions[id] = made
         self._ended.pop(id, None)
         self._unmet_demand.drop(pool, id)
@@ -306,12 +315,13 @@ class ExternalSessions:
     async def _rebuild(self, found: ExternalSession) -> LiveSession:
         stored = found.stored
         template = await self._templates.get(stored.tokenizer)
+        proof = await self._templates.proof(stored.tokenizer, found.request.tool_parser)
         calls = await self._store.calls(found.instance)
         # Only the id of the endpoint is known. The first call chooses: this endpoint if it is ready, else another.
         endpoint = Endpoint(
             id=stored.progress.endpoint, url="", model=stored.model, weights_version="", tokenizer=stored.tokenizer
         )
-        live = self._make_live(found, endpoint, template)
+        live = self._make_live(found, endpoint, template, proof)
 
         def restore() -> None:
             live.session.restore((StoredCall.from_bytes(call.body), call.delivered) for call in calls)
@@ -387,6 +397,8 @@ class ExternalSessions:
 
     def _existing(self, id: str, pool: PoolKey, request: SessionRequest) -> ExternalSession | None:
         there = self._sessions.get(id)
+        if there is not None and request.tool_parser is None:  # it may have the parser of its pool
+            request = evolve(request, tool_parser=there.request.tool_parser)
         if there is not None and (there.request, there.pool, there.open) != (request, pool, True):
             what = "with another body" if there.open else "which is closed"
             if there.pool.namespace != pool.namespace:
@@ -423,17 +435,26 @@ class ExternalSessions:
         return sum(s.progress().tokens for s in self._sessions.values()) < MAX_TOKENS
 
     def _create(
-        self, id: str, pool: PoolKey, request: SessionRequest, endpoint: Endpoint, template: ChatTemplate, now: float
+        self,
+        id: str,
+        pool: PoolKey,
+        request: SessionRequest,
+        endpoint: Endpoint,
+        template: ChatTemplate,
+        proof: ToolProof,
+        now: float,
     ) -> ExternalSession:
         stored = StoredSession(
             secrets.token_hex(8), id, pool.namespace, pool.name, request.model_dump_json(), now, endpoint.model,
             endpoint.tokenizer, progress=SessionProgress(endpoint=endpoint.id),
         )  # fmt: skip
         made = ExternalSession(request, pool, stored.instance, stored)
-        made.live = self._make_live(made, endpoint, template)
+        made.live = self._make_live(made, endpoint, template, proof)
         return made
 
-    def _make_live(self, found: ExternalSession, endpoint: Endpoint, template: ChatTemplate) -> LiveSession:
+    def _make_live(
+        self, found: ExternalSession, endpoint: Endpoint, template: ChatTemplate, proof: ToolProof
+    ) -> LiveSession:
         request = found.request
         policy = RoutedSampler(
             found.id,
@@ -450,6 +471,7 @@ class ExternalSessions:
             fixed=not request.caller_sampling,
             max_calls=request.max_calls,
             tool_parser=request.tool_parser,
+            tools=proof,
             max_tokens=MAX_SESSION_TOKENS,
             max_at_once=MAX_AT_ONCE,
         )

@@ -93,6 +93,11 @@ class RoutedSampler:
             return f"endpoint {self.endpoint.id} does not answer and {self._why_none()}"
         return self._failover.waiting
 
+    @property
+    def context(self) -> int | None:
+        """Length of the endpoint's context in tokens; None if it is not known."""
+        return self._failover.context
+
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:

@@ -35,10 +35,11 @@ def too_long(message: str) -> GatewayError:
     return bad_request(message, code="context_length_exceeded", param="messages")
 
 
-def prompt_too_long(tokens: int, context: int) -> GatewayError:
-    """Error in the words that OpenAI's clients search for."""
+def prompt_too_long(tokens: int, context: int, *, exact: bool = True) -> GatewayError:
+    """Error in the words that OpenAI's clients search for. `exact`: False if the prompt may have more tokens."""
+    count = f"{tokens} tokens" if exact else f"at least {tokens} tokens"
     refusal = too_long(
-        f"This model's maximum context length is {context} tokens. However, your messages resulted in {tokens} tokens, "
+        f"This model's maximum context length is {context} tokens. However, your messages resulted in {count}, "
         "which leaves no room for an answer. Please reduce the length of the messages."
     )
     refusal.too_long = tokens, context
@@ -71,6 +72,13 @@ def no_threads(advice: str) -> GatewayError:
 def template_unusable(message: str) -> GatewayError:
     """Error of the chat template. The conversation is correct, but a retry does not help."""
     return GatewayError(422, "invalid_request_error", message, code="template_unusable")
+
+
+def tool_calls_unreadable(message: str) -> GatewayError:
+    return GatewayError(
+        422, "invalid_request_error", f"the calls of these tools would not be read: {message}",
+        param="tools", code="tool_calls_unreadable",
+    )  # fmt: skip
 
 
 def too_slow(seconds: float) -> GatewayError:

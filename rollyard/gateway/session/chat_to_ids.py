@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left as bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,10 +29,11 @@ from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate, Message
 from rollyard.tokens.conversation import Break, BreakCause, Conversation
-from rollyard.tokens.sampled_turn import THINK_ENDS
 from rollyard.tokens.template_rendering import SampledMessage
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCall
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, plain_turn, without_thoughts
 
+ParserFor = Callable[[list[dict[str, Any]]], ToolCallParser | None]
+"""Function that makes the parser of a call's turns from its tools; None if nothing in a turn counts as a call."""
 Key = str
 """Digest of a message, of all messages before it, and of the tools."""
 BEFORE, QUOTED = 10, 40
@@ -93,6 +94,19 @@ class ChatBranch:
     def segments(self) -> list[Segment]:
         return [_trim_to_first_sampled(segment) for segment in self.conversation.segments()]
 
+    def with_given_ids(self, messages: Sequence[Message]) -> list[Message]:
+        """Return a call's messages. If the caller renamed the calls of the last sampled turn, their results get the ids
+        that the caller was given."""
+        if not self.length:
+            return list(messages)
+        theirs, given = (m.get("tool_calls", ()) for m in (messages[self.length - 1], self.messages[-1]))
+        renamed = {one["id"]: own["id"] for one, own in zip(theirs, given, strict=False)}
+        return [
+            *messages[: self.length],
+            *({**m, "tool_call_id": renamed.get(m["tool_call_id"], m["tool_call_id"])} if "tool_call_id" in m else m
+              for m in messages[self.length :]),
+        ]  # fmt: skip
+
     def replace_unanswered(self, messages: Sequence[Message]) -> None:
         """Replace the messages after the last sampled turn by these messages of the caller."""
         self.conversation.replace_unanswered([self._with_own_call_ids(m) for m in messages])
@@ -102,12 +116,11 @@ class ChatBranch:
 
     def recall(self, answer: SampledMessage, message: Message) -> None:
         self.conversation.add_recalled(answer)
-        self.learn_call_ids(message.get("tool_calls", ()), answer.calls)
+        self.learn_call_ids(message)
 
-    def learn_call_ids(self, given: Sequence[dict[str, Any]], calls: Sequence[ToolCall]) -> None:
-        """Record the caller's ids for the calls of the last turn."""
-        ids = self.conversation.last.call_ids()
-        for one, call, id in zip(given, calls, ids, strict=False):
+    def learn_call_ids(self, message: Message) -> None:
+        """Record the caller's ids for the calls of the last turn. `message`: the turn as the caller sees it."""
+        for one, (call, id) in zip(message.get("tool_calls", ()), self.conversation.last_calls(), strict=False):
             self.calls[one["id"]] = (call.name, id)
 
     def _with_own_call_ids(self, message: Message) -> Message:
@@ -158,8 +171,9 @@ class PreparedChat:
 class ChatHistory:
     """All branches of one session, in the order of their first answers."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, parser_for: ParserFor) -> None:
         self._template = template
+        self._parser_for = parser_for
         self._branches: list[ChatBranch] = []
         self._answers: list[SampledMessage] = []
         """Sampled turns of all branches, in the order in which they ended."""
@@ -180,11 +194,11 @@ class ChatHistory:
     def branches(self) -> Sequence[ChatBranch]:
         return self._branches
 
-    def prepare(self, request: ChatRequest) -> PreparedChat:
+    def prepare(self, request: ChatRequest, context: int | None = None) -> PreparedChat:
         """Find or open the branch. The branch is busy until `record` or `release`.
 
-        Raises TaskError if the template refuses the messages or cannot continue the caller's text, and TemplateUnusable
-        if the template fails.
+        Raises TaskError if the template refuses the messages or cannot continue the caller's text, TemplateUnusable if
+        the template fails, and ContextExceeded if the text cannot fit into `context` tokens.
         """
         request, keys = self._with_keys(request)
         lead = self._continued_ids(request) if request.continued_text else []
@@ -195,7 +209,9 @@ class ChatHistory:
         going_on = [b for b in free if keys[b.length :][:1] == b.keys[-1:]]
         branch = max(going_on, key=lambda b: b.length, default=None)
         opening = self._opening(request.messages, keys) if branch is None else None
-        return self._place(request, keys, lead, branch, opening)
+        if branch is not None:
+            request = replace(request, messages=branch.with_given_ids(request.messages))
+        return self._place(request, keys, lead, branch, opening, context)
 
     def describe(self, prepared: PreparedChat) -> StoredChat:
         """Describe a call for `restore`. Call this before `record`."""
@@ -235,6 +251,7 @@ class ChatHistory:
         lead: list[int],
         branch: ChatBranch | None,
         opening: Opening | None,
+        context: int | None = None,
     ) -> PreparedChat:
         """Prepare a call on its branch, or on a new one."""
         if branch is None:
@@ -244,7 +261,7 @@ class ChatHistory:
             branch.busy = True
             branch.replace_unanswered(request.messages[branch.length :])
         try:
-            prompt = branch.conversation.prompt_ids()
+            prompt = branch.conversation.prompt_ids(context)
         except BaseException:
             branch.replace_unanswered([])
             branch.busy = False
@@ -261,8 +278,9 @@ class ChatHistory:
         """
         branch, before = prepared.branch, prepared.keys[-1]
         answer = branch.conversation.last
-        answer.calls, answer.content = parsed.calls, parsed.content
-        branch.learn_call_ids(message.get("tool_calls", ()), parsed.calls)
+        if branch.tools:
+            answer.parsed = parsed
+        branch.learn_call_ids(message)
         self._numbers[id(answer)] = len(self._answers)
         self._answers.append(answer)
         own = _message_digest(message)
@@ -328,7 +346,9 @@ class ChatHistory:
 
     def _open(self, request: ChatRequest, keys: Sequence[Key], opening: Opening) -> ChatBranch:
         recalled = [self._answers[number] if number is not None else None for number in opening.recalled]
-        branch = ChatBranch(Conversation(self._template, [], request.tools, opening.why), keys[0], request.tools)
+        parser = self._parser_for(request.tools)
+        conversation = Conversation(self._template, [], request.tools, opening.why, parser)
+        branch = ChatBranch(conversation, keys[0], request.tools)
         for message, answer in zip(request.messages, recalled, strict=True):
             if answer is not None:
                 branch.recall(answer, message)
@@ -431,8 +451,8 @@ def common_length(text: str, other: str) -> int:
 def _shows_thoughts(message: Message, answer: SampledMessage) -> bool:
     """Return whether the message shows the turn's thoughts, or the turn has none. False for thoughts in the Harmony
     format, which callers never see."""
-    sampled, shown = (text.rpartition(THINK_ENDS) for text in (answer.turn.text, str(message["content"])))
-    return sampled[0].strip() == shown[0].strip() and (bool(sampled[1]) or not answer.turn.thinks)
+    shown = plain_turn(str(message["content"])).thoughts
+    return (shown or "").strip() == (answer.parsed.thoughts or "").strip()
 
 
 def _start(tools: Sequence[dict[str, Any]]) -> Key:
@@ -446,7 +466,7 @@ def _message_digest(message: Message) -> str:
     """
     content = str(message["content"])
     if message["role"] == "assistant":
-        content = content.rpartition(THINK_ENDS)[2]
+        content = without_thoughts(content)
     calls = [[c["function"]["name"], c["function"]["arguments"]] for c in message.get("tool_calls", ())]
     who = f"{message['role']}\0{message['name']}" if "name" in message else message["role"]
     return _digest(who, json.dumps(calls, sort_keys=True) if calls else "", content.strip())

@@ -71,10 +71,12 @@ class PromptHistory:
         """Return the `PreparedPrompt.request_key` that the call would have."""
         return prompt if isinstance(prompt, str) else self._template.decode(prompt)
 
-    def prepare(self, prompt: str | Sequence[int]) -> PreparedPrompt:
-        """Find or open the branch. The branch is busy until `record` or `release`."""
+    def prepare(self, prompt: str | Sequence[int], context: int | None = None) -> PreparedPrompt:
+        """Find or open the branch. The branch is busy until `record` or `release`. Raises ContextExceeded if a text cannot
+        fit into `context` tokens."""
         free = [b for b in self._branches if not b.busy]
         if isinstance(prompt, str):
+            self._template.token_length.check(prompt, context)
             text = prompt
             found = max((b for b in free if text.startswith(b.text)), key=lambda b: len(b.text), default=None)
             begin, new = (found.track.ids, text[len(found.text) :]) if found else ([], text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from rollyard.core.errors import TemplateUnusable
@@ -18,7 +18,7 @@ from rollyard.gateway.requests.chat_request import (
     assistant_message,
 )
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides
-from rollyard.gateway.session.chat_to_ids import ChatBranch, ChatHistory, PreparedChat
+from rollyard.gateway.session.chat_to_ids import ChatBranch, ChatHistory, ParserFor, PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt, PromptBranch, PromptHistory
 from rollyard.gateway.session.stored_call import ReadAnswer, StoredCall, StoredPrompt, StoredTurn, checksum
 from rollyard.gateway.session.stored_responses import StoredResponses
@@ -28,8 +28,7 @@ from rollyard.kinds.rollout import Segment, Turn
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.constraint import Constraint, has_form
 from rollyard.tokens.sampled_tokens import Sampled
-from rollyard.tokens.sampled_turn import THINK_ENDS
-from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely
+from rollyard.tokens.tool_calls import ParsedTurn, ToolCallParser, parse_safely, plain_turn
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,16 @@ class RecordedTurn:
 class RecordedTurns:
     """The turns of one session. Two threads must not use this object at the same time."""
 
-    def __init__(self, template: ChatTemplate, constraint: str | None = None) -> None:
-        """`constraint`: name for turns whose call asks for no form, if the session's own sampling constrains them."""
-        self.chats = ChatHistory(template)
+    def __init__(self, template: ChatTemplate, parser_for: ParserFor, constraint: str | None = None) -> None:
+        """`parser_for`: makes the parser of a call's turns. `constraint`: name for turns whose call asks for no form, if
+        the session's own sampling constrains them."""
+        self.chats = ChatHistory(template, parser_for)
         self.prompts = PromptHistory(template)
         self.responses = StoredResponses()
         self.tokens = 0
         """Tokens of all segments together, prompts included."""
+        self.unread = 0
+        """Number of turns with a tool call that could not be read."""
         self._template = template
         self._constraint = constraint
         self._turns: list[tuple[ChatBranch | PromptBranch, Turn]] = []
@@ -108,7 +110,8 @@ class RecordedTurns:
     ) -> RecordedTurn:
         """Record the turn as ids."""
         text = _append_ids(prepared, sampled)
-        answer, wanted = _read_answer(text, request, parser, stops), request.overrides
+        opened = prepared.branch.conversation.last.turn.opened
+        answer, wanted = _read_answer(text, opened, request, parser, stops, prepared.branch.calls), request.overrides
         turn = StoredTurn.of(sampled, answer, seconds, wanted.constraint)
         return self._add_chat(prepared, text, turn, wanted.top_logprobs)
 
@@ -153,18 +156,20 @@ class RecordedTurns:
     def _add_chat(self, prepared: PreparedChat, whole: str, turn: StoredTurn, top_logprobs: int | None) -> RecordedTurn:
         """Record a turn whose ids are in its conversation. `whole`: text of the turn, with the caller's beginning."""
         begun, sampled, answer = prepared.continued_text, turn.sampled, turn.answer
+        self.unread += answer.error is not None
         given = tuple(
             ChatToolCall(id, c.name, json.dumps(c.arguments, ensure_ascii=False))
             for id, c in zip(answer.call_ids, answer.calls, strict=False)
         )
         message = assistant_message(answer.content, [(c.id, c.name, c.arguments) for c in given])
-        kept = ParsedTurn(answer.content, tuple(answer.calls[: len(given)]), answer.error)
+        spoken = answer.content if answer.spoken is None else answer.spoken
+        kept = ParsedTurn(spoken, tuple(answer.calls[: len(given)]), answer.error, answer.thoughts, answer.content)
         self.chats.record(prepared, kept, message, answer.stop or "")
         if prepared.response_id:
             self.responses.add(prepared.response_id, prepared.branch, prepared.own_messages)
         text, content = whole.removeprefix(begun), answer.content.removeprefix(begun.lstrip())  # the caller has `begun`
         if turn.constraint is not None:  # an engine may apply the form after thoughts; the caller parses the rest
-            content = content.rpartition(THINK_ENDS)[2].strip()
+            content = spoken
         finish = "tool_calls" if given else _finish_reason(sampled, answer.stop)
         return self._append_turn(prepared, turn, text, prepared.results, top_logprobs, content, given, finish)
 
@@ -238,14 +243,29 @@ def _append_ids(prepared: PreparedChat, sampled: Sampled) -> str:
     )
 
 
-def _read_answer(whole: str, request: ChatRequest, parser: ToolCallParser | None, stops: Sequence[str]) -> ReadAnswer:
-    """Read the text of a turn, which begins with the caller's beginning."""
+def _read_answer(
+    whole: str,
+    opened: str,
+    request: ChatRequest,
+    parser: ToolCallParser | None,
+    stops: Sequence[str],
+    taken: Collection[str],
+) -> ReadAnswer:
+    """Read the text of a turn, which begins with the caller's beginning.
+
+    A call keeps the id that the model wrote, because some templates show it (Kimi). `taken`: ids of earlier calls.
+    """
     before_stop, stop = _truncate_at_stop(whole.removeprefix(request.continued_text), stops)
     shown = request.continued_text + before_stop
-    turn = parse_safely(parser, shown) if parser is not None else ParsedTurn(shown.strip())
+    turn = parse_safely(parser, shown, opened) if parser is not None else plain_turn(shown, opened)
     given = turn.calls if request.overrides.parallel_tool_calls else turn.calls[:1]
-    content = shown.strip() if turn.error is not None and not given else turn.content
-    return ReadAnswer(content, turn.calls, [f"call_{secrets.token_hex(12)}" for _ in given], turn.error, stop)
+    visible = turn.content if turn.shown is None else turn.shown.removeprefix(opened).lstrip()
+    content = shown.strip() if turn.error is not None and not given else visible
+    ids: list[str] = []
+    for call in given:
+        new = call.id is not None and call.id not in taken and call.id not in ids
+        ids.append(str(call.id) if new else f"call_{secrets.token_hex(12)}")
+    return ReadAnswer(content, turn.calls, ids, turn.error, stop, turn.thoughts, turn.content)
 
 
 def _ids_without_stop(sampled: Sampled, stop_ids: Sequence[int]) -> list[int]:

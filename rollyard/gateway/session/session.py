@@ -10,7 +10,7 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rollyard.core.byte_budget import ByteBudget
 from rollyard.core.errors import (
@@ -30,17 +30,19 @@ from rollyard.gateway.requests.call_errors import (
     token_limit,
     too_long,
     too_many,
+    tool_calls_unreadable,
     turn_limit,
     unavailable,
 )
 from rollyard.gateway.requests.chat_request import ChatRequest, ChatResponse, Piece
 from rollyard.gateway.requests.sampling_overrides import SamplingOverrides, merge_sampling
+from rollyard.gateway.requests.tool_results import check_tool_results
 from rollyard.gateway.session.answered_calls import AnsweredCalls, CallJournal
 from rollyard.gateway.session.chat_to_ids import PreparedChat
 from rollyard.gateway.session.prompt_history import PreparedPrompt
 from rollyard.gateway.session.recorded_turns import RecordedTurn, RecordedTurns
 from rollyard.gateway.session.serial_executor import SerialExecutor
-from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.gateway.session.session_config import SessionConfig, max_body
 from rollyard.gateway.session.stored_call import StoredCall, StoredChat, StoredPrompt
 from rollyard.gateway.session.stored_responses import StoredResponses
 from rollyard.gateway.session.streaming_text import StreamingText
@@ -51,7 +53,7 @@ from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.constraint import STRUCTURED, Constraint, is_constrained
 from rollyard.tokens.sampled_tokens import Sampled, TurnSampling
 from rollyard.tokens.streamed_response import OnProgress
-from rollyard.tokens.tool_calls import ToolCallParser, forced_calls, parser_for
+from rollyard.tokens.tool_calls import ToolCallParser, forced_calls, marks_of, parser_for
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,11 @@ answer is sent. To format four times as many holds up all other sessions of the 
 
 
 class SessionSampler(Protocol):
+    @property
+    def context(self) -> int | None:
+        """Length of the model's context in tokens; None if it is not known."""
+        ...
+
     async def sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, on_progress: OnProgress | None = None
     ) -> Sampled:
@@ -115,6 +122,8 @@ class GatewaySession:
         """The endpoint's last refusal of a request."""
         self.exceeded: ContextExceeded | None = None
         """The last error about a prompt that did not fit into the context."""
+        self.tools_refused = False
+        """True: a call was refused because it offered tools."""
         self.truncated = False
         """True: a limit of calls, of tokens or of the context was reached."""
         self.reached_limit = ""
@@ -122,12 +131,13 @@ class GatewaySession:
         self.opened_at = int(time.time())
         """Unix seconds."""
         self.last_used = time.monotonic()
-        self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * config.max_body), shared_budget)
+        self._policy = policy
+        self.byte_budget = ByteBudget(max(LEAST_HELD, LARGEST_HELD * self.max_body), shared_budget)
         """Memory for the session's calls. Each call holds its bytes until it ends."""
         self._logprob_room = ByteBudget(MAX_LOGPROBS)
         self._template = template
-        self._policy = policy
-        self._recorded = RecordedTurns(template, STRUCTURED if is_constrained(config.sampling) else None)
+        constraint = STRUCTURED if is_constrained(config.sampling) else None
+        self._recorded = RecordedTurns(template, self._parser_for, constraint)
         self._answered = AnsweredCalls(journal)
         self._executor = executor or SerialExecutor()
         self._merged: tuple[SamplingOverrides, Sampling] | None = None
@@ -162,6 +172,16 @@ class GatewaySession:
         return self._recorded.tokens
 
     @property
+    def context(self) -> int | None:
+        """Number of tokens that prompt and answer of a call may have together; None if it is not known."""
+        return min((one for one in (self.config.context, self._policy.context) if one is not None), default=None)
+
+    @property
+    def max_body(self) -> int:
+        """Greatest length of a request in bytes."""
+        return max_body(self.context)
+
+    @property
     def responses(self) -> StoredResponses:
         """Responses to which later calls may refer."""
         return self._recorded.responses
@@ -190,6 +210,11 @@ class GatewaySession:
     def breaks(self) -> dict[str, int]:
         """Number of times that a call could not continue a segment, by cause."""
         return self._recorded.breaks()
+
+    @property
+    def unread_calls(self) -> int:
+        """Number of turns with a tool call that could not be read."""
+        return self._recorded.unread
 
     def close(self, why: GatewayError | None = None) -> None:
         """Refuse further calls; cancel those in flight. `why`: the error for their callers."""
@@ -236,8 +261,8 @@ class GatewaySession:
             raise self._closed
 
     def too_large(self) -> GatewayError:
-        """Return the error for a request longer than `config.max_body`, and mark the session as truncated."""
-        message = f"a request may have at most {self.config.max_body} bytes; more do not fit into the context"
+        """Return the error for a request longer than `max_body`, and mark the session as truncated."""
+        message = f"a request may have at most {self.max_body} bytes; more do not fit into the context"
         self.exceeded = ContextExceeded(message)
         self._truncate(message)
         return too_long(message)
@@ -270,9 +295,11 @@ class GatewaySession:
         if (repeated := await self._repeat(key, request.overrides, on_piece)) is not None:
             self._recorded.link_response(request, repeated[0].turn)
             return repeated
-        prepared = await self._prepare(request)
+        with self._context_errors():
+            prepared = await self._prepare(request, self.context)
         check = partial(self._recorded.check_form, request.overrides.constraint, parser)
-        speech = partial(StreamingText, calls=bool(request.tools), trim=True, lead=prepared.continued_ids)
+        marks = marks_of(parser) if parser is not None else ()
+        speech = partial(StreamingText, marks=marks, trim=True, lead=prepared.continued_ids)
         add = partial(self._recorded.add_turn, request, parser)
         return await self._answer(self._recorded.chats, prepared, request.overrides, speech, check, add, on_piece)
 
@@ -283,8 +310,10 @@ class GatewaySession:
         prompts = self._recorded.prompts
         if (repeated := await self._repeat(partial(prompts.request_key, prompt), wanted, on_piece)) is not None:
             return repeated
-        prepared = await self._executor.run(partial(prompts.prepare, prompt), len(prompt), prompts.release)
-        speech = partial(StreamingText, calls=False, trim=False)
+        with self._context_errors():
+            prepare = partial(prompts.prepare, prompt, self.context)
+            prepared = await self._executor.run(prepare, len(prompt), prompts.release)
+        speech = partial(StreamingText, marks=(), trim=False)
         check = partial(self._recorded.check_form, wanted.constraint, None)
         add = partial(self._recorded.add_continuation, wanted)
         return await self._answer(prompts, prepared, wanted, speech, check, add, on_piece)
@@ -362,16 +391,17 @@ class GatewaySession:
 
     async def prompt_tokens(self, request: ChatRequest) -> int:
         """Count the tokens of this call's prompt. Raises GatewayError."""
+        self._parser(request)
         prepared = await self._prepare(request)
         self._executor.run_soon(partial(self._recorded.chats.release, prepared))
         return len(prepared.prompt)
 
-    async def _prepare(self, request: ChatRequest) -> PreparedChat:
-        """Prepare a call on its branch. Raises GatewayError."""
+    async def _prepare(self, request: ChatRequest, context: int | None = None) -> PreparedChat:
+        """Prepare a call on its branch. Raises GatewayError, and ContextExceeded if it cannot fit into `context`."""
+        check_tool_results(request.messages)
+        chats = self._recorded.chats
         try:
-            return await self._executor.run(
-                partial(self._recorded.chats.prepare, request), request.characters, self._recorded.chats.release
-            )
+            return await self._executor.run(partial(chats.prepare, request, context), request.characters, chats.release)
         except TaskError as error:
             raise bad_request(str(error), param="messages") from error
         except TemplateUnusable as error:
@@ -432,15 +462,11 @@ class GatewaySession:
         on_piece = None if is_constrained(samplings[0]) else on_piece
         try:
             streamed = speeches if on_piece is not None else [None] * len(speeches)
-            async with self._sampling(prompt, samplings, streamed) as (tasks, pieces):
-                while on_piece is not None and (piece := await pieces.get()) is not None:
-                    await on_piece(piece)
-                return await asyncio.gather(*tasks)
-        except ContextExceeded as error:
-            self.exceeded = error
-            self._truncate(f"the conversation reached the end of the context: {error}")
-            refusal = too_long(str(error)) if error.context is None else prompt_too_long(len(prompt), error.context)
-            raise refusal from error
+            with self._context_errors(len(prompt)):
+                async with self._sampling(prompt, samplings, streamed) as (tasks, pieces):
+                    while on_piece is not None and (piece := await pieces.get()) is not None:
+                        await on_piece(piece)
+                    return await asyncio.gather(*tasks)
         except GatewayError:
             raise
         except RollyardError as error:
@@ -450,6 +476,20 @@ class GatewaySession:
             if not self.failure.done():
                 self.failure.set_result(error)
             raise unavailable(f"the model cannot answer: {error}") from error
+
+    @contextlib.contextmanager
+    def _context_errors(self, tokens: int | None = None) -> Iterator[None]:
+        """Turn ContextExceeded into the caller's error, and mark the session as truncated. `tokens`: length of the prompt,
+        if it was tokenised."""
+        try:
+            yield
+        except ContextExceeded as error:
+            self.exceeded = error
+            self._truncate(f"the conversation reached the end of the context: {error}")
+            length = error.tokens if tokens is None else tokens
+            if error.context is None or length is None:
+                raise too_long(str(error)) from error
+            raise prompt_too_long(length, error.context, exact=tokens is not None) from error
 
     @contextlib.asynccontextmanager
     async def _sampling(
@@ -516,10 +556,17 @@ class GatewaySession:
         # a forced call needs no format: the format is that of answers in text
         return Constraint("tool_calls", calls) if forced or wanted is None else replace(wanted, calls=calls)
 
+    def _parser_for(self, tools: list[dict[str, Any]]) -> ToolCallParser | None:
+        return parser_for(self._template, self.config.tool_parser, tools) if tools else None
+
     def _parser(self, request: ChatRequest) -> ToolCallParser | None:
         """Make the parser of tool calls; None if the request offers no tools. Raises GatewayError."""
+        proof = self.config.tools
+        if request.tools and proof is not None and proof.refuses:
+            self.tools_refused = True
+            raise tool_calls_unreadable(proof.message)
         try:
-            return parser_for(self._template, self.config.tool_parser, request.tools) if request.tools else None
+            return self._parser_for(request.tools)
         except TaskError as error:
             raise bad_request(str(error), param="tools") from error
         except Exception as error:  # a parser may be a plug-in

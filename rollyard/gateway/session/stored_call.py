@@ -63,7 +63,7 @@ class ReadAnswer:
     """The text of a sampled turn, as it was read for the caller."""
 
     content: str
-    """Text outside the calls, up to the stop string."""
+    """Text outside the calls as the caller sees it, with thoughts, up to the stop string."""
     calls: Sequence[ToolCall] = ()
     """All calls of the turn."""
     call_ids: Sequence[str] = ()
@@ -72,6 +72,10 @@ class ReadAnswer:
     """Why a call of the turn cannot be parsed."""
     stop: str | None = None
     """Stop string that ended the turn."""
+    thoughts: str | None = None
+    """`ParsedTurn.thoughts`."""
+    spoken: str | None = None
+    """`ParsedTurn.content`; None: the same as `content`."""
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,6 @@ from rollyard.tokens.token_bytes import REPLACEMENT
 
 MAX_HELD_IDS = 16
 """Greatest number of ids that are looked at for the end of a whole character. If there is none, all text is returned."""
-CALL_MARKS = (
-    "<tool_call", "[TOOL_CALLS]", "<|python_tag|>", "<｜tool▁call", "<|channel|>", "<|start|>", "<function=", "<|tool_call",
-)  # fmt: skip
-"""Beginnings of tool calls in the model families that have a parser. Such a mark, and the text after it, are held back
-until the turn is complete."""
 
 
 class Detokenizer:
@@ -66,17 +61,18 @@ class StreamingText:
         stop_ids: Sequence[int],
         stops: Sequence[str],
         *,
-        calls: bool,
+        marks: Sequence[str],
         trim: bool,
         lead: Sequence[int] = (),
     ) -> None:
-        """`calls`: tool calls are possible. `trim`: strip space around the turn. `lead`: ids of the turn's beginning,
+        """`marks`: texts that begin a tool call, and are held back with all text after them. `trim`: strip space around
+        the turn. `lead`: ids of the turn's beginning,
         if the caller gave a beginning."""
         self._detokenizer = Detokenizer(decode, lead)
         self._continued_text = bool(lead)
         self._stop_ids = frozenset(stop_ids)
-        self._marks = (*stops, *(CALL_MARKS if calls else ()))
-        self._calls, self._trim = calls, trim
+        self._marks = (*stops, *marks)
+        self._trim = trim
         self._longest = max(map(len, self._marks), default=0)
         self._text = ""
         self._sent = ""
@@ -106,8 +102,6 @@ class StreamingText:
 
     def _safe_length(self) -> int:
         text, end = self._text, len(self._text)
-        if self._calls and text[self._position - len(self._sent) : self._position + 1].lstrip().startswith(("{", "[")):
-            return self._position - len(self._sent)  # a call may be JSON without a mark
         for mark in self._marks:
             found = text.find(mark, max(0, self._position - len(mark)))
             end = min(end, found) if found >= 0 else end

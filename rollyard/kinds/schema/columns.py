@@ -10,11 +10,20 @@ from typing import Any
 from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Condition, KindObject, get_condition
 from rollyard.kinds.event import Event
+from rollyard.kinds.foreign import CustomResourceDefinition, Namespace, Service
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.values.job_state import JobState
 
-TROUBLE = {"EnoughMemory": "False", "ImagesReady": "False", "RenewalBlocked": "True", "SlurmReachable": "False"}
+TROUBLE = {
+    "EnoughMemory": "False",
+    "ImagesReady": "False",
+    "ImagesWritable": "False",
+    "NodesUsable": "False",
+    "RenewalBlocked": "True",
+    "SlurmReachable": "False",
+    "ToolCalls": "False",
+}
 """Conditions that can report trouble while Ready is True, with the status that does so."""
 
 
@@ -129,6 +138,12 @@ _COLUMNS: dict[type[KindObject], list[Column]] = {
         ),
         Column("COUNT", "Number of times that the event happened.", lambda o, now: str(o.count), wide=True),
         Column("MESSAGE", "What happened.", lambda o, now: o.message),
+    ],
+    Namespace: [_NAME, Column("STATUS", "Always Active.", lambda o, now: o.status["phase"]), _AGE],
+    Service: [_NAME, _AGE],
+    CustomResourceDefinition: [
+        _NAME,
+        Column("CREATED AT", "Always the same time.", lambda o, now: o.dump_metadata()["creationTimestamp"]),
     ],
 }
 

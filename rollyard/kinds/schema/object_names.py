@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 MAX_NAME = 63
@@ -48,6 +48,12 @@ def annotation_problems(annotations: Mapping[Any, Any]) -> Iterator[str]:
     texts = [text for item in annotations.items() for text in item if isinstance(text, str)]
     if (size := sum(len(text.encode(errors="replace")) for text in texts)) > MAX_ANNOTATIONS_BYTES:
         yield f"Too long: may not be more than {MAX_ANNOTATIONS_BYTES} bytes; these are {size} bytes"
+
+
+def finalizer_problems(names: Iterable[Any]) -> Iterator[str]:
+    for name in names:
+        if isinstance(name, str):  # another check reports the wrong type
+            yield from _key_problems(name)
 
 
 def _key_problems(key: str) -> Iterator[str]:

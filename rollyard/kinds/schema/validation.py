@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import difflib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -21,11 +22,18 @@ from rollyard.core.errors import Cause, Invalid
 from rollyard.kinds.base import API_VERSION, GROUP, KindObject, ObjectMeta
 from rollyard.kinds.registry import KINDS
 from rollyard.kinds.schema.fields import Path, dotted, fields_of, find_field, model_at, walk
-from rollyard.kinds.schema.object_names import annotation_problems, label_problems, name_problems
+from rollyard.kinds.schema.object_names import (
+    annotation_problems,
+    finalizer_problems,
+    label_problems,
+    name_problems,
+)
 
 FOREIGN_METADATA = frozenset({"managedFields", "generateName", "selfLink", "deletionGracePeriodSeconds"})
 """Metadata fields that kubectl and other clients of Kubernetes send. These fields are dropped without an error."""
 MAX_REPORTED = 20
+MAX_DROPS = 10
+"""Rounds in which unknown fields are removed. Each round removes those that one parse reports."""
 MAX_LISTED = 1000
 """If there are more mistakes than this, only their number is reported. It would take seconds to write all the texts."""
 _BOUNDED: tuple[Path, ...] = (("metadata", "name"), ("metadata", "namespace"))
@@ -96,6 +104,34 @@ def parse(data: Any) -> tuple[KindObject | None, list[Problem]]:
     return (None if problems else obj), problems
 
 
+def without_unknown_fields(data: Any) -> tuple[Any, list[str]]:
+    """Return a copy of an object without its unknown fields, and the dotted paths of these fields.
+
+    With very many unknown fields, only some of them are removed, so a later `parse` reports the others.
+    """
+    kept, dropped = copy.deepcopy(data), list[str]()
+    for _ in range(MAX_DROPS):
+        before = len(dropped)
+        for problem in parse(kept)[1]:
+            holder = _holder(kept, problem.path) if problem.at_key else None
+            if isinstance(holder, dict) and str(problem.path[-1]) in holder:
+                del holder[str(problem.path[-1])]
+                dropped.append(dotted(problem.path))
+        if len(dropped) == before:
+            break
+    return kept, dropped
+
+
+def _holder(data: Any, path: Path) -> Any:
+    """Value that contains the last part of `path`; None if there is none."""
+    for part in path[:-1]:
+        try:
+            data = data[part]
+        except (LookupError, TypeError):
+            return None
+    return data
+
+
 def _title(data: Any) -> str:
     if not isinstance(data, dict) or data.get("kind") not in KINDS:
         return "the object"
@@ -148,6 +184,11 @@ def _out_of_bounds(metadata: dict[str, Any]) -> Iterator[Problem]:
     for field, problems in (("labels", label_problems), ("annotations", annotation_problems)):
         if isinstance(texts := metadata.get(field), dict):
             yield from (Problem(("metadata", field), words) for words in problems(texts))
+    if isinstance(names := metadata.get("finalizers"), list):
+        yield from (Problem(("metadata", "finalizers"), words) for words in finalizer_problems(names))
+    owners = metadata.get("ownerReferences")
+    if isinstance(owners, list) and sum(isinstance(o, dict) and o.get("controller") is True for o in owners) > 1:
+        yield Problem(("metadata", "ownerReferences"), "only one owner can have `controller: true`")
 
 
 def _read(kind: type[KindObject], data: dict[str, Any]) -> tuple[KindObject | None, list[Problem]]:
@@ -212,7 +253,9 @@ def _problem(kind: type[BaseModel], error: ErrorDetails) -> Problem:
             phrase, key = _BOUNDS[word]
             return Problem(path, f"must be {phrase} {about[key]}, not {_given_text(given)}")
         case word if word in _EXPECTED:
-            return Problem(path, _wrong_type(_EXPECTED[word], given), "FieldValueTypeInvalid")
+            shape = find_field(kind, [p for p in path if isinstance(p, str)])
+            required = shape is not None and shape.required
+            return Problem(path, _wrong_type(_EXPECTED[word], given, required), "FieldValueTypeInvalid")
         case _:
             return Problem(path, f"{error['msg']}, not {_given_text(given)}")
 
@@ -240,13 +283,15 @@ def _hint(kind: type[BaseModel], path: Path) -> str:
     return f" ({shape.description.splitlines()[0]})" if shape and shape.description else ""
 
 
-def _wrong_type(expected: str, given: Any) -> str:
+def _wrong_type(expected: str, given: Any, required: bool) -> str:
     if given is None:
-        return f"is empty; write {expected}, or leave the field out"
+        return f"is empty; write {expected}{'' if required else ', or leave the field out'}"
+    if expected == "a mapping" and isinstance(given, str) and (found := re.fullmatch(r"([A-Za-z]\w*):(\S+)", given)):
+        return f'"{given}" has no space after the colon; write "{found[1]}: {found[2]}"'
     if expected == "a string" and isinstance(given, bool | int | float):
         return f'must be a string; write it in quotes: "{json.dumps(given)}"'
     if expected in ("a whole number", "a number") and isinstance(given, str) and given.lstrip("+-").isdecimal():
-        return f"must be {expected}; write {given} without quotes"
+        return f"must be {expected}; write {int(given)} without quotes and leading zeros"
     if expected == "true or false" and isinstance(given, str):
         word = {"yes": "true", "on": "true", "true": "true", "no": "false", "off": "false", "false": "false"}
         plain = word.get(given.lower())

@@ -67,7 +67,10 @@ class _Document:
         for key_node, value_node in node.value:
             text = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else ""
             below = (*path, text)
-            if key_node.tag != _TAG + "str":
+            if text == "<<" and key_node.tag == _TAG + "str":
+                message = "merge keys are not supported; write the fields here, or use an alias for a whole value"
+                self._add_problem(below, key_node.start_mark, message)
+            elif key_node.tag != _TAG + "str":
                 self._add_problem(
                     (*path, text or "?"), key_node.start_mark, f'a key must be a string; write "{text}" in quotes'
                 )
@@ -156,12 +159,30 @@ def _documents(text: str, source: str, lines: list[str]) -> Iterator[_Document]:
                 yield document
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        if mark is not None and (found := _key_without_space(text, error)) is not None:
+            lines.append(f"{source}:{found}")
+            return
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "1:1"
         lines.append(f"{source}:{place}: {', '.join(w for w in (error.context, error.problem) if w)}")
     except yaml.YAMLError as error:
         lines.append(f"{source}:1:1: {error}")
     except RecursionError:
         lines.append(f"{source}:1:1: it is nested too deeply, or an alias contains itself; write it out")
+
+
+def _key_without_space(text: str, error: yaml.MarkedYAMLError) -> str | None:
+    """Return LINE:COLUMN: MESSAGE if a line is `key:value` without a space. YAML takes the line for the beginning of a text,
+    and complains about the next line."""
+    lines = text.splitlines()
+    near = [error.context_mark.line] if error.context_mark is not None else []
+    if error.problem_mark is not None:
+        near += [n for n in range(error.problem_mark.line - 1, -1, -1) if n < len(lines) and lines[n].strip()][:1]
+    for n in near:
+        found = re.fullmatch(r"(\s*(?:- )?)([A-Za-z][\w./-]*):(\S.*)", lines[n]) if n < len(lines) else None
+        if found is not None:
+            place = f"{n + 1}:{len(found[1]) + 1}"
+            return f'{place}: "{found[2]}:{found[3]}" has no space after the colon; write "{found[2]}: {found[3]}"'
+    return None
 
 
 def _items(data: Any) -> Iterator[tuple[Any, Path]]:

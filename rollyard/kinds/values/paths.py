@@ -23,6 +23,8 @@ IMAGE_FIELDS = (("spec", "sandbox", "defaultImage"),)
 
 
 def _check(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("write a path without NUL characters")
     if not os.path.isabs(path):
         raise ValueError(
             "write an absolute path on the allocation's node (a YAML file may use a path relative to the file)"

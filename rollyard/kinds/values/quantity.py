@@ -35,6 +35,8 @@ def walltime_seconds(text: str) -> int:
         hours, minutes, seconds = 0, parts[0], parts[1]
     else:
         hours, minutes, seconds = parts
+    if seconds > 59 or (minutes > 59 and (hours or len(parts) == 3)) or (days is not None and hours > 23):
+        raise ValueError("write at most 59 minutes and seconds below an hour, and at most 23 hours below a day")
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 

@@ -49,8 +49,8 @@ FIELDS = {
 }
 """Option of sbatch -> field of the allocation template to write instead."""
 IDENTITY = {
-    "ROLLYARD_ALLOCATION", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_JOB_ID", "SLURM_JOBID",
-    "SLURM_RESTART_COUNT", "SLURMD_NODENAME",
+    "ROLLYARD_ALLOCATION", "ROLLYARD_ALLOCATION_UID", "ROLLYARD_JOB", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID",
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_RESTART_COUNT", "SLURMD_NODENAME",
 }  # fmt: skip
 """Environment variables that identify a job."""
 READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}

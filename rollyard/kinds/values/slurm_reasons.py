@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 UNKNOWN = "None"
 """Slurm's word for a job without a reason."""
@@ -62,34 +63,39 @@ _LIMITED_BY = (
 )
 
 
-def reason_word(reason: str) -> str:
-    """Slurm's word in a reason such as `ReqNodeNotAvail, UnavailableNodes:n[1-4]`; the text `None` if the reason is empty."""
-    first = reason.strip("() ").partition(",")[0]
-    spaced = first.replace("_", " ")
-    return _SENTENCES.get(spaced, spaced if spaced in _MEANINGS else first) or UNKNOWN
+@dataclass(frozen=True, slots=True)
+class PendingReason:
+    """Slurm's reason why a job waits."""
 
+    text: str
+    """Text that Slurm shows, such as `ReqNodeNotAvail, UnavailableNodes:n[1-4]`; empty if there is none."""
 
-def is_limit(reason: str) -> bool:
-    """Whether the job waits because of a limit."""
-    return _LIMIT.fullmatch(reason_word(reason)) is not None
+    @property
+    def word(self) -> str:
+        """Slurm's word in the text; UNKNOWN if the text is empty."""
+        first = self.text.strip("() ").partition(",")[0]
+        spaced = first.replace("_", " ")
+        return _SENTENCES.get(spaced, spaced if spaced in _MEANINGS else first) or UNKNOWN
 
+    @property
+    def is_limit(self) -> bool:
+        """Whether the job waits because of a limit."""
+        return _LIMIT.fullmatch(self.word) is not None
 
-def is_transient(reason: str) -> bool:
-    """Whether the reason is one that usually passes by itself, such as Priority. False for limits and holds, which may
-    last."""
-    return reason_word(reason) in _TRANSIENT
+    @property
+    def is_transient(self) -> bool:
+        """Whether the reason is one that usually passes by itself, such as Priority. False for limits and holds, which may
+        last."""
+        return self.word in _TRANSIENT
 
+    @property
+    def meaning(self) -> str:
+        """Explanation for people, as half a sentence; empty if there is none for this word."""
+        return _MEANINGS.get(self.word) or (_limit_text(self.word) if self.is_limit else "")
 
-def reason_text(reason: str) -> str:
-    """Explanation for people, as half a sentence; empty if there is none for this word."""
-    name = reason_word(reason)
-    return _MEANINGS.get(name) or (_limit_text(name) if is_limit(name) else "")
-
-
-def reason_with_text(reason: str) -> str:
-    """Slurm's reason and its explanation: `Priority (other jobs have a higher priority)`."""
-    why = reason_text(reason)
-    return f"{reason or UNKNOWN}{f' ({why})' if why else ''}"
+    def __str__(self) -> str:
+        """Slurm's text and its explanation: `Priority (other jobs have a higher priority)`."""
+        return f"{self.text or UNKNOWN}{f' ({self.meaning})' if self.meaning else ''}"
 
 
 def _limit_text(name: str) -> str:

@@ -38,6 +38,8 @@ limit, a batch with an informative rate near 0 would draw a whole dataset."""
 MIN_QUEUE = 1024
 """The limit on unfinished rollouts is never below this number. With 0 slots it would otherwise be 0, but a pool without
 workers grows only if rollouts are queued."""
+MANY_FAULTY = 5
+"""Number of faulty groups in a row after which a batch reports them as the reason why it makes no progress."""
 UNBOUNDED_SHARE = 2
 """Limit of a stream without `step_groups` that waits for acknowledgements. The stream's groups in flight and its
 unacknowledged groups together are at most this many times the groups that fill the slots."""
@@ -207,7 +209,7 @@ def _judge_group(
         batch = replace(batch, open=batch.open - 1)
         if verdict is not Verdict.INFORMATIVE:
             return _give_up(batch, group, verdict)
-        batch = replace(batch, informative=batch.informative + 1)
+        batch = replace(batch, informative=batch.informative + 1, faulty_in_a_row=0)
         group = replace(group, state=GroupState.INFORMATIVE)
     if not group.all_ended:
         return batch, group, ()
@@ -313,6 +315,18 @@ def informative_rate(request: BatchRequest, batch: BatchRecord) -> float:
     return (batch.settled_informative + 1) / (batch.settled + 2)
 
 
+def only_tries(request: BatchRequest, batch: BatchRecord) -> bool:
+    """Whether the batch runs one group at a time until a group has rewards. It does so after as many faulty groups in a row
+    as fill its slots, if its tasks have no known end. Otherwise a judge that is down for a night would cost a night of
+    sampling."""
+    endless = request.tasks is None and request.epochs is None
+    return endless and batch.faulty_in_a_row >= max(MANY_FAULTY, _groups_that_fill(request, batch))
+
+
+def _groups_that_fill(request: BatchRequest, batch: BatchRecord) -> int:
+    return max(1, math.ceil(batch.slots / request.n))
+
+
 def wanted(request: BatchRequest, batch: BatchRecord) -> int:
     """Return the number of groups to draw now.
 
@@ -325,13 +339,14 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
     Its limit is staleness: unacknowledged groups, and groups in flight that are expected to be informative, may fill at
     most `max_staleness` + 1 training steps. Other streams fill the slots.
 
-    In all cases QUEUE_AHEAD and the request's `in_flight` limit the number.
+    In all cases QUEUE_AHEAD, `only_tries` and the request's `in_flight` limit the number.
     """
     if batch.status.terminal or batch.drained:
         return 0
     rate = informative_rate(request, batch)
     expected = batch.delivered + batch.informative + batch.open * rate
     idle = max(0, math.ceil((batch.slots - batch.unfinished) / request.n))
+    fill = _groups_that_fill(request, batch)
     if request.target is not None:
         more = max(0 if request.own_series else idle, _groups_for(request.target - expected, rate))
     elif request.step_groups is not None:
@@ -340,13 +355,14 @@ def wanted(request: BatchRequest, batch: BatchRecord) -> int:
         admitted = one_step + request.max_staleness * request.step_groups
         more = min(_groups_for(admitted, rate), max(idle, _groups_for(one_step, rate)))
     else:
-        fill = max(1, math.ceil(batch.slots / request.n))
         more = max(idle, fill - batch.in_flight)
         if request.bounded_by_acknowledgement:
             unused = batch.in_flight + batch.delivered - batch.acknowledged
             more = min(more, UNBOUNDED_SHARE * fill - unused)
     queue = max(MIN_QUEUE, QUEUE_AHEAD * batch.slots) - batch.unfinished
     more = min(more, max(idle, math.ceil(queue / request.n)))
+    if only_tries(request, batch):
+        more = min(more, 1 - batch.in_flight)
     if request.in_flight is not None:
         more = min(more, request.in_flight - batch.in_flight)
     return max(0, more)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from rollyard.kinds.batch import BatchRequest, BatchView, DeliveryBias, FilteredGroups
-from rollyard.server.batches.advance import informative_rate, wanted
+from rollyard.server.batches.advance import MANY_FAULTY, informative_rate, only_tries, wanted
 from rollyard.server.store.batch_records import BatchRecord, LengthSums, SeriesRecord
-
-MANY_FAULTY = 5
-"""After this many faulty groups in a row, a batch reports them as the reason why it makes no progress."""
 
 
 def view(
@@ -68,8 +65,9 @@ def why_waiting(batch: BatchRecord, request: BatchRequest, source_error: str | N
     if batch.status.terminal:
         return None
     if batch.faulty_in_a_row >= MANY_FAULTY:
+        tries = ", so it tries one group at a time" if only_tries(request, batch) else ""
         return (
-            f"the last {batch.faulty_in_a_row} groups had fewer than {request.min_usable} rewards; see "
+            f"the last {batch.faulty_in_a_row} groups had fewer than {request.min_usable} rewards{tries}; see "
             f"`rollyard rollouts list --pool {batch.pool} --status Failed --status InfraFailed` for the reasons"
         )
     if batch.slots == 0 and batch.in_flight:

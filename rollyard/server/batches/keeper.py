@@ -17,8 +17,8 @@ from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.batches.advance import wanted
 from rollyard.server.batches.service import BatchService
 from rollyard.server.batches.settlement import parsed_request
-from rollyard.server.store.base import Store
 from rollyard.server.store.batch_records import BatchRecord
+from rollyard.server.store.batch_store import BatchStore
 
 log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
@@ -29,7 +29,7 @@ class BatchKeeper:
 
     def __init__(
         self,
-        store: Store,
+        store: BatchStore,
         clock: Clock,
         batches: BatchService,
         slots: Callable[[PoolKey], int],
@@ -60,7 +60,7 @@ class BatchKeeper:
     async def tick(self) -> None:
         """Store tasks of plug-ins before they are drawn, cancel batches of deleted pools, and send a tick to every
         batch that needs one."""
-        running = await self._store.running_batches()
+        running = await self._store.running()
         if not running:
             return
         pools = {p.pool_key for p in await self._pools() if p.metadata.deletion_timestamp is None}

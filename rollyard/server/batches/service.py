@@ -20,13 +20,14 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.server.batches.advance import Acknowledged, BatchCancelled, BatchEvent, Ticked
 from rollyard.server.batches.batch_view import view
 from rollyard.server.batches.draw import with_end
-from rollyard.server.batches.settlement import Settlement, parsed_request
+from rollyard.server.batches.settlement import Settlements, parsed_request
 from rollyard.server.batches.task_lines import digest_of, source_digest
 from rollyard.server.batches.task_sources import TaskSources
 from rollyard.server.rollouts.record_changes import RecordChanges
 from rollyard.server.rollouts.service import RolloutService
-from rollyard.server.store.base import RolloutFilter, RolloutRecord, Store, Transaction
-from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord
+from rollyard.server.store.base import RolloutFilter, RolloutRecord, Transaction
+from rollyard.server.store.batch_records import BatchRecord, BatchTables, DatasetRecord, GroupRecord, SeriesRecord
+from rollyard.server.store.batch_store import BatchStore
 
 TASKS_A_WRITE = 2000
 MAX_RUNNING = 1000
@@ -45,9 +46,10 @@ class BatchService:
 
     def __init__(
         self,
-        store: Store,
+        store: BatchStore,
         clock: Clock,
         rollouts: RolloutService,
+        settlements: Settlements,
         slots: Callable[[PoolKey], int],
         sources: TaskSources,
     ) -> None:
@@ -55,6 +57,7 @@ class BatchService:
         self._store = store
         self._clock = clock
         self._rollouts = rollouts
+        self._settlements = settlements
         self._slots = slots
         self._sources = sources
         self.source_errors: dict[BatchKey, str] = {}
@@ -74,7 +77,7 @@ class BatchService:
         id = request.id or f"b-{secrets.token_hex(6)}"
         record = replace(self._record(namespace, id, request, tasks), engine_priority=engine_priority)
         digest, count = digest_of(tasks), len(tasks) or None
-        if request.tasks is not None and await self._store.batch(record.key) is None:
+        if request.tasks is not None and await self._store.batch_with_series(record.key) is None:
             await self._store_tasks(digest, tasks)
         if request.source is not None:
             digest, count = source_digest(request.source), await self.read_ahead(request.source, 0, READ_AHEAD)
@@ -93,9 +96,9 @@ class BatchService:
                     "has ended",
                     retry_after=RETRY_SECONDS,
                 )
-            settlement = Settlement(tx, changes, now)
+            settlement = self._settlements.begin(tx, changes, now)
             series = _series(tx, namespace, record.series, request, digest, count)
-            _check_tasks_stored(tx, series.digest, series.tasks)
+            _check_tasks_stored(tx.batches, series.digest, series.tasks)
             key = settlement.begin(record, series)
             settlement.advance(key, None, Ticked(now, slots))
             settlement.write()
@@ -126,7 +129,7 @@ class BatchService:
 
     async def view(self, key: BatchKey) -> BatchView:
         """Return a batch. Raises NotFound."""
-        found = await self._store.batch(key)
+        found = await self._store.batch_with_series(key)
         if found is None:
             raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
         return self._view(*found)
@@ -169,7 +172,7 @@ class BatchService:
         now = self._clock.time()
 
         def change(tx: Transaction, changes: RecordChanges) -> None:
-            settlement = Settlement(tx, changes, now)
+            settlement = self._settlements.begin(tx, changes, now)
             batch = settlement.batch(key)
             if batch is None:
                 raise NotFound(f"batch {key.id!r} not found in namespace {key.namespace!r}")
@@ -182,7 +185,7 @@ class BatchService:
 
     async def feed(self, key: BatchKey) -> None:
         """Read and store tasks of a batch's plug-in before they are drawn. Raises Invalid if the plug-in fails."""
-        batch, series = await self._store.batch(key) or (None, None)
+        batch, series = await self._store.batch_with_series(key) or (None, None)
         if batch is None or series is None:
             return
         source = parsed_request(batch.request).source
@@ -200,11 +203,11 @@ class BatchService:
         Return the plug-in's number of tasks if the plug-in has no more tasks; otherwise None. Raises Invalid.
         """
         digest = source_digest(source)
-        stored = await self._store.transact(lambda tx: tx.batches.stored_tasks(digest))
+        stored = await self._store.transact(lambda tables: tables.stored_tasks(digest))
         if stored - position >= (goal - position) // 2:
             return None
         tasks, ended = await self._sources.read(source, stored, goal - stored)
-        await self._store.transact(lambda tx: tx.batches.add_tasks(digest, stored, tasks))
+        await self._store.transact(lambda tables: tables.add_tasks(digest, stored, tasks))
         if ended and stored + len(tasks) == 0:
             message = f"task source {source.name!r} has no task; change its options"
             raise Invalid(message, causes=[Cause("source", message)])
@@ -228,7 +231,7 @@ class BatchService:
             except NotFound:
                 self._changed.pop(key, None)
                 raise
-            found = await self._store.delivered_groups(key, after, limit)
+            found = await self._store.delivered(key, after, limit)
             first = found[0].delivery or 0 if found else now.delivered + 1
             if first > after + 1:
                 raise Expired(
@@ -243,7 +246,7 @@ class BatchService:
 
     async def rollouts_of(self, group: GroupRecord) -> list[RolloutRecord]:
         """Return the records of a group's rollouts, sorted by sample index."""
-        found = await self._store.list_rollouts(RolloutFilter(namespace=group.namespace, group=group.id, limit=group.n))
+        found = await self._rollouts.find(RolloutFilter(namespace=group.namespace, group=group.id, limit=group.n))
         return sorted(found, key=lambda record: record.sample_index)
 
     def notify(self, key: BatchKey) -> None:
@@ -264,11 +267,11 @@ class BatchService:
         record = DatasetRecord(namespace, name, digest_of(tasks), len(tasks), tuple(sorted(kinds)), self._clock.time())
         await self._store_tasks(record.digest, tasks)
 
-        def change(tx: Transaction) -> tuple[DatasetRecord, bool]:
-            there = tx.batches.dataset(namespace, name)
+        def change(tables: BatchTables) -> tuple[DatasetRecord, bool]:
+            there = tables.dataset(namespace, name)
             if there is None:
-                _check_tasks_stored(tx, record.digest, record.tasks)
-                tx.batches.put_dataset(record)
+                _check_tasks_stored(tables, record.digest, record.tasks)
+                tables.put_dataset(record)
                 return record, True
             if there.digest != record.digest:
                 raise Conflict(
@@ -294,7 +297,7 @@ class BatchService:
                         f"batch {batch.id!r} draws from dataset {name!r}; cancel it first: "
                         f"rollyard batches cancel {batch.id}"
                     )
-            settlement = Settlement(tx, changes, now)
+            settlement = self._settlements.begin(tx, changes, now)
             settlement.drop_carried(namespace, name)
             settlement.write()
             tx.batches.delete_dataset(namespace, name)
@@ -307,14 +310,14 @@ class BatchService:
         for start in range(0, len(tasks), TASKS_A_WRITE):
             portion = tasks[start : start + TASKS_A_WRITE]
             await self._store.transact(
-                lambda tx, start=start, portion=portion: tx.batches.add_tasks(digest, start, portion)  # type: ignore[misc]
+                lambda tables, start=start, portion=portion: tables.add_tasks(digest, start, portion)  # type: ignore[misc]
             )
 
 
-def _check_tasks_stored(tx: Transaction, digest: str, tasks: int | None) -> None:
+def _check_tasks_stored(tables: BatchTables, digest: str, tasks: int | None) -> None:
     """Raise Unavailable if these tasks are no longer stored. Several batches with equal tasks share one stored
     copy, so the deletion of an old batch may just have deleted the copy."""
-    if tasks is not None and tx.batches.stored_tasks(digest) < tasks:
+    if tasks is not None and tables.stored_tasks(digest) < tasks:
         raise Unavailable("equal tasks of an old batch are being deleted; send the same body again", retry_after=1)
 
 

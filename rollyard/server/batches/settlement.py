@@ -6,13 +6,24 @@ tasks, the new position of their series, and the insert of their rollouts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 
 from pydantic import JsonValue
 
+from rollyard.core.aio import Signal
+from rollyard.core.telemetry import (
+    BATCH_GROUPS,
+    BATCH_SECONDS_TO_TARGET,
+    BATCH_STALENESS,
+    BATCH_TOKENS,
+    BATCHES_ENDED,
+    TASKS_PASSED_OVER,
+)
 from rollyard.kinds.base import evolve
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus
+from rollyard.kinds.failure_table import BATCH_ENDED, DATASET_DELETED, NOT_NEEDED, POOL_DELETED, Ending
 from rollyard.kinds.rollout import Task
 from rollyard.server.batches.advance import (
     BatchCancelled,
@@ -52,19 +63,33 @@ from rollyard.server.store.batch_records import (
     TaskHistory,
 )
 
-POOL_DELETED = "PoolDeleted"
-"""Reason of rollouts that end because their pool is deleted."""
-
 
 @lru_cache(maxsize=64)
 def parsed_request(text: str) -> BatchRequest:
     return BatchRequest.model_validate_json(text)
 
 
-def settle_ended(tx: Transaction, changes: RecordChanges, now: float) -> None:
-    """Count the ended rollouts in their groups and batches."""
-    if changes.ended:
-        Settlement(tx, changes, now).write()
+class Settlements:
+    """Begins settlements, and emits `batch_changed` after their commits."""
+
+    def __init__(self) -> None:
+        self.batch_changed = Signal[BatchKey]()
+        """Signal: a batch or one of its groups changed."""
+
+    def begin(self, tx: Transaction, changes: RecordChanges, now: float) -> Settlement:
+        """Begin a settlement in this transaction."""
+        settlement = Settlement(tx, changes, now)
+        changes.after_commit.append(lambda: self._report(settlement.changed))
+        return settlement
+
+    def settle_ended(self, tx: Transaction, changes: RecordChanges, now: float) -> None:
+        """Count the ended rollouts in their groups and batches."""
+        if changes.ended:
+            self.begin(tx, changes, now).write()
+
+    def _report(self, changed: set[BatchKey]) -> None:
+        for key in changed:
+            self.batch_changed.emit(key)
 
 
 class Settlement:
@@ -75,6 +100,8 @@ class Settlement:
         self._tables = tx.batches
         self._changes = changes
         self._now = now
+        self.changed: set[BatchKey] = set()
+        """Batches that changed."""
         self._batches: dict[BatchKey, BatchRecord] = {}
         self._groups: dict[GroupKey, GroupRecord] = {}
         self._series: dict[SeriesKey, SeriesRecord] = {}
@@ -104,7 +131,7 @@ class Settlement:
         request = parsed_request(batch.request)
         self._batches[key], moved, effects = advance(request, batch, group, event)
         self._count_metrics(batch, self._batches[key], request)
-        self._changes.batches.add(key)
+        self.changed.add(key)
         if moved is not None:
             self._groups[moved.key] = moved
         for effect in effects:
@@ -113,7 +140,7 @@ class Settlement:
                     self._draw(key, request, groups)
                 case CancelRest():
                     assert moved is not None
-                    self._cancel_rollouts(moved, "NotNeeded", "its group can no longer become informative")
+                    self._cancel_rollouts(moved, NOT_NEEDED, "its group can no longer become informative")
                 case GroupSettled(verdict=verdict):
                     assert moved is not None
                     self._settle(moved, verdict)
@@ -125,21 +152,25 @@ class Settlement:
                     self._release(key, keep=keep)
 
     def _count_metrics(self, before: BatchRecord, after: BatchRecord, request: BatchRequest) -> None:
-        changes = self._changes
-        changes.wasted_tokens += after.wasted_tokens - before.wasted_tokens
+        self._count(BATCH_TOKENS.labels("wasted").inc, after.wasted_tokens - before.wasted_tokens)
         if after.delivered > before.delivered:
-            changes.delivered_tokens += after.delivered_lengths.tokens - before.delivered_lengths.tokens
-            changes.staleness.append(after.staleness - before.staleness)
+            tokens = after.delivered_lengths.tokens - before.delivered_lengths.tokens
+            self._count(BATCH_TOKENS.labels("delivered").inc, tokens)
+            self._count(BATCH_STALENESS.observe, after.staleness - before.staleness)
         met = after.status is BatchStatus.COMPLETED is not before.status
         if met and request.target is not None and after.ended_at is not None:
-            changes.seconds_to_target.append(after.ended_at - after.created_at)
+            self._count(BATCH_SECONDS_TO_TARGET.observe, after.ended_at - after.created_at)
+
+    def _count(self, metric: Callable[[float], None], amount: float = 1) -> None:
+        """Call this method of a metric after the commit."""
+        self._changes.after_commit.append(partial(metric, amount))
 
     def drop_carried(self, namespace: str, dataset: str) -> None:
         """Cancel the groups that wait for a later batch, in all series that draw from a dataset."""
         for name in self._tables.series_of_dataset(namespace, dataset):
             for group in self._tables.carried(namespace, name):
                 self._groups[group.key] = replace(group, state=GroupState.CANCELLED)
-                self._cancel_rollouts(group, "DatasetDeleted", f"its dataset {dataset} was deleted")
+                self._cancel_rollouts(group, DATASET_DELETED, f"its dataset {dataset} was deleted")
 
     def write(self) -> None:
         """Count the rollouts that ended in this transaction, and write all changed records."""
@@ -167,7 +198,7 @@ class Settlement:
             self._groups[place] = take_end(group, ended)
             return
         key = BatchKey(record.namespace, group.batch)
-        if record.error is not None and record.error.reason == POOL_DELETED:
+        if record.error is not None and record.error.reason == POOL_DELETED.reason:
             self.advance(key, None, BatchCancelled(self._now, keep=False))
             group = self._groups.get(place) or self._tables.group(*place)
             assert group is not None
@@ -177,7 +208,7 @@ class Settlement:
         """Record a final verdict in the series and in the task's history. The task of a faulty group
         is put back instead, if `may_return` allows this."""
         series = self._series_of(group.namespace, group.series)
-        self._changes.outcomes[verdict.value] += 1
+        self._count(BATCH_GROUPS.labels(verdict.value).inc)
         if verdict is Verdict.FAULTY:
             self._put_series(put_back(series, group))
             return
@@ -202,8 +233,8 @@ class Settlement:
         epochs = request.epochs or (None if series.dataset is not None else 1)
         drawing = draw(series, count, history, stored=stored, epochs=epochs, pass_over=request.pass_over)
         self._put_series(drawing.series)
-        self._changes.passed_over += drawing.passed_over
-        self._changes.outcomes["drawn"] += len(drawing.tasks)
+        self._count(TASKS_PASSED_OVER.inc, drawing.passed_over)
+        self._count(BATCH_GROUPS.labels("drawn").inc, len(drawing.tasks))
         self._batches[key] = replace(batch, passed_over=batch.passed_over + drawing.passed_over)
         tasks = longest_first(drawing.tasks, history) if request.longest_first else drawing.tasks
         for task in tasks:
@@ -270,17 +301,17 @@ class Settlement:
                 return number, records
             number += 1
 
-    def _cancel_rollouts(self, group: GroupRecord, reason: str, message: str) -> None:
+    def _cancel_rollouts(self, group: GroupRecord, why: Ending, message: str) -> None:
         for id in self._tables.unended(group.namespace, group.id):
             record = self._tx.get(group.namespace, id)
             assert record is not None
-            self._changes.step(self._tx, record, Cancelled(self._now, reason, message))
+            self._changes.step(self._tx, record, Cancelled(self._now, why, message))
 
     def _release(self, key: BatchKey, *, keep: bool) -> None:
         """Detach the live groups from an ended batch, so that a later batch of the series can take them over. If
         `keep` is false, cancel the groups instead."""
         batch = self._batches[key]
-        self._changes.ended_batches.append(batch.status)
+        self._count(BATCHES_ENDED.labels(batch.status.value).inc)
         series = self._series_of(batch.namespace, batch.series)
         steps = training_step(parsed_request(batch.request), batch, max(1, batch.delivered)) + 1
         self._put_series(replace(series, step=max(series.step, steps)))
@@ -308,9 +339,9 @@ class Settlement:
             whole_lengths=batch.whole_lengths + lengths,
         )
         self._groups[group.key] = replace(group, state=GroupState.CANCELLED)
-        self._changes.outcomes["cancelled"] += 1
-        self._changes.wasted_tokens += group.tokens
-        self._cancel_rollouts(group, "BatchEnded", f"its batch {key.id} ended {batch.status}")
+        self._count(BATCH_GROUPS.labels("cancelled").inc)
+        self._count(BATCH_TOKENS.labels("wasted").inc, group.tokens)
+        self._cancel_rollouts(group, BATCH_ENDED, f"its batch {key.id} ended {batch.status}")
 
     def _history(self, series: SeriesRecord, index: int) -> TaskHistory | None:
         if series.dataset is None:

@@ -30,7 +30,7 @@ def run(place: ServerJobFolder, command: Sequence[str]) -> int:
     superseded. Return the exit status. If no server is desired, return at once."""
     set_up_logging()
     os.umask(0o077)
-    if place.desired_script() is None:
+    if place.await_script() is None:
         log.info("a server on %s is no longer desired; ending", place.data)
         return 0
     return asyncio.run(_supervise(command))

@@ -47,6 +47,10 @@ class ConnectedAgent:
     sandboxes: SandboxCounts = field(default_factory=SandboxCounts)
     memory_shortage: str = ""
     """Sentence that says why the job's memory allows fewer sandboxes than `capacity`; empty if it does not."""
+    image_shortage: str = ""
+    """Sentence that says what sandboxes of the node cannot do with an image; empty if they can do all."""
+    preparing: str = ""
+    """Work that the node agent does once on its node, while rollouts in INIT wait for it; empty if there is none."""
     grants: int = 0
     """Number of grants sent on this connection."""
     draining: bool = False

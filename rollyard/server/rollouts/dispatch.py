@@ -24,7 +24,8 @@ from rollyard.server.rollouts.step import SUSPECT_LOSSES, Granted, is_suspect, s
 from rollyard.server.routing.endpoint_choice import Burst, EndpointChoice
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.routing.staleness import POLICY_ROLE, ServedVersions, allowed_versions
-from rollyard.server.store.base import GroupVersions, RolloutRecord, Store, Transaction
+from rollyard.server.store.base import GroupVersions, RolloutRecord, Transaction
+from rollyard.server.store.rollout_store import RolloutStore
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.node import Grant, Lease
 
@@ -123,7 +124,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        store: Store,
+        store: RolloutStore,
         clock: Clock,
         agents: ConnectedAgents,
         leases: Leases,

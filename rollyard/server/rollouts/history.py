@@ -52,8 +52,7 @@ def with_entry(record: RolloutRecord, at: float, event: HistoryEvent, stage: Sta
 
 
 def history_of(record: RolloutRecord) -> RolloutHistory:
-    """Return a record's history. If an older release made the record, the entries from before the server's update are
-    missing."""
+    """Return a record's history."""
     entries = [HistoryEntry(at=record.created_at, event=HistoryEvent.QUEUED, attempt=1, stage=Stage.INIT)]
     dropped = 0
     for found in map(from_json, record.history.split("\n")[:-1]):

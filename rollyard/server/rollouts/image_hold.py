@@ -59,10 +59,8 @@ def freed(hold: ImageHold, ready: Collection[str], now: float) -> ImageHold | No
 
 
 def _registry_down(fault: ImageFault) -> bool:
-    """Whether the image waits for its registry. An older node agent does not say it. Then each fault that may pass by itself
-    counts: such an image is tried once more for each image of its registry that becomes ready."""
-    down = fault.registry_down if fault.registry_down is not None else not fault.permanent
-    return down and fault.image.startswith(_OF_REGISTRY)
+    """Whether the image waits for its registry."""
+    return fault.registry_down and fault.image.startswith(_OF_REGISTRY)
 
 
 _OF_REGISTRY = "docker://"

@@ -15,8 +15,9 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS, failed, freed, pulling
+from rollyard.server.rollouts.lease_reports import held_record
 from rollyard.server.rollouts.record_changes import RecordChanges
-from rollyard.server.rollouts.service import RolloutService, held_record
+from rollyard.server.rollouts.service import RolloutService
 from rollyard.server.rollouts.step import ImageGivenUp, ImageHeld
 from rollyard.server.store.base import ImageHold, Transaction
 from rollyard.wire.node import ImageChanges, ImageFault, LeaseRef

@@ -13,7 +13,7 @@ from rollyard.kinds.rollout import Stage
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
 from rollyard.server.rollouts.image_staging import StagingNode, assign
-from rollyard.server.store.base import Store
+from rollyard.server.store.rollout_store import RolloutStore
 from rollyard.wire.node import StageImages
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,11 @@ class ImageStager:
     """Looks at the queues of all pools with node agents once a second."""
 
     def __init__(
-        self, store: Store, clock: Clock, agents: ConnectedAgents, pool: Callable[[PoolKey], Awaitable[RolloutPool]]
+        self,
+        store: RolloutStore,
+        clock: Clock,
+        agents: ConnectedAgents,
+        pool: Callable[[PoolKey], Awaitable[RolloutPool]],
     ) -> None:
         self._store = store
         self._clock = clock

@@ -65,26 +65,25 @@ def too_large(size: int) -> Invalid:
     )
 
 
-def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> list[tuple[RolloutRecord, bool]]:
-    """Insert the new records. Return a pair (stored record, whether it is new) for each of `records`. `records`: pairs
-    (record, `n` of its request).
+def accept(tx: Transaction, records: Sequence[RolloutRecord]) -> list[tuple[RolloutRecord, bool]]:
+    """Insert the new records. Return a pair (stored record, whether it is new) for each of `records`.
 
     Raises Conflict if an existing record has another body, or if a group belongs to a batch. The caller must then undo
     the transaction.
     """
-    for namespace, group in {(r.namespace, r.group) for r, _ in records if r.group is not None}:
+    for namespace, group in {(r.namespace, r.group) for r in records if r.group is not None}:
         if (found := tx.batches.group(namespace, group)) is not None:
             raise Conflict(f"group {group!r} belongs to the batches of series {found.series!r}; choose another group")
     accepted = []
     submitted: dict[PoolKey, QueueRanks] = {}
-    for record, n in records:
+    for record in records:
         there = tx.get(record.namespace, record.id)
         if there is None:
             ranks = submitted.get(record.pool_key) or tx.queue_ranks(record.pool_key)
             rank = ranks.first(ranks.submitted)
             submitted[record.pool_key] = replace(ranks, submitted=rank)
             accepted.append((tx.put(replace(record, queue_rank=rank)), True))
-        elif there.digest == record.digest or _is_same_body(there, record, n):
+        elif there.digest == record.digest:
             accepted.append((there, False))
         else:
             raise Conflict(
@@ -93,15 +92,6 @@ def accept(tx: Transaction, records: Sequence[tuple[RolloutRecord, int]]) -> lis
     for pool, ranks in submitted.items():
         tx.put_queue_ranks(pool, ranks)
     return accepted
-
-
-def _is_same_body(there: RolloutRecord, record: RolloutRecord, n: int) -> bool:
-    """Whether an earlier release stored the record `there`, and `record` has the same request. That release computed
-    the digest from the body with all default values."""
-    if there.digest != _digest(n, there.sample_index, there.request):
-        return False
-    stored, sent = (RolloutRequest.model_validate_json(r.request) for r in (there, record))
-    return stored == sent
 
 
 def _digest(n: int, index: int, body: str) -> str:

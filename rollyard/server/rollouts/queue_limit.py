@@ -8,7 +8,7 @@ from collections import Counter
 from rollyard.core.clock import Clock
 from rollyard.core.errors import TooManyRequests
 from rollyard.kinds.pool import PoolKey
-from rollyard.server.store.base import Store
+from rollyard.server.store.rollout_store import RolloutStore
 
 RETRY_SECONDS = 5
 RECOUNT_SECONDS = 1.0
@@ -25,7 +25,7 @@ class QueueLimit:
     queue is counted again only if the upper bound reaches the limit, and not soon after the last count.
     """
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: RolloutStore, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._bounds = Counter[PoolKey]()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rollyard.kinds.batch import BatchKey, BatchStatus
 from rollyard.kinds.rollout import RolloutKey, Stage
 from rollyard.server.rollouts.step import Effect, Event, RunBegun, step
 from rollyard.server.store.base import RolloutRecord, Transaction
@@ -40,18 +39,8 @@ class RecordChanges:
     """New records, which are queued."""
     ended: deque[RolloutRecord] = field(default_factory=deque)
     """Rollouts that became terminal and belong to a group. No batch has counted them yet."""
-    batches: set[BatchKey] = field(default_factory=set)
-    """Batches that changed."""
-    outcomes: Counter[str] = field(default_factory=Counter)
-    """Numbers of groups, for the metrics. The keys are `drawn`, `cancelled` and the verdicts."""
-    ended_batches: list[BatchStatus] = field(default_factory=list)
-    passed_over: int = 0
-    delivered_tokens: float = 0.0
-    wasted_tokens: int = 0
-    staleness: list[int] = field(default_factory=list)
-    """For each delivered group: the number of training steps between its draw and its use."""
-    seconds_to_target: list[float] = field(default_factory=list)
-    """For each batch that met its target: the seconds since its submit."""
+    after_commit: list[Callable[[], None]] = field(default_factory=list)
+    """Functions that are called on the event loop after the commit, once the effects are carried out."""
 
     def step(self, tx: Transaction, record: RolloutRecord, event: Event) -> RolloutRecord:
         """Apply the event to the record that `with_reported_stage` returns. Store the record if it changed. Raises

@@ -10,7 +10,7 @@ from rollyard.core.clock import Clock
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS, RolloutPool
-from rollyard.server.store.base import Store
+from rollyard.server.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class ResultPruner:
                 await self.prune()
                 if loop.time() >= reclaim_at:
                     reclaim_at = loop.time() + RECLAIM_SECONDS
-                    await self._store.reclaim_packs(UNUSED_PACK_SECONDS)
+                    await self._store.packs.reclaim(UNUSED_PACK_SECONDS)
             except Unavailable as error:
                 log.warning("old results were not deleted this time: %s", error)
             await asyncio.sleep(PRUNE_SECONDS)
@@ -50,16 +50,16 @@ class ResultPruner:
 
         Return the number of deleted rollouts, including those of deleted batches.
         """
-        pools, _ = await self._store.list_objects(RolloutPool.__name__)
+        pools, _ = await self._store.objects.list_objects(RolloutPool.__name__)
         lives = {p.pool_key: p.spec.ttl_seconds_after_finished for p in pools if isinstance(p, RolloutPool)}
         now = self._clock.time()
 
         def end_of_life(pool: PoolKey) -> float:
             return now - lives.get(pool, DEFAULT_TTL_SECONDS)  # a deleted pool has the default
 
-        pruned = await self._store.prune_rollouts(end_of_life)
-        pruned += await self._store.prune_acknowledged(now - ACKNOWLEDGED_SECONDS)
-        pruned += await self._store.prune_batches(end_of_life)
+        pruned = await self._store.rollouts.prune(end_of_life)
+        pruned += await self._store.batches.prune_acknowledged(now - ACKNOWLEDGED_SECONDS)
+        pruned += await self._store.batches.prune(end_of_life)
         if pruned:
             log.info("deleted %d rollouts that were acknowledged, or had outlived their time to live", pruned)
         return pruned

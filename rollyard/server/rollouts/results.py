@@ -1,20 +1,19 @@
-"""Trajectories for trainers, made from a record and its stored outcome.
-
-An outcome is stored in the form in which a node agent uploaded it: columns, or JSON from an older node agent.
-"""
+"""Trajectories for trainers, made from a record and the stored tokens of its RUN, which are columns."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import zstandard
 
 from rollyard.core.errors import Invalid, TooLarge
-from rollyard.kinds.rollout import Outcome, RolloutRequest, RolloutView, Stage, Status, Timings
+from rollyard.kinds.base import Reason
+from rollyard.kinds.rollout import Outcome, RolloutRequest, RolloutView, Stage, Status
 from rollyard.server.store.base import RolloutRecord
-from rollyard.wire.columns import Columns, columns_of, decode, is_columns
+from rollyard.wire.columns import Columns, columns_of, decode
+from rollyard.wire.frames import unframed
 from rollyard.wire.node import MAX_RESULT_BYTES, ResultHeader
 
 MAX_HEADER_BYTES = 64 << 10
@@ -22,38 +21,41 @@ EMPTY_OUTCOME = Outcome(status=Status.CANCELLED).model_dump(mode="json")
 """Outcome in the trajectory of a rollout without a stored outcome."""
 
 
-def split_upload(body: bytes) -> tuple[ResultHeader, bytes]:
-    """Split an uploaded result into the header (one line of JSON) and the zstd frame. Raises Invalid, TooLarge."""
-    line, newline, frame = body.partition(b"\n")
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """End of a rollout or of its RUN, with tokens and artifact. The frames are compressed; None: absent."""
+
+    header: ResultHeader
+    outcome: bytes | None = None
+    artifact: bytes | None = None
+
+
+def split_upload(body: bytes) -> Upload:
+    """Split an upload into the header (one line of JSON) and its zstd frames. Raises Invalid, TooLarge."""
+    line, newline, rest = body.partition(b"\n")
     if not newline or len(line) > MAX_HEADER_BYTES:
-        raise Invalid("a result must be one line of JSON (ResultHeader) followed by a zstd-compressed body")
+        raise Invalid("a result must be one line of JSON (ResultHeader) followed by at most two frames")
     try:
         header = ResultHeader.model_validate_json(line, extra="ignore")
-        size = zstandard.get_frame_parameters(frame).content_size
+        frames = unframed(rest)
+        sizes = [zstandard.get_frame_parameters(frame).content_size for frame in frames]
     except (ValueError, zstandard.ZstdError) as error:
         raise Invalid(f"this is not a result: {error}") from None
-    if size in (zstandard.CONTENTSIZE_ERROR, zstandard.CONTENTSIZE_UNKNOWN):
-        raise Invalid("the zstd frame must state its content size")
-    if size > MAX_RESULT_BYTES:
-        raise TooLarge(f"a result may have at most {MAX_RESULT_BYTES} bytes; this one has {size}")
-    return header, frame
-
-
-def count_sampled(frame: bytes) -> int:
-    """Return the number of sampled tokens of an outcome that an older node agent uploaded as JSON in a zstd frame.
-    Raises Invalid."""
-    try:
-        outcome = json.loads(decompress(frame))
-        return sum(sum(segment["loss_mask"]) for segment in outcome["segments"])
-    except (ValueError, KeyError, TypeError, zstandard.ZstdError) as error:
-        raise Invalid(f"this is not a result: {error}") from None
+    if len(frames) > 2:
+        raise Invalid(f"a result has at most two frames; this one has {len(frames)}")
+    for size in sizes:
+        if size in (zstandard.CONTENTSIZE_ERROR, zstandard.CONTENTSIZE_UNKNOWN):
+            raise Invalid("a zstd frame must state its content size")
+        if size > MAX_RESULT_BYTES:
+            raise TooLarge(f"a result may have at most {MAX_RESULT_BYTES} bytes; this one has {size}")
+    return Upload(header, *frames)
 
 
 def decompress(frame: bytes) -> bytes:
     return zstandard.ZstdDecompressor().decompress(frame, max_output_size=MAX_RESULT_BYTES)
 
 
-def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None = None) -> RolloutView:
+def view(record: RolloutRecord, stage: Stage | None = None, waiting: Reason | None = None) -> RolloutView:
     """Return the record as an entry of a list.
 
     `stage`: stage that the holder reported after the record was written. `waiting`: reason why the rollout waits.
@@ -85,19 +87,13 @@ def view(record: RolloutRecord, stage: Stage | None = None, waiting: str | None 
 
 def trajectory(record: RolloutRecord, outcome: bytes | None) -> dict[str, Any]:
     """Return the trajectory as JSON. The stored outcome is not validated here; the node agent validated it."""
-    found = EMPTY_OUTCOME
-    if outcome is not None:
-        found = decode(outcome).documents()[0] if is_columns(outcome) else json.loads(outcome)
+    found = EMPTY_OUTCOME if outcome is None else decode(outcome).documents()[0]
     return _fields(record, found) | {"segments": found["segments"], "turns": found["turns"]}
 
 
 def trajectory_columns(record: RolloutRecord, outcome: bytes | None) -> Columns:
-    """Return the trajectory as columns. An outcome that is stored as JSON is converted. Raises ValueError."""
-    if outcome is not None and is_columns(outcome):
-        found = decode(outcome)
-    else:
-        text = outcome if outcome is not None else json.dumps(EMPTY_OUTCOME)
-        found = columns_of([Outcome.model_validate_json(text, extra="ignore")])
+    """Return the trajectory as columns. Raises ValueError."""
+    found = columns_of([Outcome(status=Status.CANCELLED)]) if outcome is None else decode(outcome)
     fields = _fields(record, found.samples[0])
     del fields["segments"], fields["turns"]
     return found.with_samples([fields])
@@ -106,9 +102,11 @@ def trajectory_columns(record: RolloutRecord, outcome: bytes | None) -> Columns:
 def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the trajectory, with empty segments and turns.
 
-    Identity, status, reward and error come from the record, because only the record decides how the rollout ended.
+    Identity, status, reward, metrics and error come from the record, because only the record decides how the rollout ended.
     """
-    timings = {**Timings().model_dump(), **outcome["timings"], "queued": round(record.queued_seconds, 6)}
+    summary = record.summary
+    seconds = {word: summary.get(word, outcome["timings"].get(word)) for word in ("init", "run", "eval")}
+    timings = {**seconds, "queued": round(record.queued_seconds, 6)}
     request = RolloutRequest.model_validate_json(record.request)
     fork = request.agent.fork_from
     return {
@@ -121,7 +119,8 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
         "mode": record.mode,
         "status": record.status.value,
         "reward": record.reward,
-        "metrics": outcome["metrics"] if record.status.scored else {},
+        "metrics": summary.get("metrics", {}) if record.status.scored else {},
+        "notes": summary.get("notes", []) if record.status.scored else [],
         "task": request.task.model_dump(),
         "segments": [],
         "turns": [],
@@ -137,17 +136,4 @@ def _fields(record: RolloutRecord, outcome: Mapping[str, Any]) -> dict[str, Any]
 
 def turns(frame: bytes) -> list[dict[str, Any]]:
     """Return the turns of a stored outcome as JSON objects. Input: a zstd frame."""
-    outcome = decompress(frame)
-    if is_columns(outcome):
-        return decode(outcome).turns()
-    found: list[dict[str, Any]] = json.loads(outcome)["turns"]
-    return found
-
-
-def run_as_json(frame: bytes) -> bytes:
-    """Return a stored RUN result as JSON, for a node agent that does not read columns. Input and output are zstd frames."""
-    run = decompress(frame)
-    if not is_columns(run):
-        return frame
-    found = decode(run)
-    return zstandard.compress(json.dumps({"outcome": found.documents()[0], **found.about}).encode())
+    return decode(decompress(frame)).turns()

@@ -7,38 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from rollyard.core.aio import Signal, wait_or_timeout
+from rollyard.core.aio import Signal
 from rollyard.core.clock import Clock
-from rollyard.core.errors import Fenced, NotFound, TooLarge
-from rollyard.core.telemetry import (
-    BATCH_GROUPS,
-    BATCH_SECONDS_TO_TARGET,
-    BATCH_STALENESS,
-    BATCH_TOKENS,
-    BATCHES_ENDED,
-    LEASES_LOST,
-    ROLLOUT_STAGE_SECONDS,
-    ROLLOUTS_FINISHED,
-    ROLLOUTS_OUTDATED,
-    TASKS_PASSED_OVER,
-)
-from rollyard.kinds.base import evolve
-from rollyard.kinds.batch import BatchKey
+from rollyard.core.errors import Fenced, NotFound
+from rollyard.core.telemetry import ATTEMPTS_FAULTED, LEASES_LOST, ROLLOUTS_OUTDATED
+from rollyard.kinds.failure_table import ENDINGS, NODE_AGENT_ERROR, Again, Ending
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
+from rollyard.kinds.rollout import RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent, RolloutHistory
-from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.rollouts.completion_rate import CompletionRate
 from rollyard.server.rollouts.connected_agents import ConnectedAgents
 from rollyard.server.rollouts.history import history_of
+from rollyard.server.rollouts.lease_reports import (
+    Report,
+    StoredRun,
+    held_record,
+    put_snapshot,
+    result_report,
+    run_report,
+)
 from rollyard.server.rollouts.leases import Leases
 from rollyard.server.rollouts.new_rollouts import accept, expand
 from rollyard.server.rollouts.record_changes import RecordChanges, with_reported_stage
-from rollyard.server.rollouts.results import count_sampled
+from rollyard.server.rollouts.rollout_ends import RolloutEnds
 from rollyard.server.rollouts.step import (
     Cancelled,
     Effect,
@@ -50,39 +45,33 @@ from rollyard.server.rollouts.step import (
     Lost,
     Outdated,
     Requeued,
-    RunStored,
-    SnapshotTaken,
     StopHolder,
-    check_fence,
 )
 from rollyard.server.routing.staleness import StalenessVerdict
 from rollyard.server.store.base import (
-    BlobRef,
     GroupVersions,
     ImageHold,
     RolloutFilter,
     RolloutRecord,
-    Store,
-    StoredSnapshot,
     Transaction,
     VersionBound,
     allocation_uid,
 )
+from rollyard.server.store.rollout_store import RolloutStore
 from rollyard.wire.node import Cancel, LeaseRef, ResultHeader, SnapshotHeader
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_SNAPSHOTS_BYTES = 512 << 20
-"""Greatest number of bytes of a rollout's snapshots together."""
+FAULT_REASONS = frozenset(row.reason for row in ENDINGS.values() if row.again is Again.COUNTED)
+"""Reasons that the metric of faults has; all others are `Other`."""
 SMALL_SUBMIT = 8
 """Greatest number of rollouts that a submit expands on the event loop. A larger submit takes longer, and uses a thread."""
 StalenessCheck = Callable[[VersionBound, GroupVersions], StalenessVerdict | None]
 SettleGroups = Callable[[Transaction, RecordChanges, float], None]
 """Function that updates groups and batches after rollouts have ended. The last argument is the present time (Unix
 seconds)."""
-Change = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
 
 
 class RolloutService:
@@ -90,7 +79,7 @@ class RolloutService:
 
     def __init__(
         self,
-        store: Store,
+        store: RolloutStore,
         clock: Clock,
         agents: ConnectedAgents,
         leases: Leases,
@@ -105,10 +94,7 @@ class RolloutService:
         self._settle_groups = settle_groups
         self.rollout_queued = Signal[[PoolKey, float]]()
         """Signal: this pool has a queued rollout that can be leased from this time on (Unix seconds)."""
-        self.batch_changed = Signal[BatchKey]()
-        """Signal: a batch or one of its groups changed."""
-        self._ended = asyncio.Event()
-        self._waiting: dict[RolloutKey, set[asyncio.Event]] = {}
+        self.ends = RolloutEnds(store, self.get)
 
     async def recover(self) -> None:
         """Load the leases after a restart. Each lease in the store gets one full period to be renewed."""
@@ -122,9 +108,9 @@ class RolloutService:
         now = self._clock.time()
         warm = [await self._endpoints_of_parent(namespace, request) for request in requests]
 
-        def expanded() -> list[tuple[RolloutRecord, int]]:
+        def expanded() -> list[RolloutRecord]:
             pairs = zip(requests, warm, strict=True)
-            return [(record, one.n) for one, endpoints in pairs for record in expand(namespace, one, now, endpoints)]
+            return [record for one, endpoints in pairs for record in expand(namespace, one, now, endpoints)]
 
         few = sum(request.n for request in requests) <= SMALL_SUBMIT
         records = expanded() if few else await asyncio.to_thread(expanded)
@@ -137,11 +123,11 @@ class RolloutService:
         """Return the endpoints of the rollout from which a request goes on. Their caches may have its prompt."""
         if request.agent.fork_from is None:
             return {}
-        parent = await self._store.get_rollout(namespace, request.agent.fork_from.rollout)
+        parent = await self._store.get(namespace, request.agent.fork_from.rollout)
         return parent.endpoints if parent is not None else {}
 
     async def get(self, namespace: str, id: str) -> RolloutRecord:
-        record = await self._store.get_rollout(namespace, id)
+        record = await self._store.get(namespace, id)
         if record is None:
             raise NotFound(f"rollout {id!r} not found in namespace {namespace!r}")
         return record
@@ -150,52 +136,12 @@ class RolloutService:
         """Return a rollout's history, with the stage that its holder last reported. Raises NotFound."""
         return history_of(with_reported_stage(await self.get(namespace, id), self.leases.run_begun))
 
-    async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
-        """Wait until the record is terminal, but at most for `seconds`; return the record. Raises NotFound."""
-        event, key = asyncio.Event(), RolloutKey(namespace, id)
-        waiting = self._waiting.setdefault(key, set())
-        waiting.add(event)  # before the read, so that no end is missed
-        try:
-            record = await self.get(namespace, id)
-            if record.status.terminal or seconds <= 0:
-                return record
-            await wait_or_timeout(event, seconds)
-        finally:
-            waiting.discard(event)
-            if not waiting and self._waiting.get(key) is waiting:
-                del self._waiting[key]
-        return await self.get(namespace, id)
-
     async def find(self, filter: RolloutFilter) -> list[RolloutRecord]:
         return await self._store.list_rollouts(filter)
 
-    async def stream(
-        self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
-    ) -> AsyncIterator[RolloutRecord | None]:
-        """Yield terminal records after this cursor, for ever. Yield None whenever `idle_seconds` pass without a record."""
-        loop = asyncio.get_running_loop()
-        due = loop.time() + idle_seconds
-        while True:
-            ended = self._ended
-            rows = await self._store.finished(after, 200, namespace, group)
-            for record in rows:
-                assert record.cursor is not None
-                after = record.cursor
-                if pool is None or record.pool == pool:
-                    yield record
-                    due = loop.time() + idle_seconds
-            if loop.time() >= due:  # checked also after rows of other pools, which yield nothing
-                yield None
-                due = loop.time() + idle_seconds
-            if not rows:
-                await wait_or_timeout(ended, due - loop.time())
-
-    async def cancel(
-        self, namespace: str, id: str, reason: str = "Cancelled", message: str | None = None
-    ) -> RolloutRecord:
+    async def cancel(self, namespace: str, id: str) -> RolloutRecord:
         """End the rollout immediately, in any stage. An ended rollout does not change. Raises NotFound."""
-        event = Cancelled(self._clock.time(), reason, message or "cancelled on request")
-        await self._apply_events([(RolloutKey(namespace, id), event)])
+        await self._apply_events([(RolloutKey(namespace, id), Cancelled(self._clock.time()))])
         return await self.get(namespace, id)
 
     async def cancel_matching(self, filter: RolloutFilter) -> int:
@@ -215,13 +161,13 @@ class RolloutService:
             filter = replace(filter, after_seq=found[-1].seq)
         return total
 
-    async def cancel_queued(self, pool: PoolKey, reason: str, message: str) -> int:
+    async def cancel_queued(self, pool: PoolKey, why: Ending, message: str) -> int:
         """End all rollouts in a pool's queue, in several transactions; return how many ended."""
         now, stages = self._clock.time(), (Stage.INIT, Stage.EVAL)
 
         def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
             queued = tx.queued([pool], stages, float("inf"), 500)
-            return [(record, Cancelled(now, reason, message)) for record in queued]
+            return [(record, Cancelled(now, why, message)) for record in queued]
 
         total = 0
         while ended := await self._step_records(pick):
@@ -239,66 +185,52 @@ class RolloutService:
         self,
         ref: LeaseRef,
         holder_uid: str,
-        blob: bytes,
+        result: bytes,
         versions: frozenset[str] = frozenset(),
         seconds: Mapping[str, float] | None = None,
+        artifact: bytes = b"",
     ) -> None:
         """Record that RUN is done. `versions`: weights versions from which the rollout was sampled. `seconds`: time
-        that the attempt spent in each stage. Raises Fenced.
+        that the attempt spent in each stage. `artifact`: what EVAL scores. Raises Fenced.
 
         A repeated call has no effect.
         """
-        _raise_first(await self.store_runs([(ref, blob, versions, seconds or {})], holder_uid))
+        _raise_first(await self.store_runs([StoredRun(ref, result, artifact, versions, seconds or {})], holder_uid))
 
-    async def store_runs(
-        self, runs: Sequence[tuple[LeaseRef, bytes, frozenset[str], Mapping[str, float]]], holder_uid: str
-    ) -> list[Fenced | None]:
+    async def store_runs(self, runs: Sequence[StoredRun], holder_uid: str) -> list[Fenced | None]:
         """Do the same as `run_stored` for several rollouts, in one transaction. Return for each the error, or None."""
         now = self._clock.time()
-        return await self._step_each([_store_run(*run, holder_uid, now) for run in runs])
+        return await self._step_each([run_report(run, holder_uid, now) for run in runs])
 
     async def store_snapshot(self, header: SnapshotHeader, holder_uid: str, archive: bytes) -> None:
         """Store a snapshot of the holder's sandbox. A repeated call replaces it. Raises Fenced, and TooLarge if the
         rollout's snapshots become too many bytes."""
         now = self._clock.time()
+        await self.transact(lambda tx, changes: put_snapshot(tx, changes, header, holder_uid, archive, now))
 
-        def change(tx: Transaction, changes: RecordChanges) -> None:
-            record = held_record(tx, header.lease, holder_uid)
-            record = changes.step(tx, record, SnapshotTaken(now, header.lease.fence))
-            others = sum(s.about.size for s in tx.snapshots(record) if s.about.turn != header.turn)
-            if archive and others + len(archive) > MAX_SNAPSHOTS_BYTES:
-                raise TooLarge(
-                    f"the snapshots of one rollout may have at most {MAX_SNAPSHOTS_BYTES} bytes together, and those of "
-                    f"earlier turns have {others}; this one has {len(archive)}"
-                )
-            blob = tx.add_blob(archive) if archive else None
-            tx.put_snapshot(record, StoredSnapshot(_about(header, blob, now), blob))
-
-        await self.transact(change)
-
-    async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int) -> None:
-        """Store the holder's result. One transaction checks the fence and writes record and blob. Raises Fenced, Invalid."""
-        if header.sampled is None and Status(header.status).scored:  # from an older node agent
-            header = evolve(header, sampled=await asyncio.to_thread(count_sampled, blob))
+    async def finish(self, header: ResultHeader, holder_uid: str, blob: bytes | None, max_attempts: int) -> None:
+        """Store the holder's result. `blob`: the tokens, if RUN has stored none. One transaction checks the fence and writes
+        record and blob. Raises Fenced, Invalid."""
         _raise_first(await self.finish_all([(header, blob, max_attempts)], holder_uid))
 
     async def finish_all(
-        self, results: Sequence[tuple[ResultHeader, bytes, int]], holder_uid: str
+        self, results: Sequence[tuple[ResultHeader, bytes | None, int]], holder_uid: str
     ) -> list[Fenced | None]:
         """Store several results from one node agent in one transaction. Return for each result the error, or None.
 
-        `results`: for each result the header, the blob, and the greatest number of attempts.
+        `results`: for each result the header, the tokens (None: RUN has stored them), and the greatest number of attempts.
         """
         now = self._clock.time()
-        return await self._step_each([_finish(header, holder_uid, blob, most, now) for header, blob, most in results])
+        return await self._step_each(
+            [result_report(header, holder_uid, blob, most, now) for header, blob, most in results]
+        )
 
-    async def fail(self, ref: LeaseRef, holder_uid: str, reason: str, message: str, max_attempts: int) -> None:
+    async def fail(self, ref: LeaseRef, holder_uid: str, message: str, max_attempts: int) -> None:
         """Record that the rollout caused an error in the node agent's code. This uses up one of `max_attempts`. Raises
         Fenced."""
-        error = RolloutError(
-            stage=ref.stage, reason=reason, message=message or "it caused an error in the code of the node agent"
-        )
-        fault = Finished(self._clock.time(), ref.fence, Status.INFRA_FAILED, None, error, None, max_attempts, 0)
+        row = NODE_AGENT_ERROR
+        error = row.error(ref.stage, message or "it caused an error in the code of the node agent")
+        fault = Finished(self._clock.time(), ref.fence, row.status, None, error, None, max_attempts, 0)
         await self._step_records(lambda tx: [(held_record(tx, ref, holder_uid), fault)])
 
     async def hand_back(self, ref: LeaseRef, holder_uid: str, reason: str, *, handed_back: bool) -> None:
@@ -384,12 +316,12 @@ class RolloutService:
 
         await self._step_records(change)
 
-    async def _step_records(self, pick: Change) -> list[RolloutRecord]:
+    async def _step_records(self, pick: Report) -> list[RolloutRecord]:
         """Apply the events that `pick` returns to their records in one transaction; then carry out the effects."""
 
         return await self.transact(lambda tx, changes: [changes.step(tx, record, event) for record, event in pick(tx)])
 
-    async def _step_each(self, picks: Sequence[Change]) -> list[Fenced | None]:
+    async def _step_each(self, picks: Sequence[Report]) -> list[Fenced | None]:
         """Apply the events that each function in `picks` returns, in one transaction. Return for each function the
         error, or None. If one function finds that its lease is void, no event of this function is stored; the events of
         the other functions are stored."""
@@ -408,7 +340,7 @@ class RolloutService:
         return await self.transact(change)
 
     async def transact(self, change: Callable[[Transaction, RecordChanges], T]) -> T:
-        """Run `change` in one transaction; then carry out the effects.
+        """Run `change` in one transaction; then carry out the effects, and call the functions in `after_commit`.
 
         The transaction also updates the batches of ended rollouts.
         """
@@ -423,27 +355,15 @@ class RolloutService:
         found, changes = await self._store.transact(run)
         for before, after, effects in changes.stepped:
             self._carry_out_effects(before, after, effects)
-        if any(after.status.terminal for _, after, _ in changes.stepped):
-            self._ended.set()
-            self._ended = asyncio.Event()
         for pool in {record.pool_key for record in changes.inserted}:
             self.rollout_queued.emit(pool, now)
-        for key in changes.batches:
-            self.batch_changed.emit(key)
-        for outcome, groups in changes.outcomes.items():
-            BATCH_GROUPS.labels(outcome).inc(groups)
-        for status in changes.ended_batches:
-            BATCHES_ENDED.labels(status.value).inc()
-        TASKS_PASSED_OVER.inc(changes.passed_over)
-        BATCH_TOKENS.labels("delivered").inc(changes.delivered_tokens)
-        BATCH_TOKENS.labels("wasted").inc(changes.wasted_tokens)
-        for steps in changes.staleness:
-            BATCH_STALENESS.observe(steps)
-        for seconds in changes.seconds_to_target:
-            BATCH_SECONDS_TO_TARGET.observe(seconds)
+        for committed in changes.after_commit:
+            committed()
         return found
 
     def _carry_out_effects(self, before: RolloutRecord, after: RolloutRecord, effects: tuple[Effect, ...]) -> None:
+        if after.faults > before.faults and after.error is not None:
+            ATTEMPTS_FAULTED.labels(after.error.reason if after.error.reason in FAULT_REASONS else "Other").inc()
         if after.leased:
             self.leases.lease_changed(after)
         elif before.leased:
@@ -457,17 +377,8 @@ class RolloutService:
                     if agent is not None:
                         agent.send(Cancel(lease=LeaseRef(namespace=after.namespace, id=after.id, fence=fence)))
                 case Ended():
-                    self._handle_end(after)
-
-    def _handle_end(self, record: RolloutRecord) -> None:
-        """Count an ended rollout in the metrics, and notify the requests that wait for its end."""
-        ROLLOUTS_FINISHED.labels(record.status.value).inc()
-        self.completion_rate.count(record.pool_key, record.status)
-        for stage in ("init", "run", "eval"):
-            if isinstance(seconds := record.summary.get(stage), int | float):
-                ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
-        for event in self._waiting.get(record.key, ()):
-            event.set()
+                    self.completion_rate.count(after.pool_key, after.status)
+                    self.ends.note(after)
 
     def _stop_void_holder(self, ref: LeaseRef) -> None:
         lease = self.leases.get(ref.rollout)
@@ -478,63 +389,10 @@ class RolloutService:
 
 def _event(record: RolloutRecord, verdict: StalenessVerdict, now: float) -> Event:
     if verdict.ends_rollout:
-        return Cancelled(now, verdict.reason, verdict.message)
-    return Outdated(now, record.fence, verdict.reason, verdict.message)
-
-
-def _store_run(
-    ref: LeaseRef, blob: bytes, versions: frozenset[str], seconds: Mapping[str, float], holder_uid: str, now: float
-) -> Change:
-    def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-        record = held_record(tx, ref, holder_uid)
-        check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
-        if record.stage is Stage.EVAL:
-            return []
-        return [(record, RunStored(now, ref.fence, tx.add_blob(blob), versions, seconds))]
-
-    return pick
-
-
-def _finish(header: ResultHeader, holder_uid: str, blob: bytes, max_attempts: int, now: float) -> Change:
-    ref, status = header.lease, Status(header.status)
-    summary = {**header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls}
-
-    def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
-        record = held_record(tx, ref, holder_uid)
-        check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
-        result = tx.add_blob(blob)
-        sampled = header.sampled or 0
-        event = Finished(now, ref.fence, status, header.reward, header.error, result, max_attempts, sampled, summary)
-        return [(record, event)]
-
-    return pick
-
-
-def _about(header: SnapshotHeader, blob: BlobRef | None, now: float) -> RolloutSnapshot:
-    return RolloutSnapshot(
-        turn=header.turn,
-        size=blob.length if blob else 0,
-        sha256=blob.sha256 if blob else "",
-        archive_bytes=header.archive_bytes,
-        files=header.files,
-        left_out=header.left_out,
-        left_out_count=header.left_out_count,
-        image=header.image,
-        created_at=now,
-        error=header.error,
-    )
+        return Cancelled(now, verdict.why, verdict.message)
+    return Outdated(now, record.fence, verdict.why, verdict.message)
 
 
 def _raise_first(errors: Sequence[Fenced | None]) -> None:
     for error in filter(None, errors):
         raise error
-
-
-def held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
-    """Return the record of a lease. Raises Fenced if the rollout is unknown or another allocation holds it."""
-    record = tx.get(ref.namespace, ref.id)
-    if record is None:
-        raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")
-    if record.holder is not None and allocation_uid(record.holder) != holder_uid:
-        raise Fenced(f"lease {ref.fence} of rollout {ref.id} belongs to another allocation; drop its work")
-    return record

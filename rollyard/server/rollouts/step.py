@@ -28,7 +28,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rollyard.core.errors import Fenced
-from rollyard.kinds.base import evolve
+from rollyard.kinds.failure_table import (
+    CANCELLED,
+    IMAGE_UNAVAILABLE,
+    LOST_TOO_OFTEN,
+    NO_FINITE_REWARD,
+    NOTHING_SAMPLED,
+    WEIGHTS_MIXED,
+    Ending,
+)
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import HistoryEvent
 from rollyard.server.rollouts.history import LeaseChoice, with_entry
@@ -98,7 +106,8 @@ class RunStored:
 
     at: float
     fence: int
-    run: BlobRef
+    result: BlobRef
+    artifact: BlobRef
     versions: frozenset[str] = frozenset()
     """Weights versions from which the rollout was sampled, as reported by the holder."""
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -115,6 +124,7 @@ class Finished:
     reward: float | None
     error: RolloutError | None
     result: BlobRef | None
+    """The tokens, if RUN has stored none."""
     max_attempts: int
     sampled: int
     """Number of sampled tokens that the result contains."""
@@ -162,14 +172,14 @@ class Outdated:
 
     at: float
     fence: int
-    reason: str
+    why: Ending
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
     at: float
-    reason: str = "Cancelled"
+    why: Ending = CANCELLED
     message: str = "cancelled on request"
 
 
@@ -335,9 +345,9 @@ def _look_into(record: RolloutRecord, event: LookedInto) -> RolloutRecord:
 def _cancel(record: RolloutRecord, event: Cancelled) -> tuple[RolloutRecord, tuple[Effect, ...]]:
     if record.status.terminal:
         return record, ()
-    error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
+    error = event.why.error(record.stage, event.message)
     stop = (StopHolder(record.holder, record.fence),) if record.holder else ()
-    return _end(record, Status.CANCELLED, None, error, record.result, {}, event.at), (*stop, Ended())
+    return _end(record, event.why.status, None, error, {}, event.at), (*stop, Ended())
 
 
 def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -349,10 +359,12 @@ def _store_run(record: RolloutRecord, event: RunStored) -> tuple[RolloutRecord, 
         message = (
             f"it was sampled from {', '.join(sorted(event.versions))}, but its group from {record.weights_version}"
         )
-        return _outdate(record, Outdated(event.at, event.fence, "WeightsMixed", message))
+        return _outdate(record, Outdated(event.at, event.fence, WEIGHTS_MIXED, message))
     seconds = _stage_seconds(event.seconds)
     history = with_entry(record, event.at, HistoryEvent.STAGE_BEGUN, Stage.EVAL, seconds=seconds)
-    return replace(record, stage=Stage.EVAL, run=event.run, losses=0, history=history), ()
+    return replace(
+        record, stage=Stage.EVAL, result=event.result, artifact=event.artifact, losses=0, history=history
+    ), ()
 
 
 def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -361,13 +373,12 @@ def _outdate(record: RolloutRecord, event: Outdated) -> tuple[RolloutRecord, tup
         return record, ()  # all its tokens are already sampled
     assert record.holder is not None
     stop = StopHolder(record.holder, record.fence)
-    error = RolloutError(stage=record.stage, reason=event.reason, message=event.message)
+    error = event.why.error(record.stage, event.message)
     record = replace(record, outdated=record.outdated + 1, error=error)
     if record.outdated > MAX_OUTDATED:
         words = f"it started {record.outdated} times, and each time its weights became too old; the last time: {event.message}"
-        error = evolve(error, message=words)
-        return _end(record, Status.CANCELLED, None, error, None, {}, event.at), (stop, Ended())
-    history = with_entry(record, event.at, HistoryEvent.OUTDATED, reason=event.reason, message=event.message)
+        return _end_as(event.why, record, words, event.at), (stop, Ended())
+    history = with_entry(record, event.at, HistoryEvent.OUTDATED, reason=event.why.reason, message=event.message)
     queued, effects = _requeue(record, event.at, event.at, history)
     return queued, (stop, *effects)
 
@@ -381,8 +392,7 @@ def _lose(record: RolloutRecord, event: Lost) -> tuple[RolloutRecord, tuple[Effe
             f"its lease was lost {losses} times in a row, the last {alone} on a node agent without other work; "
             f"the last time: {event.reason}"
         )
-        error = RolloutError(stage=record.stage, reason="LostTooOften", message=message)
-        return _end(replace(record, losses=losses), Status.INFRA_FAILED, None, error, None, {}, event.at), (Ended(),)
+        return _end_as(LOST_TOO_OFTEN, replace(record, losses=losses), message, event.at), (Ended(),)
     word = HistoryEvent.HANDED_BACK if event.handed_back else HistoryEvent.LEASE_LOST
     history = with_entry(record, event.at, word, reason=event.reason)
     return _requeue(replace(record, losses=losses), event.at, event.at, history)
@@ -407,8 +417,7 @@ def _give_image_up(record: RolloutRecord, event: ImageGivenUp) -> tuple[RolloutR
 
 
 def _end_without_image(record: RolloutRecord, message: str, now: float) -> tuple[RolloutRecord, tuple[Effect, ...]]:
-    error = RolloutError(stage=record.stage, reason=IMAGE_REASON, message=message)
-    return _end(record, Status.INFRA_FAILED, None, error, None, {}, now), (Ended(),)
+    return _end_as(IMAGE_UNAVAILABLE, record, message, now), (Ended(),)
 
 
 def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tuple[Effect, ...]]:
@@ -429,23 +438,26 @@ def _finish(record: RolloutRecord, event: Finished) -> tuple[RolloutRecord, tupl
             return _requeue(replace(record, endpoints={}), event.at, retry_at, history)
     status, error = event.status, event.error
     if status.scored and (refused := _why_not_scored(record, event)) is not None:
-        status, error = Status.FAILED, refused
+        ending, why = refused
+        status, error = ending.status, ending.error(record.stage, why)
     reward = event.reward if status.scored else None
-    return _end(record, status, reward, error, event.result, event.summary, event.at), (Ended(),)
+    return _end(_with_result(record, event), status, reward, error, event.summary, event.at), (Ended(),)
 
 
-def _why_not_scored(record: RolloutRecord, event: Finished) -> RolloutError | None:
-    """Return why the result cannot be used for training; None if it can.
+def _with_result(record: RolloutRecord, event: Finished) -> RolloutRecord:
+    return record if event.result is None else replace(record, result=event.result)
+
+
+def _why_not_scored(record: RolloutRecord, event: Finished) -> tuple[Ending, str] | None:
+    """Return how a scored result ends that cannot be used for training, and why; None if it can.
 
     A result without sampled tokens, or with a reward that is not finite, would spoil a training batch.
     """
     ended = f"it ended {event.status}"
-    if event.sampled == 0:
-        return RolloutError(stage=record.stage, reason="NothingSampled", message=f"{ended} without a sampled token")
+    if event.sampled == 0 or _with_result(record, event).result is None:
+        return NOTHING_SAMPLED, f"{ended} without a sampled token"
     if event.reward is None or not math.isfinite(event.reward):
-        return RolloutError(
-            stage=record.stage, reason="NoReward", message=f"{ended}, but its reward is not a finite number"
-        )
+        return NO_FINITE_REWARD, f"{ended}, but its reward is not a finite number"
     return None
 
 
@@ -474,12 +486,15 @@ def _requeue(
     return queued, (Requeued(not_before),)
 
 
+def _end_as(ending: Ending, record: RolloutRecord, message: str, now: float) -> RolloutRecord:
+    return _end(record, ending.status, None, ending.error(record.stage, message), {}, now)
+
+
 def _end(
     record: RolloutRecord,
     status: Status,
     reward: float | None,
     error: RolloutError | None,
-    result: BlobRef | None,
     summary: Mapping[str, Any],
     now: float,
 ) -> RolloutRecord:
@@ -489,7 +504,6 @@ def _end(
         holder=None,
         reward=reward,
         error=error,
-        result=result,
         summary=dict(summary),
         finished_at=now,
         history=with_entry(

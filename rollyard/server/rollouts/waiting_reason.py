@@ -13,7 +13,7 @@ from rollyard.kinds.allocation import Allocation
 from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolStatus
-from rollyard.kinds.rollout import IN_QUEUE, PARKED, Stage, Status
+from rollyard.kinds.rollout import IN_QUEUE, PARKED, PREPARING, Stage, Status
 from rollyard.kinds.rollout_pool import SPARE_SECONDS, RolloutPool
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import exclusive_limit, needed_seconds
@@ -84,22 +84,27 @@ class QueueView:
 Row = Callable[[RolloutRecord, QueueView], WaitReason | None]
 
 
-def explain(record: RolloutRecord, view: QueueView) -> str | None:
-    """Return `Word: sentence (since ...)` with a word from ROWS; None if the rollout is not queued."""
+def explain(record: RolloutRecord, view: QueueView) -> Reason | None:
+    """Return a word from ROWS, and `sentence (since ...)`; None if the rollout is not queued."""
     if record.status is not Status.QUEUED:
         return None
     found = ((word, row(record, view)) for word, row in ROWS)
     word, fact = next((word, fact) for word, fact in found if fact is not None)
     since = fact.since.timestamp() if isinstance(fact.since, datetime) else fact.since or 0.0
-    return str(Reason(word, f"{fact.sentence} (since {time_text(max(since, record.queued_at))})"))
+    return Reason(word, f"{fact.sentence} (since {time_text(max(since, record.queued_at))})")
 
 
-def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> str:
-    """Return `Parked: sentence (since ...)` for a rollout in RUN that has lost its model server and has found no other."""
+def explain_parked(record: RolloutRecord, view: QueueView, since: float) -> Reason:
+    """Return PARKED and `sentence (since ...)` for a rollout in RUN that has lost its model server and has found no other."""
     facts = (row(record, view) for word, row in ROWS if word in OF_MODEL_SERVERS)
     fact = next((fact for fact in facts if fact is not None), None)
     why = fact.sentence if fact is not None else "no model server accepts it yet"
-    return str(Reason(PARKED, f"in RUN, its budget stands still: {why} (since {time_text(since)})"))
+    return Reason(PARKED, f"in RUN, its budget stands still: {why} (since {time_text(since)})")
+
+
+def explain_preparing(agent: ConnectedAgent) -> Reason | None:
+    """Return PREPARING and a sentence for rollouts in INIT on a node that makes something once; None if it makes nothing."""
+    return Reason(PREPARING, f"node {agent.identity.node} {agent.preparing}") if agent.preparing else None
 
 
 # reasons that time does not remove

@@ -7,6 +7,7 @@ no endpoint.
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
@@ -32,6 +33,7 @@ from rollyard.server.weights.engine_target import EndpointWeights, why_not_routa
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import EngineHeartbeat, WeightsTarget
+from rollyard.wire.tool_proof import ToolProof
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class EndpointRegistry:
         self._states: dict[str, EndpointState] = {}
         self._specs: dict[PoolKey, InferencePoolSpec] = {}
         self._weights: dict[PoolKey, WeightsStatus] = {}
+        self._proofs: dict[tuple[PoolKey, str, str | None], ToolProof] = {}
+        """(pool, folder of the template, named parser) -> last proof of a node agent or the gateway."""
         self.endpoint_updated = Signal[EndpointState]()
         """Signal: an endpoint's state was set. For a removed endpoint the state is not `ready`."""
         self.endpoint_changed = Signal[EndpointState]()
@@ -57,6 +61,8 @@ class EndpointRegistry:
         """Signal: a pool's current version or its list of versions changed."""
         self.capacity_freed = Signal[PoolKey]()
         """Signal: an endpoint of this pool has a higher limit of sessions than before."""
+        self.token_renewed = Signal[str]()
+        """Signal: callers of this endpoint need its new token."""
         self.endpoint_suspected = Signal[str]()
         """Signal: there is a complaint about this endpoint, so a probe may be due."""
         self.externals_changed = Signal[PoolKey]()
@@ -83,7 +89,7 @@ class EndpointRegistry:
             self._weights.setdefault(pool, weights)
         old, uid = self._states.get(endpoint.id), identity.uid
         fresh = EndpointState(
-            self._with_patience(pool, endpoint),
+            self._with_spec(pool, endpoint),
             pool,
             uid,
             identity.allocation,
@@ -103,16 +109,15 @@ class EndpointRegistry:
         state = self._states.get(id)
         if state is None or state.endpoint.url != beat.url:
             return False
-        weights, why = beat.weights, beat.why_not_ready
         load, history = (
             EndpointLoad(self.sessions.count(id), beat.running, beat.waiting, beat.kv_usage),
             append(state.history, beat.load),
         )
         state = replace(
             state,
-            endpoint=evolve(state.endpoint, weights_version=weights.version),
-            healthy=beat.ready and bool(weights.version),
-            engine_reason=None if why == Reason.parse(weights.error) else why,  # `why_not_routable` has it
+            endpoint=evolve(state.endpoint, weights_version=beat.weights.version, context=beat.context),
+            healthy=beat.ready and bool(beat.weights.version),
+            engine_reason=beat.reason,
             running=beat.running,
             waiting=beat.waiting,
             kv_usage=beat.kv_usage,
@@ -120,17 +125,25 @@ class EndpointRegistry:
             rates=rates(history),
             heard_at=self._clock.monotonic(),
             admission=admission(load, state.admission),
-            weights=weights,
+            weights=beat.weights,
+            tools=beat.tools,
             has_reported=True,
             acknowledged_order=state.last_order,
         )
         self._put(replace(state, why_not_routable=self._denial(state)))
         return True
 
+    def renew_token(self, id: str, token: str) -> None:
+        """Give this token to callers from now on. The engine accepts it already."""
+        state = self._states.get(id)
+        if state is not None and state.endpoint.token != token:
+            self._put(replace(state, endpoint=evolve(state.endpoint, token=token)))
+            self.token_renewed.emit(id)
+
     def add_external(self, pool: PoolKey, endpoint: Endpoint, capacity: float) -> None:
         """Add an external server from the pool's spec. A known server keeps its health and trust, and stops
         draining."""
-        old, endpoint = self._states.get(endpoint.id), self._with_patience(pool, endpoint)
+        old, endpoint = self._states.get(endpoint.id), self._with_spec(pool, endpoint)
         state = old or EndpointState(endpoint, pool, "")
         self._put(replace(state, endpoint=endpoint, capacity=capacity, drain=False))
 
@@ -180,6 +193,18 @@ class EndpointRegistry:
                 silent = replace(state, waiting=None, kv_usage=None, history=(), rates=UNKNOWN)
                 self._put(replace(silent, healthy=False, engine_reason=silence))
 
+    def note_proof(self, tokenizer: str, proof: ToolProof, pools: Collection[PoolKey] | None = None) -> None:
+        """Record a proof of tool calls by a node agent or the gateway, which have loaded the template in this folder.
+
+        `pools`: the proof counts for these pools; None: for all with this folder.
+        """
+        for state in list(self._states.values()):
+            key = (state.pool, tokenizer, proof.parser)
+            counts = state.endpoint.tokenizer == tokenizer and (pools is None or state.pool in pools)
+            if counts and self._proofs.get(key) != proof:
+                self._proofs[key] = proof
+                self.endpoint_changed.emit(state)
+
     # calls of the reconcilers
 
     def drain(self, uid: str) -> None:
@@ -195,9 +220,10 @@ class EndpointRegistry:
         """Take over the pool's present spec."""
         before = self._specs.get(pool)
         self._specs[pool] = spec
-        if before is None or before.patience != spec.patience:
+        parser = spec.model.tool_parser
+        if before is None or (before.patience, before.model.tool_parser) != (spec.patience, parser):
             for state in self.of_pool(pool):
-                self._put(replace(state, endpoint=self._with_patience(pool, state.endpoint)))
+                self._put(replace(state, endpoint=self._with_spec(pool, state.endpoint)))
         if spec.engine.external != (before.engine.external if before is not None else None):
             self.externals_changed.emit(pool)
 
@@ -205,6 +231,7 @@ class EndpointRegistry:
         """Take over the weights in the pool's status; None if the pool is deleted."""
         if weights is None:
             self._weights.pop(pool, None)
+            self._proofs = {key: proof for key, proof in self._proofs.items() if key[0] != pool}
             return
         before, self._weights[pool] = self._weights.get(pool), weights
         for state in [s for s in self._states.values() if s.pool == pool and s.uid]:
@@ -233,6 +260,19 @@ class EndpointRegistry:
 
     def of_pool(self, pool: PoolKey) -> list[EndpointState]:
         return sorted((s for s in self._states.values() if s.pool == pool), key=lambda s: s.endpoint.id)
+
+    def proofs(self, pool: PoolKey) -> list[ToolProof]:
+        """Return the proofs of tool calls for the pool's present parser and template."""
+        spec = self._specs.get(pool)
+        if spec is None:
+            return []
+        parser, tokenizer = spec.model.tool_parser, spec.model.tokenizer or spec.model.path
+        # engines of an earlier spec have another template
+        engines = [
+            s for s in self.of_pool(pool) if s.endpoint.tokenizer == tokenizer and s.model in (None, spec.model.path)
+        ]
+        found = [*(state.tools for state in engines), self._proofs.get((pool, tokenizer, parser))]
+        return [proof for proof in found if proof is not None and proof.parser == parser]
 
     def weights(self, pool: PoolKey) -> WeightsStatus:
         return self._weights.get(pool, WeightsStatus())
@@ -264,9 +304,11 @@ class EndpointRegistry:
             return None  # the allocation has an earlier spec, and keeps its weights until its successor is ready
         return why_not_routable(weights, state.weights_report(True))
 
-    def _with_patience(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
+    def _with_spec(self, pool: PoolKey, endpoint: Endpoint) -> Endpoint:
         spec = self._specs.get(pool)
-        return endpoint if spec is None else evolve(endpoint, patience=spec.patience)
+        if spec is None:
+            return endpoint
+        return evolve(endpoint, patience=spec.patience, tool_parser=spec.model.tool_parser)
 
     def _set_trust(self, state: EndpointState, trust: EndpointTrust) -> None:
         """Set the trust. This may eject the endpoint, or end its ejection."""

@@ -14,6 +14,7 @@ from rollyard.server.weights.engine_target import EndpointWeights
 from rollyard.wire.base import Identity
 from rollyard.wire.endpoint import Endpoint
 from rollyard.wire.engine import UNHEALTHY, WeightsReport, WeightsTarget
+from rollyard.wire.tool_proof import ToolProof
 
 SLOW_START_SECONDS, SLOW_START_STEPS = 10.0, 10
 """Length and steps of the slow start. Without a slow start, a new endpoint would get all new work, because it has no
@@ -67,6 +68,8 @@ class EndpointState:
     has_reported: bool = False
     """Whether the endpoint has reported since it registered with this server."""
     weights: WeightsReport = field(default_factory=WeightsReport)
+    tools: ToolProof | None = None
+    """Whether the model's tool calls are read, by the engine's own check; None before it, and for an external server."""
     last_order: WeightsTarget | None = None
     """Target in the last answer to the endpoint."""
     acknowledged_order: WeightsTarget | None = None
@@ -119,7 +122,7 @@ def _main_reason(state: EndpointState) -> Reason:
 
 def published(state: EndpointState) -> tuple[object, ...]:
     """Return the fields whose changes other parts are notified about."""
-    return state.ready, state.reason, state.drain, state.admission.limit is None, state.weights
+    return state.ready, state.reason, state.drain, state.admission.limit is None, state.weights, state.tools
 
 
 def endpoint_id(identity: Identity) -> str:

@@ -73,6 +73,11 @@ class Rebalancer:
             if asked := len(list(islice(asked_ones, surplus))):
                 log.info("asked %d of the sessions on endpoint %s to move to another one", asked, endpoint)
 
+    def ask_all(self, endpoint: str) -> None:
+        """Ask the sessions on an endpoint to choose again before their next turn. They stay, and get its new token."""
+        asked = sum(self._ask(session, endpoint, False) for session in self._sessions.on(endpoint))
+        log.info("endpoint %s has a new token: asked %d of its sessions to get it", endpoint, asked)
+
     def to_move(self) -> dict[str, int]:
         """Endpoint id -> number of live sessions that should leave the endpoint, for the endpoints of all pools."""
         moves: dict[str, int] = {}

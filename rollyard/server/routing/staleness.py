@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from rollyard.kinds.failure_table import WEIGHTS_GONE, WEIGHTS_STALE, Ending
 from rollyard.kinds.rollout import Stage, Status
 from rollyard.kinds.weights import WeightsStatus
 from rollyard.server.store.base import GroupVersions, RolloutRecord, VersionBound
@@ -60,7 +61,7 @@ class ServedVersions:
 class StalenessVerdict:
     """Decision that the rollout must begin again, or that it must end."""
 
-    reason: str
+    why: Ending
     message: str
     ends_rollout: bool = False
 
@@ -102,7 +103,7 @@ def check(record: VersionBound, group: GroupVersions, served: ServedVersions) ->
     fixed = group.fixed
     if record.weights.same and fixed is not None and group.sampled and served.is_gone(fixed):
         message = f"its group was sampled from {fixed}, which no endpoint serves any more"
-        return StalenessVerdict("WeightsVersionGone", message, ends_rollout=True)
+        return StalenessVerdict(WEIGHTS_GONE, message, ends_rollout=True)
     return None
 
 
@@ -114,7 +115,7 @@ def _check_too_old(record: VersionBound, served: ServedVersions) -> StalenessVer
     if behind <= limit or current is None:
         return None
     message = f"it started with {start}, which is {behind} versions behind {current.version} (max_staleness {limit})"
-    return StalenessVerdict("WeightsStale", message)
+    return StalenessVerdict(WEIGHTS_STALE, message)
 
 
 def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVerdict | None:
@@ -122,9 +123,7 @@ def _check_changed(record: VersionBound, served: ServedVersions) -> StalenessVer
     start, now = record.weights_version, served.versions.get(record.endpoints.get(POLICY_ROLE, ""), "")
     if not record.weights.same or not start or now in ("", start):
         return None
-    return StalenessVerdict(
-        "WeightsVersionGone", f"its group is sampled from {start}, but its endpoint now serves {now}"
-    )
+    return StalenessVerdict(WEIGHTS_GONE, f"its group is sampled from {start}, but its endpoint now serves {now}")
 
 
 def why_waiting(record: RolloutRecord, pool: str, served: ServedVersions) -> str | None:

@@ -1,40 +1,15 @@
-"""Protocol and records of a store.
-
-The data that a call writes is on disk before the call returns. Waiting writes are committed together (group commit).
-Each write has its own savepoint, so a failed write does not undo the others.
-"""
+"""Records of rollouts, and what a transaction can do with them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, overload
+from typing import Any, Protocol
 
-from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutKey, Stage, Status, WeightsConstraint
 from rollyard.kinds.rollout_snapshot import RolloutSnapshot
-from rollyard.server.store.batch_records import (
-    BatchRecord,
-    BatchTables,
-    DatasetRecord,
-    GroupRecord,
-    SeriesRecord,
-    TaskHistory,
-)
-from rollyard.wire.stored_session import SessionStore
-
-T = TypeVar("T")
-K = TypeVar("K", bound=KindObject)
-L = TypeVar("L", bound=KindObject)
-
-
-@dataclass(frozen=True, slots=True)
-class WatchEvent:
-    type: Literal["ADDED", "MODIFIED", "DELETED"]
-    object: KindObject
-    """The object. For DELETED: the last state of the object, with the resourceVersion of the deletion."""
+from rollyard.server.store.batch_records import BatchTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +34,7 @@ class StoredSnapshot:
 @dataclass(frozen=True, slots=True)
 class RolloutRecord:
     """A rollout's durable state. After the insert only `server.rollouts.step` changes a record. The store itself sets
-    `cursor`, and changes `result` when it moves the blob to another pack."""
+    `cursor`, and changes `result` and `artifact` when it moves their blobs to another pack."""
 
     namespace: str
     id: str
@@ -101,14 +76,14 @@ class RolloutRecord:
     """End of the back-off in Unix seconds. The rollout is not leased before this time."""
     queued_seconds: float = 0.0
     """Total time that the rollout has waited in the queue, without the present wait."""
-    run: BlobRef | None = None
-    """The stored `RunResult`; None before the end of RUN."""
     result: BlobRef | None = None
-    """The stored `Outcome`; None before the rollout has ended, or if it ended without an outcome."""
+    """The stored tokens of RUN, as an `Outcome`; None before the end of RUN, or if the rollout ended without any."""
+    artifact: BlobRef | None = None
+    """Artifact that EVAL scores; None before the end of RUN. It is kept as long as the rollout, which can be scored again."""
     reward: float | None = None
     error: RolloutError | None = None
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Small numbers for lists: turns, tokens, tool_calls, and the timings by name."""
+    """Words of the holder about the end, beside the reward: turns, tokens, tool_calls, the timings by name, metrics, notes."""
     finished_at: float | None = None
     cursor: int | None = None
     """Position among terminal records; the store sets it when the status becomes terminal."""
@@ -172,7 +147,7 @@ def allocation_uid(holder: str | None) -> str:
 
 
 class Transaction(Protocol):
-    """Operations inside `Store.transact`. They run in the thread of the store's writer, and block no other thread."""
+    """Operations inside `RolloutStore.transact`. They run in the thread of the store's writer, and block no other thread."""
 
     @property
     def batches(self) -> BatchTables: ...
@@ -303,216 +278,3 @@ class RolloutFilter:
     status: tuple[Status, ...] = ()
     after_seq: int = 0
     limit: int = 500
-
-
-class Store(Protocol):
-    epoch: int
-    """Sequence number of this opening of the store. It grows with each opening. Writes with an older number are refused."""
-    server_id: str
-    """Random id of the store, which never changes. It distinguishes our jobs from the jobs of another server."""
-
-    @property
-    def sessions(self) -> SessionStore:
-        """Sessions of external agents."""
-        ...
-
-    # objects
-
-    async def create(self, obj: K) -> K:
-        """Store a new object. The store sets its uid, generation (1), resourceVersion and creationTimestamp. Raises
-        AlreadyExists."""
-        ...
-
-    @overload
-    async def get(self, key: ObjectKey) -> KindObject: ...
-    @overload
-    async def get(self, key: ObjectKey, kind: type[K]) -> K: ...
-    @overload
-    async def get(self, key: ObjectKey, kind: tuple[type[K], type[L]]) -> K | L:
-        """Return the object. `kind`: one or two classes that the caller expects, as for isinstance.
-
-        Raises NotFound with kubectl's text, and TypeError if the object has another class.
-        """
-        ...
-
-    async def list_objects(self, kind: str, namespace: str | None = None) -> tuple[list[KindObject], str]:
-        """All objects of a kind, in order of namespace and name, and the resourceVersion from which to watch."""
-        ...
-
-    async def update(self, obj: K, part: Literal["spec", "status"]) -> K:
-        """Write the spec with the metadata (labels, annotations, finalizers, owner references), or only the status.
-
-        The generation grows if the spec changes. An update without changes is not written. An object that is being
-        deleted disappears with its last finalizer.
-
-        Raises NotFound; Conflict if a given resourceVersion or uid is not the current one; Invalid for a new finalizer on
-        an object that is being deleted; MethodNotAllowed if the kind has no status.
-        """
-        ...
-
-    async def delete(self, key: ObjectKey, *, uid: str | None = None) -> KindObject:
-        """Remove the object, or set its deletionTimestamp if it has finalizers. Return the object's last state.
-
-        Raises NotFound, and Conflict if the object has another uid.
-        """
-        ...
-
-    async def prune_events(self, older_than: float) -> int:
-        """Delete the Events that last occurred before `older_than` (Unix seconds); return how many."""
-        ...
-
-    def watch(self, kind: str | None, since: str) -> AsyncIterator[WatchEvent]:
-        """Iterate over every change after `since`, in order and without a gap.
-
-        `kind`: only changes of this kind; None for all kinds. A caller may cancel its wait for the next change and wait
-        again; no change is lost.
-
-        Raises BadRequest if `since` is no resourceVersion. Raises Expired if the changes after `since` are no longer
-        kept, or if `since` is newer than the last change. Raises Unavailable if the store is closed. The iterator can
-        raise Expired and Unavailable as well.
-        """
-        ...
-
-    # rollouts
-
-    async def transact(self, change: Callable[[Transaction], T]) -> T:
-        """Run `change` in the writer; return its result after its writes are on disk.
-
-        An exception of `change` undoes all writes of `change`, and only this caller gets the exception. Raises
-        Unavailable if the disk is full or fails, or if the store is closed, and Superseded if another server has the
-        data folder. Nothing is written then.
-        """
-        ...
-
-    async def get_rollout(self, namespace: str, id: str) -> RolloutRecord | None: ...
-
-    async def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
-        """Snapshots of the rollout's present or last attempt, in the order of the turns."""
-        ...
-
-    async def list_rollouts(self, filter: RolloutFilter) -> list[RolloutRecord]:
-        """Records in order of arrival."""
-        ...
-
-    async def finished(
-        self, after: int, limit: int, namespace: str | None = None, group: str | None = None
-    ) -> list[RolloutRecord]:
-        """Terminal records after this cursor, in order of the cursor."""
-        ...
-
-    async def newest_seq(self) -> int:
-        """Return the seq of the newest rollout; 0 if there is no rollout."""
-        ...
-
-    async def newest_cursor(self) -> int:
-        """Return the greatest cursor; 0 if no rollout has ended."""
-        ...
-
-    async def counts(
-        self, namespace: str, pool: str | None = None, group: str | None = None
-    ) -> dict[tuple[Stage, Status], int]:
-        """Number of records by stage and status. A terminal record counts for the stage in which the rollout ended."""
-        ...
-
-    async def queue_places(
-        self, namespace: str, pool: str, now: float, limit: int, default_image: str = ""
-    ) -> dict[Stage, dict[int, int]]:
-        """Places in a pool's queue: stage -> seq of a record -> number of records of this stage before this record.
-
-        Each stage has at most `limit` places. Records in back-off at `now`, and records whose image is held at `now`, do
-        not count. `default_image`: image of the records that name none.
-        """
-        ...
-
-    async def image_holds(self, pool: PoolKey) -> list[ImageHold]:
-        """Held images of a pool, in order of their names."""
-        ...
-
-    async def queued_images(self, pool: PoolKey, default_image: str, now: float, limit: int) -> dict[str, int]:
-        """Images of the first `limit` rollouts that can be granted and wait for INIT, with the number of these rollouts. The
-        images are in the order of the queue. Held images are left out."""
-        ...
-
-    async def count_held(self, pool: PoolKey, default_image: str, now: float) -> int:
-        """Number of rollouts that wait for INIT and cannot be granted now because of their images. If an image may be tried
-        at `now`, one of its rollouts can be granted."""
-        ...
-
-    async def images_needed(self) -> set[str]:
-        """Return the images that unfinished rollouts and the tasks of running batches name, in normal form. Reads all
-        these tasks."""
-        ...
-
-    async def count_queued(self, pool: PoolKey) -> int:
-        """Number of queued rollouts of a pool, without the rollouts of batches. Reads the whole queue."""
-        ...
-
-    async def reward_mean(self, namespace: str, pool: str | None = None, group: str | None = None) -> float | None:
-        """Mean of the rewards; None if no record has a reward, or if the mean is not finite."""
-        ...
-
-    # batches
-
-    async def batch(self, key: BatchKey) -> tuple[BatchRecord, SeriesRecord | None] | None:
-        """Return a batch and its series; None if there is no such batch."""
-        ...
-
-    async def list_batches(self, namespace: str, limit: int) -> list[tuple[BatchRecord, SeriesRecord | None]]:
-        """Return the last `limit` batches, each with its series, newest first."""
-        ...
-
-    async def running_batches(self) -> list[BatchRecord]:
-        """Batches that have not ended, in order of arrival."""
-        ...
-
-    async def delivered_groups(self, key: BatchKey, after: int, limit: int) -> list[GroupRecord]:
-        """Return the batch's groups whose delivery number is greater than `after`, in order."""
-        ...
-
-    async def dataset(self, namespace: str, name: str) -> DatasetRecord | None: ...
-
-    async def list_datasets(self, namespace: str) -> list[DatasetRecord]: ...
-
-    async def task_histories(self, namespace: str, dataset: str) -> list[TaskHistory]:
-        """Return the histories of a dataset's tasks. Tasks without a history are left out."""
-        ...
-
-    async def prune_rollouts(self, end_of_life: Callable[[PoolKey], float]) -> int:
-        """Delete old rollouts; return how many. `counts` without a group still includes the deleted rollouts.
-
-        `end_of_life`: function that returns a time for a pool (Unix seconds). The pool's rollouts that ended before this
-        time are deleted. The rollouts of groups that a batch has delivered or may still deliver stay. `prune_batches`
-        and `prune_acknowledged` delete those of delivered groups.
-        """
-        ...
-
-    async def prune_acknowledged(self, before: float) -> int:
-        """Delete the groups that were acknowledged before this time (Unix seconds), with their rollouts; return the
-        number of deleted rollouts."""
-        ...
-
-    async def prune_batches(self, end_of_life: Callable[[PoolKey], float]) -> int:
-        """Delete the batches that ended before the time that `end_of_life` returns for their pool, with their delivered
-        groups; return the number of deleted rollouts. `end_of_life`: as in `prune_rollouts`.
-
-        A series that only the deleted batch can use is deleted, with the tasks that no other series or dataset uses.
-        """
-        ...
-
-    async def reclaim_packs(self, kept_seconds: float) -> int:
-        """Free the space of deleted results; return the number of bytes freed.
-
-        A pack is kept for `kept_seconds` after it was found unused.
-        """
-        ...
-
-    async def read_blob(self, ref: BlobRef) -> bytes:
-        """Read a blob and check its digest. Raises Unavailable if the blob is missing or damaged."""
-        ...
-
-    async def use_blobs(self, refs: Sequence[BlobRef], use: Callable[[list[bytes]], T]) -> T:
-        """Read blobs as `read_blob` does; return `use(blobs)`. Both run in one thread, because each further hop from
-        thread to thread would take as long as the reading of a small blob."""
-        ...
-
-    async def close(self) -> None: ...

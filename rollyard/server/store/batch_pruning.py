@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 
 from rollyard.kinds.batch import BatchKey, BatchRequest
 from rollyard.kinds.pool import PoolKey
-from rollyard.server.store import batch_queries, pruning
+from rollyard.server.store import pruning
+from rollyard.server.store.batch_codec import BATCH_COLUMNS, parse
+from rollyard.server.store.batch_queries import BATCHES, BatchQueries
 from rollyard.server.store.batch_records import BatchRecord
-from rollyard.server.store.batch_transaction import SqliteBatchTables
+from rollyard.server.store.batch_transaction import BatchTransaction
 from rollyard.server.store.writer import WriteUnit
 
 DELETED_TASKS = 5000
@@ -35,7 +37,7 @@ def acknowledged_before(db: sqlite3.Connection, at: float, limit: int) -> GroupR
 
 def delivered_groups(db: sqlite3.Connection, key: BatchKey, limit: int) -> GroupRows:
     """Return the first `limit` groups that a batch delivered."""
-    return _with_rows(db, [(g.namespace, g.id) for g in batch_queries.delivered(db, key, 0, limit)])
+    return _with_rows(db, [(g.namespace, g.id) for g in BatchQueries(db).delivered(key, 0, limit)])
 
 
 def _with_rows(db: sqlite3.Connection, groups: Sequence[GroupName]) -> GroupRows:
@@ -63,6 +65,16 @@ def pools_with_batches(db: sqlite3.Connection) -> list[PoolKey]:
     return [PoolKey(*row) for row in db.execute(query)]
 
 
+def ended_before(db: sqlite3.Connection, pool: PoolKey, at: float, limit: int) -> list[BatchRecord]:
+    """Batches of a pool that ended before this time, the oldest first."""
+    rows = db.execute(
+        f"{BATCHES} INDEXED BY batches_ended WHERE namespace = ? AND pool = ? AND ended_at IS NOT NULL AND ended_at < ? "
+        "ORDER BY ended_at LIMIT ?",
+        (*pool, at, limit),
+    )
+    return [parse(BatchRecord, BATCH_COLUMNS, row) for row in rows]
+
+
 def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
     """Delete a batch whose delivered groups are already deleted. Also delete its series if only this batch can use the
     series.
@@ -71,7 +83,7 @@ def delete_batch(unit: WriteUnit, batch: BatchRecord) -> bool:
     the batch stays.
     """
     if BatchRequest.model_validate_json(batch.request).own_series and not _is_series_shared(unit.db, batch):
-        tables = SqliteBatchTables(unit.db)
+        tables = BatchTransaction(unit.db)
         series = tables.series(batch.namespace, batch.series)
         if series is not None and not tables.drop_series(series, DELETED_TASKS):
             return False
@@ -84,4 +96,4 @@ def _is_series_shared(db: sqlite3.Connection, batch: BatchRecord) -> bool:
     others = "SELECT 1 FROM batches INDEXED BY batches_by_series WHERE namespace = ? AND series = ? AND seq <> ?"
     if db.execute(others, (batch.namespace, batch.series, batch.seq)).fetchone():
         return True
-    return bool(batch_queries.carried(db, batch.namespace, batch.series))
+    return bool(BatchQueries(db).carried(batch.namespace, batch.series))

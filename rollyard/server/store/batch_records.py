@@ -266,7 +266,7 @@ class DatasetRecord:
 
 
 class BatchTables(Protocol):
-    """Operations on batches inside `Store.transact`."""
+    """Operations on batches inside `RolloutStore.transact` and `BatchStore.transact`."""
 
     def batch(self, key: BatchKey) -> BatchRecord | None: ...
 

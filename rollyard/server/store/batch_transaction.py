@@ -1,23 +1,18 @@
-"""`BatchTables` on the writer's connection, for use inside a transaction."""
+"""Batches in a write transaction: batches, their groups, series, datasets, and the history of tasks."""
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 
 from rollyard.kinds.batch import BatchKey
-from rollyard.server.store import batch_queries
-from rollyard.server.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, body, parse
+from rollyard.server.store.batch_codec import BATCH_COLUMNS, GROUP_COLUMNS, SERIES_COLUMNS, body
+from rollyard.server.store.batch_queries import BatchQueries
 from rollyard.server.store.batch_records import BatchRecord, DatasetRecord, GroupRecord, SeriesRecord, TaskHistory
 
 
-class SqliteBatchTables:
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def batch(self, key: BatchKey) -> BatchRecord | None:
-        return batch_queries.batch(self._db, key)
+class BatchTransaction(BatchQueries):
+    """`BatchTables` on the writer's connection; do not use it after the transaction has ended."""
 
     def put_batch(self, record: BatchRecord) -> BatchRecord:
         text = body(record)
@@ -35,12 +30,6 @@ class SqliteBatchTables:
         assert seq is not None
         return replace(record, seq=seq)
 
-    def running(self) -> list[BatchRecord]:
-        return batch_queries.running(self._db)
-
-    def group(self, namespace: str, id: str) -> GroupRecord | None:
-        return batch_queries.group(self._db, namespace, id)
-
     def put_group(self, record: GroupRecord) -> None:
         values = [getattr(record, name) for name in GROUP_COLUMNS]
         self._db.execute(
@@ -49,12 +38,6 @@ class SqliteBatchTables:
             [*values, body(record)],
         )
 
-    def live_groups(self, key: BatchKey) -> list[GroupRecord]:
-        return batch_queries.live_groups(self._db, key)
-
-    def carried(self, namespace: str, series: str, pool: str | None = None, n: int | None = None) -> list[GroupRecord]:
-        return batch_queries.carried(self._db, namespace, series, pool, n)
-
     def note_acknowledged(self, key: BatchKey, after: int, upto: int, at: float) -> None:
         self._db.execute(
             "INSERT OR IGNORE INTO acknowledged_groups SELECT namespace, id, ? FROM batch_groups INDEXED BY groups_delivered "
@@ -62,28 +45,12 @@ class SqliteBatchTables:
             (at, *key, after, upto),
         )
 
-    def unended(self, namespace: str, group: str) -> list[str]:
-        query = (
-            "SELECT id FROM rollouts INDEXED BY rollouts_by_group "
-            'WHERE namespace = ? AND "group" = ? AND cursor IS NULL ORDER BY seq'
-        )
-        return [id for (id,) in self._db.execute(query, (namespace, group))]
-
-    def series(self, namespace: str, name: str) -> SeriesRecord | None:
-        return batch_queries.series(self._db, namespace, name)
-
-    def series_of_dataset(self, namespace: str, dataset: str) -> list[str]:
-        return batch_queries.series_of_dataset(self._db, namespace, dataset)
-
     def put_series(self, record: SeriesRecord) -> None:
         values = [getattr(record, name) for name in SERIES_COLUMNS]
         self._db.execute(
             f"INSERT OR REPLACE INTO series ({', '.join(SERIES_COLUMNS)}, body) VALUES (?, ?, ?, ?, ?)",
             [*values, body(record)],
         )
-
-    def dataset(self, namespace: str, name: str) -> DatasetRecord | None:
-        return batch_queries.dataset(self._db, namespace, name)
 
     def put_dataset(self, record: DatasetRecord) -> None:
         values = (record.namespace, record.name, record.digest, record.tasks, ",".join(record.kinds))
@@ -118,25 +85,9 @@ class SqliteBatchTables:
         query = f"SELECT EXISTS (SELECT 1 FROM datasets WHERE digest = ?) OR EXISTS ({others})"
         return bool(self._db.execute(query, (digest, digest, *besides)).fetchone()[0])
 
-    def task(self, digest: str, index: int) -> str | None:
-        row = self._db.execute(
-            "SELECT body FROM dataset_tasks WHERE digest = ? AND idx = ?", (digest, index)
-        ).fetchone()
-        return str(row[0]) if row else None
-
     def add_tasks(self, digest: str, start: int, tasks: Sequence[str]) -> None:
         rows = ((digest, start + i, text) for i, text in enumerate(tasks))
         self._db.executemany("INSERT OR IGNORE INTO dataset_tasks VALUES (?, ?, ?)", rows)
-
-    def stored_tasks(self, digest: str) -> int:
-        (last,) = self._db.execute("SELECT max(idx) FROM dataset_tasks WHERE digest = ?", (digest,)).fetchone()
-        return 0 if last is None else int(last) + 1
-
-    def history(self, namespace: str, dataset: str, index: int) -> TaskHistory | None:
-        row = self._db.execute(
-            "SELECT body FROM task_history WHERE namespace = ? AND dataset = ? AND idx = ?", (namespace, dataset, index)
-        ).fetchone()
-        return parse(TaskHistory, (), row) if row else None
 
     def put_history(self, namespace: str, dataset: str, index: int, record: TaskHistory) -> None:
         self._db.execute(

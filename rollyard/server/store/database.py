@@ -96,7 +96,7 @@ def _open(undo: ExitStack, path: Path, blobs: Path, lock: FolderLock, journal: J
     writing.execute("PRAGMA synchronous=FULL")
     if packs is not None and tables.is_new(writing):
         raise _why_rows_missing(path, blobs)
-    tables.migrate(writing)
+    tables.prepare(writing)
     last = tables.last_epoch(writing)
     newest = max(packs or 0, told_epoch)
     epoch, server_id = tables.begin_epoch(writing, newest)

@@ -17,11 +17,9 @@ from pydantic import ValidationError
 from rollyard.core.errors import AlreadyExists, Cause, Conflict, Invalid, MethodNotAllowed, NotFound, Unavailable
 from rollyard.kinds.base import GROUP, KindObject, ObjectKey, ObjectMeta, evolve
 from rollyard.kinds.registry import KINDS
-from rollyard.server.store.base import WatchEvent
+from rollyard.server.store.watch import KEPT_CHANGES, WatchEvent
 from rollyard.server.store.writer import WriteUnit
 
-KEPT_CHANGES = 10_000
-"""The log keeps at least this many changes, so a watch may begin this many changes in the past."""
 _PRUNE_EVERY = 1000
 _NOT_CONTENT = {"api_version", "kind", "metadata", "status"}
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
@@ -37,7 +35,7 @@ def create(unit: WriteUnit, obj: KindObject, now: datetime) -> KindObject:
 
 def update(unit: WriteUnit, obj: KindObject, part: Literal["spec", "status"]) -> KindObject:
     current = _get(unit.db, obj.key)
-    _check(current, obj.metadata.uid, obj.metadata.resource_version)
+    check_preconditions(current, obj.metadata.uid, obj.metadata.resource_version)
     new = _with_status(current, obj) if part == "status" else _with_spec(current, obj)
     if new == current:
         return current
@@ -45,9 +43,9 @@ def update(unit: WriteUnit, obj: KindObject, part: Literal["spec", "status"]) ->
     return _record(unit, "DELETED" if gone else "MODIFIED", new)
 
 
-def delete(unit: WriteUnit, key: ObjectKey, uid: str | None, now: datetime) -> KindObject:
+def delete(unit: WriteUnit, key: ObjectKey, uid: str, version: str, now: datetime) -> KindObject:
     current = _get(unit.db, key)
-    _check(current, uid or "", "")
+    check_preconditions(current, uid, version)
     if not current.metadata.finalizers:
         return _record(unit, "DELETED", current)
     if current.metadata.deletion_timestamp is not None:
@@ -110,7 +108,8 @@ def _get(db: sqlite3.Connection, key: ObjectKey) -> KindObject:
     return found
 
 
-def _check(current: KindObject, uid: str, version: str) -> None:
+def check_preconditions(current: KindObject, uid: str, version: str) -> None:
+    """Raise Conflict if the object has another uid or resourceVersion. An empty one is not checked."""
     if uid and uid != current.metadata.uid:
         raise Conflict(
             f"{describe(current.key)} has uid {current.metadata.uid}, not {uid}: another object with this name has replaced it"

@@ -3,7 +3,7 @@ transaction or one unlink.
 
 A pack becomes loose when a record that names the pack is deleted. A pack that no record needs is kept for a while, then
 deleted. A loose pack with little needed data is compacted: the needed results are written again, and their records are
-updated. The RUN stage's result is not needed after the rollout has ended. If the server crashes between two steps, the
+updated. If the server crashes between two steps, the
 next run of the pruning continues.
 """
 
@@ -23,7 +23,7 @@ _PACK = "substr({0}, 3, instr({0}, '.pack') + 2)"
 this name; {0} stands for the reference's column."""
 _NEEDED = (
     "SELECT result AS ref FROM rollouts WHERE result IS NOT NULL UNION ALL "
-    "SELECT run FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL UNION ALL "
+    "SELECT artifact FROM rollouts WHERE artifact IS NOT NULL UNION ALL "
     f"{snapshot_table.NEEDED}"
 )
 
@@ -42,6 +42,7 @@ _DELETE_GIVEN_UP = (
     "AND NOT EXISTS (SELECT 1 FROM rollouts INDEXED BY rollouts_by_group WHERE rollouts.namespace = batch_groups.namespace "
     'AND rollouts."group" = batch_groups.id)'
 )
+_COLUMNS = ("result", "artifact")
 DELETED_ROWS = 200
 """Greatest number of rollouts that one statement deletes. A larger number would delay other writes."""
 
@@ -55,10 +56,11 @@ class LoosePack:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredResult:
-    """Result of an ended rollout. `seq`: key of the rollout's row."""
+class StoredBlob:
+    """Result or artifact of a rollout. `seq`: key of the rollout's row. `column`: of the reference."""
 
     seq: int
+    column: str
     ref: BlobRef
 
 
@@ -88,7 +90,7 @@ def delete_ended(unit: WriteUnit, rows: Sequence[int]) -> int:
     marks = ", ".join("?" * len(rows))
     grouped = f'SELECT DISTINCT namespace, "group" FROM rollouts WHERE seq IN ({marks}) AND "group" IS NOT NULL'
     groups = unit.db.execute(grouped, rows).fetchall()
-    for column in ("result", "run"):
+    for column in _COLUMNS:
         unit.db.execute(
             f"INSERT OR IGNORE INTO loose_packs SELECT DISTINCT {_PACK.format(column)}, NULL FROM rollouts "
             f"WHERE seq IN ({marks}) AND {column} IS NOT NULL",
@@ -112,26 +114,32 @@ def loose_packs(db: sqlite3.Connection) -> list[LoosePack]:
     return [LoosePack(name, since, needed.get(name, 0)) for name, since in loose.items()]
 
 
-def results_in(db: sqlite3.Connection, pack: str) -> list[StoredResult]:
-    """Results of ended rollouts in a pack, ordered by their position in the pack. Empty if a live rollout or a
-    snapshot also needs the pack."""
-    live = "SELECT 1 FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND run IS NOT NULL AND {} = ?"
-    if db.execute(live.format(_PACK.format("run")), (pack,)).fetchone():
+def blobs_in(db: sqlite3.Connection, pack: str) -> list[StoredBlob]:
+    """Results and artifacts of ended rollouts in a pack, ordered by their position in the pack. Empty if a live rollout or
+    a snapshot also needs the pack."""
+    of_pack = " OR ".join(f"({column} IS NOT NULL AND {_PACK.format(column)} = ?)" for column in _COLUMNS)
+    live = f"SELECT 1 FROM rollouts INDEXED BY rollouts_live WHERE cursor IS NULL AND ({of_pack})"
+    if db.execute(live, (pack,) * len(_COLUMNS)).fetchone():
         return []  # the live rollout's record may change at any time, and the pack must stay anyway
     if snapshot_table.uses_pack(db, pack):
         return []  # snapshots are not moved; they are deleted with their rollouts
-    query = f"SELECT seq, result FROM rollouts WHERE result IS NOT NULL AND {_PACK.format('result')} = ?"
-    found = [StoredResult(seq, row_codec.blob_of(text)) for seq, text in db.execute(query, (pack,))]
+    found = [
+        StoredBlob(seq, column, row_codec.blob_of(text))
+        for column in _COLUMNS
+        for seq, text in db.execute(
+            f"SELECT seq, {column} FROM rollouts WHERE {column} IS NOT NULL AND {_PACK.format(column)} = ?", (pack,)
+        )
+    ]
     return sorted(found, key=lambda one: one.ref.offset)
 
 
-def move_results(unit: WriteUnit, moved: Sequence[tuple[StoredResult, bytes]]) -> None:
-    """Write these results again, and store the new references in the records. Deleted records are skipped."""
+def move_blobs(unit: WriteUnit, moved: Sequence[tuple[StoredBlob, bytes]]) -> None:
+    """Write these blobs again, and store the new references in the records. Deleted records are skipped."""
     for one, data in moved:
-        before = row_codec.blob_text(one.ref)
-        if unit.db.execute("SELECT 1 FROM rollouts WHERE seq = ? AND result = ?", (one.seq, before)).fetchone():
+        before, where = row_codec.blob_text(one.ref), f"WHERE seq = ? AND {one.column} = ?"
+        if unit.db.execute(f"SELECT 1 FROM rollouts {where}", (one.seq, before)).fetchone():
             after = row_codec.blob_text(unit.packs.add(data))
-            unit.db.execute("UPDATE rollouts SET result = ? WHERE seq = ?", (after, one.seq))
+            unit.db.execute(f"UPDATE rollouts SET {one.column} = ? {where}", (after, one.seq, before))
 
 
 def set_unused_since(unit: WriteUnit, pack: str, at: float | None) -> None:

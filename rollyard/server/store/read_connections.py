@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import queue
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from rollyard.core.errors import Unavailable
 from rollyard.server.store.writer import storage_failed
 
 T = TypeVar("T")
+Q = TypeVar("Q")
+P = ParamSpec("P")
 
 
 class Readers:
@@ -54,3 +57,21 @@ class Readers:
         await asyncio.to_thread(self._pool.shutdown)
         for _ in range(self._count):
             self._free.get_nowait().close()
+
+
+class ReadingStore(Generic[Q]):
+    """Store whose queries run on the read-only connections. `queries`: class of the queries on one connection."""
+
+    def __init__(self, readers: Readers, queries: Callable[[sqlite3.Connection], Q]) -> None:
+        self.readers = readers
+        self.queries = queries
+
+
+def reading(query: Callable[Concatenate[Q, P], T]) -> Callable[Concatenate[ReadingStore[Q], P], Coroutine[Any, Any, T]]:
+    """Return a method of a store that runs `query` in a thread, as `Readers.call` does."""
+
+    @wraps(query)
+    async def method(store: ReadingStore[Q], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await store.readers.call(lambda db: query(store.queries(db), *args, **kwargs))
+
+    return method

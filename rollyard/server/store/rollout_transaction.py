@@ -11,7 +11,7 @@ from itertools import islice
 from rollyard.core.errors import Conflict
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import STAGES_LAST_FIRST, Stage
-from rollyard.server.store import image_holds, rollout_queries, row_codec, snapshot_table
+from rollyard.server.store import image_hold_rows, row_codec, snapshot_table
 from rollyard.server.store.base import (
     BlobRef,
     GroupVersions,
@@ -21,23 +21,21 @@ from rollyard.server.store.base import (
     StoredSnapshot,
     VersionBound,
 )
-from rollyard.server.store.batch_transaction import SqliteBatchTables
+from rollyard.server.store.batch_transaction import BatchTransaction
+from rollyard.server.store.rollout_queries import RolloutQueries
 from rollyard.server.store.writer import WriteUnit
 
 
-class RolloutTransaction:
+class RolloutTransaction(RolloutQueries):
     """`Transaction` on the writer's connection; do not use it after the transaction has ended."""
 
     def __init__(self, unit: WriteUnit) -> None:
-        self._unit = unit
-        self._db = unit.db
-        self.batches = SqliteBatchTables(unit.db)
+        super().__init__(unit.db)
+        self.batches = BatchTransaction(unit.db)
+        self._packs = unit.packs
         self._cursor: int | None = None
         """Newest cursor; None before the first terminal record of this transaction. A query for each record would take
         longer."""
-
-    def get(self, namespace: str, id: str) -> RolloutRecord | None:
-        return rollout_queries.get_rollout(self._db, namespace, id)
 
     def put(self, record: RolloutRecord) -> RolloutRecord:
         if record.status.terminal:
@@ -70,7 +68,7 @@ class RolloutTransaction:
             raise Conflict(f"rollout {record.id!r} in namespace {record.namespace!r} has ended; its record is final")
 
     def _next_cursor(self) -> int:
-        newest = self._cursor if self._cursor is not None else rollout_queries.newest_cursor(self._db)
+        newest = self._cursor if self._cursor is not None else self.newest_cursor()
         self._cursor = newest + 1
         return self._cursor
 
@@ -126,14 +124,12 @@ class RolloutTransaction:
         )
         return [row_codec.from_row(r) for r in self._db.execute(query, (*pool, image, created_before, limit))]
 
-    def image_holds(self, pool: PoolKey | None = None) -> list[ImageHold]:
-        return image_holds.image_holds(self._db, pool)
-
     def put_image_hold(self, hold: ImageHold) -> None:
-        image_holds.put_image_hold(self._db, hold)
+        self._db.execute(image_hold_rows.PUT, image_hold_rows.to_row(hold))
 
     def delete_image_hold(self, pool: PoolKey, image: str) -> bool:
-        return image_holds.delete_image_hold(self._db, pool, image)
+        delete = "DELETE FROM image_holds WHERE namespace = ? AND pool = ? AND image = ?"
+        return self._db.execute(delete, (*pool, image)).rowcount > 0
 
     def held(self, holder: str | None = None) -> list[RolloutRecord]:
         where, values = ("IS NOT NULL", []) if holder is None else ("= ?", [holder])
@@ -165,10 +161,7 @@ class RolloutTransaction:
         )
 
     def add_blob(self, data: bytes) -> BlobRef:
-        return self._unit.packs.add(data)
-
-    def snapshots(self, record: RolloutRecord) -> list[StoredSnapshot]:
-        return snapshot_table.of_last_attempt(self._db, record)
+        return self._packs.add(data)
 
     def put_snapshot(self, record: RolloutRecord, snapshot: StoredSnapshot) -> None:
         snapshot_table.put(self._db, record, snapshot)
@@ -177,7 +170,7 @@ class RolloutTransaction:
 def _image_condition(pool: PoolKey, stage: Stage, default_image: str | None, now: float) -> tuple[str, list[object]]:
     if default_image is None or stage is not Stage.INIT:
         return "", []
-    free, values = image_holds.free_condition(pool, default_image, now)
+    free, values = image_hold_rows.free_condition(pool, default_image, now)
     return f" {free}", values
 
 

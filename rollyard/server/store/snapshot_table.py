@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 
-from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.store import row_codec
 from rollyard.server.store.base import RolloutRecord, StoredSnapshot
 
@@ -24,17 +23,6 @@ def put(db: sqlite3.Connection, record: RolloutRecord, snapshot: StoredSnapshot)
     blob = row_codec.blob_text(snapshot.blob) if snapshot.blob is not None else None
     row = (record.seq, record.attempt, snapshot.about.turn, blob, snapshot.about.model_dump_json())
     db.execute("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?)", row)
-
-
-def of_last_attempt(db: sqlite3.Connection, record: RolloutRecord) -> list[StoredSnapshot]:
-    """Return the snapshots of the rollout's present or last attempt, in the order of the turns."""
-    query = "SELECT blob, body FROM snapshots WHERE rollout = ? AND attempt = ? ORDER BY turn"
-    return [
-        StoredSnapshot(
-            RolloutSnapshot.model_validate_json(body, extra="ignore"), row_codec.blob_of(blob) if blob else None
-        )
-        for blob, body in db.execute(query, (record.seq, record.attempt))
-    ]
 
 
 def delete(db: sqlite3.Connection, rollouts: Sequence[int]) -> None:

@@ -1,11 +1,10 @@
-"""The tables of the database, and the migration of older data folders.
+"""The tables of the database.
 
 The SQL of this module works with SQLite 3.24, which old clusters still have.
 
-The schema only grows. A released script is never changed. All changes between two releases are in one new script. Every
-change of stored data, also of a field in a JSON body, raises the number of this script. So no server reads a folder
-that it would misunderstand. Older servers refuse a folder with a newer number. This release also refuses a number
-between the numbers of two releases, because a development version wrote such a folder.
+Every change of stored data, also of a field in a JSON body, raises SCHEMA. So no server reads a folder that it would
+misunderstand: it refuses any other number. From the first release on, the schema of a release stays as it is, and a later
+release brings a folder from it to its own schema.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import sqlite3
 
 from rollyard.core.errors import Superseded, Unavailable
 
-_VERSION_3 = """
+SCHEMA = 33
+_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 
 CREATE TABLE objects (
@@ -35,8 +35,14 @@ CREATE TABLE rollouts (
     status TEXT NOT NULL, stage TEXT NOT NULL, attempt INTEGER NOT NULL, faults INTEGER NOT NULL,
     losses INTEGER NOT NULL, fence INTEGER NOT NULL, holder TEXT, node TEXT, endpoints TEXT NOT NULL,
     queued_at REAL NOT NULL, not_before REAL NOT NULL, queued_seconds REAL NOT NULL,
-    run TEXT, result TEXT, reward REAL, error TEXT, summary TEXT NOT NULL, finished_at REAL, cursor INTEGER,
-    min_weights_version TEXT, weights TEXT, weights_version TEXT, outdated INTEGER NOT NULL DEFAULT 0
+    result TEXT, artifact TEXT, reward REAL, error TEXT, summary TEXT NOT NULL, finished_at REAL, cursor INTEGER,
+    min_weights_version TEXT, weights TEXT, weights_version TEXT, outdated INTEGER NOT NULL DEFAULT 0,
+    -- Order of the queue within a priority; see RolloutRecord.queue_rank.
+    queue_rank REAL NOT NULL DEFAULT 0,
+    -- Sandbox image in normal form; empty for the pool's default image.
+    image TEXT NOT NULL DEFAULT '',
+    -- Changes of the rollout so far; see RolloutRecord.history.
+    history TEXT NOT NULL DEFAULT ''
 );
 -- The rollouts' requests. A request may be large and never changes, but the row in `rollouts` is written at each step.
 CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
@@ -44,12 +50,12 @@ CREATE TABLE requests (seq INTEGER PRIMARY KEY, body TEXT NOT NULL);
 CREATE UNIQUE INDEX rollouts_by_id ON rollouts (namespace, id);
 CREATE INDEX rollouts_by_pool ON rollouts (namespace, pool, seq);
 CREATE INDEX rollouts_by_group ON rollouts (namespace, "group", seq) WHERE "group" IS NOT NULL;
-CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, seq, not_before)
+CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before, image)
     WHERE status = 'Queued' AND holder IS NULL;
 CREATE INDEX rollouts_leased ON rollouts (holder) WHERE holder IS NOT NULL;
--- The next two indexes also have the columns of their WHERE conditions. Otherwise SQLite would read the table as well.
-CREATE INDEX rollouts_sessions ON rollouts (endpoints, stage, holder) WHERE holder IS NOT NULL AND stage <> 'EVAL';
+-- This index also has the columns of its WHERE condition. Otherwise SQLite would read the table as well.
 CREATE INDEX rollouts_live ON rollouts (namespace, seq, pool, stage, status, cursor) WHERE cursor IS NULL;
+CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
 CREATE UNIQUE INDEX rollouts_finished ON rollouts (cursor) WHERE cursor IS NOT NULL;
 CREATE INDEX rollouts_finished_group ON rollouts (namespace, "group", cursor)
     WHERE cursor IS NOT NULL AND "group" IS NOT NULL;
@@ -61,20 +67,7 @@ CREATE TABLE tallies (
     records INTEGER NOT NULL, rewarded INTEGER NOT NULL, rewards REAL NOT NULL,
     PRIMARY KEY (namespace, pool, stage, status)
 ) WITHOUT ROWID;
-"""
 
-_VERSION_30 = """
--- Sessions are counted in memory (routing/session_index.py), so this index is not needed.
-DROP INDEX IF EXISTS rollouts_sessions;
-CREATE INDEX rollouts_ended ON rollouts (namespace, pool, finished_at) WHERE cursor IS NOT NULL;
-
--- Order of the queue within a priority; see RolloutRecord.queue_rank.
-ALTER TABLE rollouts ADD COLUMN queue_rank REAL NOT NULL DEFAULT 0;
--- Sandbox image in normal form; empty for the pool's default image.
-ALTER TABLE rollouts ADD COLUMN image TEXT NOT NULL DEFAULT '';
-DROP INDEX rollouts_queued;
-CREATE INDEX rollouts_queued ON rollouts (namespace, pool, stage, priority DESC, queue_rank, seq, not_before, image)
-    WHERE status = 'Queued' AND holder IS NULL;
 -- Images that cannot be had now; see ImageHold.
 CREATE TABLE image_holds (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, image TEXT NOT NULL, message TEXT NOT NULL, permanent INTEGER NOT NULL,
@@ -86,9 +79,6 @@ CREATE TABLE queue_ranks (
     namespace TEXT NOT NULL, pool TEXT NOT NULL, served REAL NOT NULL, submitted REAL NOT NULL,
     PRIMARY KEY (namespace, pool)
 ) WITHOUT ROWID;
-
--- Changes of the rollout so far; see RolloutRecord.history.
-ALTER TABLE rollouts ADD COLUMN history TEXT NOT NULL DEFAULT '';
 
 CREATE TABLE datasets (
     namespace TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL, tasks INTEGER NOT NULL, kinds TEXT NOT NULL,
@@ -159,42 +149,18 @@ CREATE TABLE snapshots (
 ) WITHOUT ROWID;
 """
 
-MIGRATIONS: dict[int, str] = {3: _VERSION_3, 30: _VERSION_30}
-"""Schema number -> script that brings a database to this schema from the one before. The first script fills an empty
-database."""
 
-
-def migrate(db: sqlite3.Connection) -> None:
-    """Bring the database to the newest schema, script by script.
-
-    Raises Unavailable if this release does not know the schema.
-    """
+def prepare(db: sqlite3.Connection) -> None:
+    """Make the tables in an empty database. Raises Unavailable if the database has another schema."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version and version not in MIGRATIONS:
-        raise _refusal(version)
-    for number, script in MIGRATIONS.items():
-        if number > version:
-            # Script and number are in one transaction, so a crash leaves either the old schema or the new schema.
-            db.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
-
-
-def _refusal(version: int) -> Unavailable:
-    first, newest = min(MIGRATIONS), max(MIGRATIONS)
-    if version > newest:
-        return Unavailable(
-            f"the data folder has schema {version}, but this release of Rollyard knows {newest}; "
-            "start the newer version that wrote it, or choose another folder"
+    if version == 0:
+        # Tables and number are in one transaction, so a crash leaves either an empty database or the whole schema.
+        db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
+    elif version != SCHEMA:
+        raise Unavailable(
+            f"the data folder has schema {version}, and this version of Rollyard reads {SCHEMA} alone; start with a new "
+            "folder, and keep this one for the version that wrote it"
         )
-    if version < first:
-        return Unavailable(
-            f"the data folder has schema {version}, but this release of Rollyard reads {first} and newer; "
-            "start with a new folder, and keep this one for the release that wrote it"
-        )
-    return Unavailable(
-        f"the data folder has schema {version}, which no release has: a development version wrote it. This release reads "
-        f"the schemas {', '.join(map(str, MIGRATIONS))}; start with a new folder, or start the development version to read "
-        "this one"
-    )
 
 
 def is_new(db: sqlite3.Connection) -> bool:

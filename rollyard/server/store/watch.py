@@ -9,14 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from rollyard.core.errors import BadRequest, Expired, Unavailable
 from rollyard.kinds.base import KindObject, ObjectKey
-from rollyard.server.store.base import WatchEvent
-from rollyard.server.store.objects import KEPT_CHANGES
 
+KEPT_CHANGES = 10_000
+"""The log keeps at least this many changes, so a watch may begin this many changes in the past."""
 IN_MEMORY = 1000
 """Number of changes kept in memory. A watcher that is further behind reads the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    type: Literal["ADDED", "MODIFIED", "DELETED"]
+    object: KindObject
+    """The object. For DELETED: the last state of the object, with the resourceVersion of the deletion."""
+    before: KindObject | None = None
+    """The object before the change; None for a new object, and for a change that was read from the log on disk."""
+
+
 ReadLog = Callable[[int], Awaitable[list[tuple[int, WatchEvent]]]]
 """Function that takes a version, and reads the later changes from the log on disk."""
 
@@ -38,6 +51,7 @@ class WatchFeed:
     def publish(self, events: list[WatchEvent]) -> None:
         for event in events:
             objects = self._view.setdefault(event.object.kind, {})
+            event = replace(event, before=objects.get(event.object.key))
             if event.type == "DELETED":
                 objects.pop(event.object.key, None)
             else:
@@ -95,6 +109,10 @@ class Watch:
         self._position = int(since)
         self._chunk: dict[int, WatchEvent] = {}
         feed.check(self._position)
+
+    @property
+    def position(self) -> str:
+        return str(self._position)
 
     def __aiter__(self) -> Watch:
         return self

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from rollyard.core.errors import Superseded, Unavailable
-from rollyard.server.store.base import WatchEvent
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.tables import check_epoch
+from rollyard.server.store.watch import WatchEvent
 
 T = TypeVar("T")
 MAX_BATCH = 1024

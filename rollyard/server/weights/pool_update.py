@@ -213,6 +213,10 @@ def _kept_progress(endpoints: dict[str, EndpointProgress]) -> dict[str, Endpoint
 def _advance_operation(
     weights: WeightsStatus, operation: WeightsOperation, members: Sequence[EndpointWeights], now: datetime
 ) -> WeightsStep:
+    if not members:
+        return WeightsStep(
+            evolve(weights, operation=evolve(operation, done=0, endpoints={}, message=_waits(operation)))
+        )
     events: list[PoolEvent] = []
     if operation.phase == "Pending":
         events.append(PoolEvent("WeightsUpdateStarted", _initial_progress(operation, len(members))))
@@ -229,13 +233,21 @@ def _advance_operation(
     ]
     endpoints = _next_to_update(operation, endpoints, members, now)
     done = sum(p.phase == "Done" for p in endpoints.values())
-    total = len(members) or operation.total
-    update = {"phase": "Updating", "total": total, "done": done, "endpoints": endpoints}
+    update = {"phase": "Updating", "total": len(members), "done": done, "endpoints": endpoints, "message": ""}
     weights = evolve(weights, operation=evolve(operation, **update))
     if done:
         weights = _with_current(weights, operation.target)
     ended = _finish_if_done(weights, now)
     return WeightsStep(ended.weights, (*events, *ended.events))
+
+
+def _waits(operation: WeightsOperation) -> str:
+    """Text of an update while the pool has no endpoint. The server cannot tell whether an engine could serve the weights:
+    their folder may exist only on the engines' nodes."""
+    target = operation.target
+    return (
+        f"waits for the pool's first endpoint, which shows whether {target.version} can be served from {target.source}"
+    )
 
 
 def _initial_progress(operation: WeightsOperation, members: int) -> str:
@@ -353,8 +365,6 @@ def _finish_if_done(weights: WeightsStatus, now: datetime) -> WeightsStep:
     failed, done = phases.count("Failed"), phases.count("Done")
     hopeless = operation.target.mode == "Drain" and not done and failed >= GIVE_UP_FAILURES
     if "Ordered" in phases or ("Waiting" in phases and not hopeless):
-        return WeightsStep(weights)
-    if not phases and operation.total:  # all endpoints are gone; a new endpoint will show the result
         return WeightsStep(weights)
     target, seconds = operation.target, (now - operation.started_at).total_seconds()
     first = next((f"{id}: {p.reason}" for id, p in operation.endpoints.items() if p.phase == "Failed"), "")

@@ -17,6 +17,7 @@ from typing import TypeVar
 from rollyard.core.errors import SlurmError, SlurmUnreachable, SubmitRefused
 from rollyard.slurm.base import LIMIT_SECONDS, BatchScript, Job, Site, Snapshot
 from rollyard.slurm.batch_script import directives
+from rollyard.slurm.refusal import read_refusal
 from rollyard.slurm.rest.address import SlurmCredentials, SlurmrestdAddress
 from rollyard.slurm.rest.codec import Body, array_tasks, complaints, parse_json
 from rollyard.slurm.rest.job_fields import job_variables
@@ -30,6 +31,8 @@ OMITTED_VARIABLES = ("SLURM", "SBATCH", "SQUEUE", "ROLLYARD_SLURM")
 a token."""
 NOT_FOUND = {2017, 2021}
 """Slurm's error numbers: the job does not exist; the job has ended."""
+SLURMCTLD_ERRORS = range(2000, 3000)
+"""Error numbers of slurmctld."""
 NOTHING_FOUND = 9003
 """slurmrestd's error number for an empty result."""
 
@@ -83,11 +86,9 @@ class RestDriver:
             # If the answer has an id, the job exists, even if the answer has errors too, such as "Job is in held state".
             id, wrong = int(body.get("job_id") or 0), complaints(body)
         if not id:
-            raise (
-                SubmitRefused(_errors_text(wrong))
-                if _is_slurmctld_error(wrong) or _is_unread_request(wrong)
-                else self._why_silent(wrong)
-            )
+            if not (_is_slurmctld_error(wrong) or _is_unread_request(wrong)):
+                raise self._why_silent(wrong)
+            raise read_refusal([words for _, words in sorted(wrong, key=lambda error: error[0] in SLURMCTLD_ERRORS)])
         array = directives(script.text).get("array")
         return [str(id)] if array is None else [f"{id}_{task}" for task in array_tasks(array)]
 
@@ -208,7 +209,7 @@ async def _parse(raw: bytes) -> Body:
 
 def _is_slurmctld_error(wrong: Sequence[tuple[int, str]]) -> bool:
     """Return whether slurmctld itself refused the request. For a refusal by a standby controller, return False."""
-    return any(2000 <= number < 3000 and "standby" not in words for number, words in wrong)
+    return any(number in SLURMCTLD_ERRORS and "standby" not in words for number, words in wrong)
 
 
 def _is_unread_request(wrong: Sequence[tuple[int, str]]) -> bool:

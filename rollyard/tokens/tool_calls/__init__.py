@@ -10,6 +10,20 @@ from rollyard.tokens.tool_calls.base import ParsedTurn, ToolCall, ToolCallParser
 from rollyard.tokens.tool_calls.call_forms import forced_calls
 from rollyard.tokens.tool_calls.guarded_parser import parse_safely
 from rollyard.tokens.tool_calls.hermes import parse
-from rollyard.tokens.tool_calls.parser_choice import parser_for
+from rollyard.tokens.tool_calls.parser_choice import NoParserFits, marks_of, parser_for, parsers_that_read
+from rollyard.tokens.tool_calls.plain_turn import plain_turn, without_thoughts
 
-__all__ = ["ParsedTurn", "ToolCall", "ToolCallParser", "forced_calls", "parse", "parse_safely", "parser_for"]
+__all__ = [
+    "NoParserFits",
+    "ParsedTurn",
+    "ToolCall",
+    "ToolCallParser",
+    "forced_calls",
+    "marks_of",
+    "parse",
+    "parse_safely",
+    "parser_for",
+    "parsers_that_read",
+    "plain_turn",
+    "without_thoughts",
+]

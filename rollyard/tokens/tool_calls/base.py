@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,19 +14,24 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
     id: str | None = field(default=None, compare=False)
-    """Id that the model wrote; None if the model family writes no ids."""
+    """Id exactly as the model wrote it (`functions.get:0`, nine characters); None if it wrote none."""
 
 
 @dataclass(frozen=True)
 class ParsedTurn:
-    """Text and calls of a turn."""
+    """Thoughts, answer and calls of a turn."""
 
     content: str
-    """Text of the turn outside the calls."""
+    """Text of the answer, without thoughts and calls. If a call is malformed, the text goes on with this call as the model
+    wrote it, up to the end of the turn."""
     calls: tuple[ToolCall, ...] = ()
     """Calls in order, up to the first malformed call."""
     error: str | None = None
     """Reason why the first malformed call cannot be parsed, as a text for the model; None if all calls are well formed."""
+    thoughts: str | None = None
+    """Text of the thoughts without their markers; None if the turn has none."""
+    shown: str | None = field(default=None, compare=False)
+    """The turn without its calls as a caller of the gateway sees it, with thoughts and their markers; None: as `content`."""
 
 
 class ToolCallParser(Protocol):
@@ -42,10 +47,14 @@ class ToolCallParser(Protocol):
     appended to the result of the last of these calls.
     """
 
+    # optional: `marks`, the texts with which a call begins. The gateway streams a turn up to its first mark; without `marks`
+    # it streams nothing before the turn is complete.
+
     def parse(self, text: str) -> ParsedTurn:
         """Parse a turn. Never raises.
 
-        `text`: decoded turn with its special tokens, but without the token that ended the turn.
+        `text`: decoded turn with its special tokens, but without the token that ended the turn. If the prompt opened the
+        turn's thoughts, its call or its answer, the text begins with the marker that opened them.
         """
         ...
 
@@ -57,27 +66,13 @@ class ToolCallParser(Protocol):
         ...
 
 
-MakeParser = type[Any]
-"""Class of a parser. `Parser(tools)` makes a parser; `tools` are the schemas of the tools that the model may call."""
+MakeParser = Callable[[Sequence[dict[str, Any]]], Any]
+"""Class of a parser. `Parser(tools)` makes one; `tools` are the schemas of the tools that the model may call."""
 
 
 class MalformedCall(Exception):
     """Raised inside a parser. The text tells the model the mistake in its call."""
 
 
-def argument_types(tools: Sequence[dict[str, Any]]) -> dict[tuple[str, str], str]:
-    """Return (tool, argument) -> JSON type. An argument without exactly one declared type is left out."""
-    types = {}
-    for tool in tools:
-        function = _object(tool.get("function", tool))
-        name = function.get("name")
-        for argument, schema in _object(_object(function.get("parameters")).get("properties")).items():
-            declared = _object(schema).get("type")
-            if isinstance(name, str) and isinstance(declared, str):
-                types[name, argument] = declared
-    return types
-
-
-def _object(value: Any) -> dict[str, Any]:
-    """Return `value` if it is an object, else an empty object. Schemas come from callers and may contain anything."""
-    return value if isinstance(value, dict) else {}
+class NoCall(MalformedCall):
+    """Raised inside a parser if a mark is not followed by anything like a call. In thoughts such a mark is prose."""

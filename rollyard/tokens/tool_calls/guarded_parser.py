@@ -10,10 +10,13 @@ from rollyard.tokens.tool_calls.call_json import checked
 log = logging.getLogger(__name__)
 
 
-def parse_safely(parser: ToolCallParser, text: str) -> ParsedTurn:
-    """Parse a turn. If the parser fails or its result cannot be stored, return the turn with an `error`."""
+def parse_safely(parser: ToolCallParser, text: str, opened: str = "") -> ParsedTurn:
+    """Parse a turn. If the parser fails or its result cannot be stored, return the turn with an `error`.
+
+    `opened`: `SampledTurn.opened`.
+    """
     try:
-        turn = parser.parse(text)
+        turn = parser.parse(opened + text)
         if not isinstance(turn, ParsedTurn):
             raise TypeError(f"it gave {type(turn).__name__}")
         for call in turn.calls:

@@ -1,6 +1,7 @@
 """Calls of gpt-oss, in the form Harmony. A turn is a series of messages in channels.
 
-A call is a message to `functions.NAME`, in the commentary channel. The text of the answer is in the final channel.
+A call is a message to `functions.NAME`, usually in the commentary channel. The text of the answer is in the final channel,
+thoughts are in the analysis channel.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from rollyard.tokens.constraint import Form
 from rollyard.tokens.sampled_turn import MESSAGE
 from rollyard.tokens.tool_calls.base import MalformedCall, ParsedTurn, ToolCall
 from rollyard.tokens.tool_calls.call_forms import tagged_calls
-from rollyard.tokens.tool_calls.call_json import arguments_of, load
+from rollyard.tokens.tool_calls.call_json import arguments_of, load_at
 
-ENDS = re.compile(r"<\|(?:end|call|return)\|>")
+ENDS = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)|\Z")
 RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+ROLE = re.compile(r"<\|start\|>\s*assistant|\bto=\S+")
 PREFIX = "functions."
 
 
@@ -26,26 +28,44 @@ class Harmony:
         "Write <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|> with one JSON object."
     )
     error_role = "user"
+    marks = ("<|channel|>", "<|start|>", MESSAGE, "to=functions.")
 
     def __init__(self, tools: Sequence[dict[str, Any]] = ()) -> None:
         pass
 
     def parse(self, text: str) -> ParsedTurn:
         content: list[str] = []
+        thoughts: list[str] = []
         calls: list[ToolCall] = []
-        for piece in ENDS.split(text):
-            header, marked, body = piece.partition(MESSAGE)
+        at, error = 0, None
+        while at < len(text):
+            begin = at
+            header, body, at = _message(text, at)
             recipient = RECIPIENT.search(header)
-            try:
-                if recipient is not None:
-                    calls.append(_read(recipient[1], bool(marked), body))
+            if body is not None:
+                content.append(ROLE.sub("", header.partition("<|channel|>")[0]))  # text in front of a header
+            if recipient is not None:
+                try:
+                    call, at = _read(recipient[1], text, body)
+                    calls.append(call)
                     continue
-            except MalformedCall as error:
-                return ParsedTurn("".join(content).strip(), tuple(calls), str(error))
+                except MalformedCall as mistake:
+                    error = str(mistake)
+                    content.append(text[begin:])
+                    break
             channel = CHANNEL.search(header)
-            if channel is None or channel[1] != "analysis":
-                content.append(body if marked else header)
-        return ParsedTurn("".join(content).strip(), tuple(calls))
+            said = ENDS.split(text[body:at], maxsplit=1)[0] if body is not None else header
+            (thoughts if channel is not None and channel[1] == "analysis" and body is not None else content).append(
+                said
+            )
+        return ParsedTurn(
+            "".join(content).strip(), tuple(calls), error, "\n".join(thoughts).strip() if thoughts else None
+        )
+
+    def plain(self, text: str) -> ParsedTurn:
+        """Read a turn in which nothing counts as a call."""
+        turn = self.parse(text)
+        return turn if not turn.calls and turn.error is None else ParsedTurn(text.strip())
 
     def calls_form(self, tools: Sequence[dict[str, Any]], *, single: bool) -> Form:
         def begin(name: str) -> str:
@@ -54,10 +74,32 @@ class Harmony:
         return tagged_calls(tools, begin, "", single=True)  # the token that ends a call ends the turn
 
 
-def _read(recipient: str, marked: bool, body: str) -> ToolCall:
-    if not marked:
+def _message(text: str, at: int) -> tuple[str, int | None, int]:
+    """Return the header of the message at a position, the position of its body, and the position behind its end. A text
+    without a header has no body."""
+    mark, end = text.find(MESSAGE, at), ENDS.search(text, at + 1)
+    assert end is not None
+    if mark < 0 or mark > end.start():
+        return text[at : end.start()], None, end.end()
+    body = mark + len(MESSAGE)
+    end = ENDS.search(text, body)
+    assert end is not None
+    return text[at:mark], body, end.end()
+
+
+def _read(recipient: str, text: str, body: int | None) -> tuple[ToolCall, int]:
+    """Read the call whose arguments begin at `body`. Return the call and the position behind it."""
+    if body is None:
         raise MalformedCall(f"{MESSAGE} is missing")
     name = recipient.removeprefix(PREFIX)
     if not name or name == recipient:
         raise MalformedCall(f"the recipient must be {PREFIX}NAME, not {recipient}")
-    return ToolCall(name, arguments_of(load(body.strip() or "{}")))
+    end = ENDS.match(text, body)
+    if end is not None:
+        return ToolCall(name, {}), end.end()
+    value, at = load_at(text, body)
+    end = ENDS.search(text, at)
+    assert end is not None
+    if rest := text[at : end.start()].strip():
+        raise MalformedCall(f"something else stands behind the JSON object: {rest[:40]!r}")
+    return ToolCall(name, arguments_of(value)), end.end()

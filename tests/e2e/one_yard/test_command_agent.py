@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import signal
 from pathlib import Path
@@ -13,8 +14,8 @@ import pytest
 
 from rollyard.cli.rollouts import transcript
 from rollyard.client import AsyncClient
-from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.rollout import RolloutView, Status
+from rollyard.kinds.base import ObjectKey, evolve
+from rollyard.kinds.rollout import RolloutView, Status, Task
 from tests.support.recompute import differences
 from tests.support.standstill import freeze
 from tests.support.yard import MODEL, Yard, kill, requests
@@ -186,3 +187,41 @@ async def shown(name: str) -> bool:
         with contextlib.suppress(OSError):
             found.append(entry.read_bytes().startswith(name.encode()))
     return any(found)
+
+
+TOO_LONG = """python3 - <<'EOF'
+import json, os, urllib.error, urllib.request
+def call(text):
+    body = json.dumps({"model": "any", "max_tokens": 4, "messages": [{"role": "user", "content": text}]}).encode()
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+    try:
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return json.load(error)["error"]["code"]
+print("codes:", call("word " * 800_000), call("word " * 200_000), call("hello"))
+EOF"""
+
+
+async def test_a_prompt_of_4_mb_costs_the_node_agent_nothing_and_the_session_goes_on(
+    served: tuple[Yard, AsyncClient],
+) -> None:
+    """The embedded engine reports a context of 4,096 tokens, and no budget names one."""
+    yard, client = served
+    (agent,) = yard.processes("node-agent")
+    before = _peak_megabytes(agent)
+    command = {"type": "command", "command": TOO_LONG}
+    (ended,) = await yard.gather(client, await client.submit(requests(1, 0, prefix="long", agent=command)))
+    assert "codes: context_length_exceeded context_length_exceeded 200" in (ended.harness_output or ""), ended
+    assert ended.status is Status.TRUNCATED
+    task = Task.model_validate({"kind": "math", "problem": "word " * 180_000, "answer": "1"})
+    (request,) = requests(1, 0, prefix="loop")
+    (failed,) = await yard.gather(client, await client.submit([evolve(request, task=task)]))
+    assert failed.error is not None
+    assert "tokens and leaves no room for an answer: the conversation has at least " in failed.error.message
+    assert _peak_megabytes(agent) < before + 150, "megabytes; to tokenise the first text takes 1,000"
+
+
+def _peak_megabytes(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) >> 10  # type: ignore[index]

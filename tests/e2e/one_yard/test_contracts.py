@@ -23,14 +23,14 @@ from rollyard.core.errors import Conflict, Forbidden, Invalid, NotFound, Unautho
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.registry import parse_object
 from rollyard.kinds.rollout import RolloutRequest, Status, Trajectory
-from rollyard.node.agents.tool_execution import Tools
-from rollyard.node.sandbox.base import Limits, SandboxSpec
-from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.sandbox import SandboxFactory
+from rollyard.node.tool_execution import Tools
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.sandbox import SandboxFactory
 from rollyard.server.store.base import BlobRef
 from rollyard.server.store.blobs import read_blob
 from rollyard.trust.bearer_tokens import Role, TokenSigner
-from rollyard.wire.columns import is_columns
+from rollyard.wire.columns import decode
 from tests.support.recompute import differences
 from tests.support.small_roots import busybox_root
 from tests.support.until import until
@@ -61,7 +61,7 @@ async def test_node_agents_upload_columns(served: tuple[Yard, AsyncClient], ende
         stored = [json.loads(text) for (text,) in db.execute("SELECT result FROM rollouts WHERE result IS NOT NULL")]
     frames = [read_blob(store / "blobs", BlobRef(*one)) for one in stored]
     assert len(frames) >= len(ended)
-    assert all(is_columns(zstandard.decompress(frame)) for frame in frames)
+    assert all(len(decode(zstandard.decompress(frame))) == 1 for frame in frames)
 
 
 async def test_recomputed_logprobs_agree_and_the_ids_are_the_engines_own(ended: list[Trajectory]) -> None:
@@ -151,7 +151,7 @@ async def test_a_missing_folder_holds_its_own_rollouts_until_it_is_there(
 
     async def why() -> str | None:
         waiting = (await client.rollout(held))[0].waiting
-        return waiting if waiting is not None and waiting.startswith("ImageUnavailable: ") else None
+        return str(waiting) if waiting is not None and waiting.word == "ImageUnavailable" else None
 
     assert f"the image {image} cannot be used now: there is no such folder" in await until(why)
     await asyncio.to_thread(busybox_root, image)
@@ -289,7 +289,7 @@ async def test_a_token_reaches_no_further_than_its_role(served: tuple[Yard, Asyn
 async def test_an_expired_token_is_told_apart(served: tuple[Yard, AsyncClient]) -> None:
     yard, client = served
     token = TokenSigner.open(yard.data / "keys" / "token.key").issue(Role.ADMIN, "admin", 1.0)
-    async with AsyncClient(dataclasses.replace(client.context, token=token)) as late:
+    async with AsyncClient(dataclasses.replace(client.context, token=token, file=None)) as late:
         with pytest.raises(Unauthorized, match="expired"):
             await late.counts()
 
@@ -312,7 +312,7 @@ async def test_no_secret_in_argv_script_or_environment_and_no_file_for_others(se
 
 
 async def test_the_command_line_shows_what_there_is(served: tuple[Yard, AsyncClient]) -> None:
-    yard, _ = served
+    yard, client = served
     out, _ = await yard.rollyard("get", "rp")
     assert out.splitlines()[0].split()[0] == "NAME"
     assert out.splitlines()[0].split()[-1] == "AGE"
@@ -324,6 +324,10 @@ async def test_the_command_line_shows_what_there_is(served: tuple[Yard, AsyncCli
     assert "condition met" in (await yard.rollyard("wait", "rp/demo", "--for", "condition=Ready"))[0]
     task = json.dumps({"kind": "math", "problem": "What is 12 + 30?", "answer": "42"})
     assert "reward 1" in (await yard.rollyard("try", task, "--pool", "demo", "--temperature", "0"))[0]
+    wrong = {"pool": "demo", "task": json.loads(task) | {"answer": r"42\pi"}, "sampling": {"temperature": 0}}
+    (ended,) = await yard.gather(client, await client.submit([RolloutRequest.model_validate(wrong)]))
+    assert (ended.reward, ended.notes) == (0.0, [r"the answer 42 is not equal to 42\pi"])
+    assert f"    {ended.notes[0]}\n" in (await yard.rollyard("rollouts", "describe", ended.id))[0] + "\n"
     _, failed = await yard.rollyard("get", "rp", "nowhere", code=1)
     assert 'rolloutpools.rollyard.dev "nowhere" not found' in failed
 

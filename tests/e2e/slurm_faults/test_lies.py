@@ -45,6 +45,7 @@ async def test_tables_that_heartbeats_contradict_burn_no_job(field: Field, long_
         ("header", "3 of 3 jobs missing from squeue; heartbeats say they run"),
         ("half", "jobs missing from squeue; heartbeats say they run"),
         ("replay", "3 of 3 jobs missing from squeue; heartbeats say they run"),
+        ("over", "3 of 3 jobs shown as ended by squeue; heartbeats say they run"),
         ("rewound", "squeue's answer is older than an earlier one: job"),
     ):
         await lie(field, what, LONG_LIES if long_run else LIES, words)

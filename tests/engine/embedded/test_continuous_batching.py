@@ -13,10 +13,10 @@ from rollyard.engine.embedded.continuous_batching import PROMPT_CHUNK, Engine
 from rollyard.engine.embedded.generation import GenerationRequest, StepResult
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model import Model, Span
-from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
 from rollyard.engine.embedded.safetensors_files import Array
 from rollyard.engine.embedded.sampling import SamplingParams
+from rollyard.model_folder.model_config import read_config
 from tests.support.live_weights import other_weights
 
 LENGTH = 1024

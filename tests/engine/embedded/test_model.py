@@ -17,9 +17,9 @@ import pytest
 from rollyard.engine.embedded import matrix_product
 from rollyard.engine.embedded.kv_cache import KVCache
 from rollyard.engine.embedded.model import Model, Span
-from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
 from rollyard.engine.embedded.safetensors_files import Array
+from rollyard.model_folder.model_config import read_config
 from tests.support.reference_model import ReferenceModel
 
 pytestmark = pytest.mark.slow(40)

@@ -13,10 +13,11 @@ import pytest
 
 from rollyard.core.errors import Invalid
 from rollyard.engine.embedded.kv_cache import KVCache
-from rollyard.engine.embedded.model_config import read_config
 from rollyard.engine.embedded.model_weights import load_weights
-from rollyard.engine.weights.source import WeightsSource, read_checkpoint_info
+from rollyard.engine.weights.source import WeightsSource
 from rollyard.engine.weights.verification import reference_logprobs
+from rollyard.model_folder.checkpoint_info import read_checkpoint_info
+from rollyard.model_folder.model_config import read_config
 
 
 @pytest.fixture

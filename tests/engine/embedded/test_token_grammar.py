@@ -89,7 +89,21 @@ def test_special_tokens_are_one_token_and_stops_end_where_the_grammar_may(
     )
 
 
-@pytest.mark.parametrize("family", ["hermes", "llama3_json", "mistral", "deepseek", "harmony"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "hermes",
+        "llama3_json",
+        "mistral",
+        "deepseek",
+        "harmony",
+        "cohere",
+        "tool_calls",
+        "functionary",
+        "xlam",
+        "internlm",
+    ],
+)
 def test_a_familys_parser_reads_the_calls_that_its_form_allows(
     grammars: TokenGrammars, tokenizer: Tokenizer, family: str
 ) -> None:
@@ -101,7 +115,7 @@ def test_a_familys_parser_reads_the_calls_that_its_form_allows(
     }
     names = ("view", "say-it.2")
     tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in names]
-    parser, seen = BUILT_IN[family][0](tools), set()
+    parser, seen = BUILT_IN[family].make(tools), set()
     for single in (True, False):
         asked = structural(forced_calls(parser, tools, single=single))
         for seed in range(12):

@@ -73,3 +73,25 @@ async def test_a_template_for_tools_that_came_later_is_looked_at_too(folder: Pat
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ broken }")
     with pytest.raises(EngineFailed, match="line 1: unexpected '}'"):
         await check_template(model)
+
+
+async def test_the_check_proves_the_tool_calls_and_keeps_the_proof_for_each_parser(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ModelSpec(path=str(folder))
+    proof = await check_template(model)
+    assert proof is not None
+    assert (proof.status, proof.reason, proof.parser) == ("True", "ReadBack", None)
+    wrong = await check_template(ModelSpec(path=str(folder), tool_parser="mistral"))
+    assert wrong is not None
+    assert (wrong.status, wrong.reason, wrong.parser) == ("False", "CallsUnreadable", "mistral")
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    assert await check_template(model) == proof
+
+
+async def test_half_a_proof_in_the_cache_is_made_again(folder: Path, tmp_path: Path) -> None:
+    model = ModelSpec(path=str(folder))
+    proof = await check_template(model)
+    (kept,) = (tmp_path / "cache" / "templates").iterdir()
+    kept.write_text(kept.read_text()[:20])
+    assert await check_template(model) == proof

@@ -1,4 +1,4 @@
-"""An engine's whole process group ends, and what Python would clean up after the engine is cleaned up."""
+"""A child's whole process group ends, and what Python would clean up after it is cleaned up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rollyard.engine.process.child_process import EngineCommand, end_engine, start_engine
+from rollyard.engine.process.child_process import EngineCommand, end_child, start_child
 from tests.support.until import until
 from tests.support.yard import alive, kill
 
@@ -20,13 +20,13 @@ time.sleep(1000)
 
 
 async def test_a_killed_engine_leaves_no_semaphore_and_no_child() -> None:
-    engine = await start_engine(EngineCommand([sys.executable, "-c", ENGINE]), stdout=asyncio.subprocess.PIPE)
+    engine = await start_child(EngineCommand([sys.executable, "-c", ENGINE]), stdout=asyncio.subprocess.PIPE)
     assert engine.stdout is not None
     name, child = (await engine.stdout.readline()).decode().split()
     semaphore = Path("/dev/shm", f"sem.{name}")
     assert semaphore.exists()
     kill(engine.pid)
     await engine.wait()
-    await end_engine(engine)
+    await end_child(engine)
     await until(lambda: not semaphore.exists())
     await until(lambda: not alive(int(child)))

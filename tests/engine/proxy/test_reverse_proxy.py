@@ -183,6 +183,27 @@ async def test_headers_of_one_connection_stay_on_it(upstream: tuple[Upstream, Op
 # what does not
 
 
+async def test_an_earlier_token_is_refused_once_the_server_names_it_no_longer(
+    upstream: tuple[Upstream, Open],
+) -> None:
+    _, found = upstream
+
+    async def accepted(token: str) -> bool:
+        async with found.client.get("/health", headers={"Authorization": f"Bearer {token}"}) as answer:
+            assert answer.status in (200, 401)
+            return answer.status == 200
+
+    assert [await accepted(token) for token in (TOKEN, "new")] == [True, False]
+    for tokens, expected in (
+        (["new", TOKEN], [True, True]),
+        (["new"], [False, True]),
+        (["newer"], [False, False]),
+    ):
+        found.proxy.set_tokens(tokens)
+        assert found.proxy.token == tokens[0]
+        assert [await accepted(token) for token in (TOKEN, "new")] == expected
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/health", "/metrics", "/pause", "/"])
 @pytest.mark.parametrize("token", [None, "", "Bearer", "Bearer wrong", f"Bearer {TOKEN}x", TOKEN, "Bearer \xff\xfe"])
 async def test_nothing_is_read_without_the_token(upstream: tuple[Upstream, Open], path: str, token: str | None) -> None:

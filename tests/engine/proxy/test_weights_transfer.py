@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from rollyard.engine.embedded.safetensors_files import STORED, entries
+from rollyard.engine.embedded.safetensors_files import STORED
 from rollyard.engine.proxy import weights_transfer
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.embedded_control import EmbeddedControl
-from rollyard.engine.weights.source import CheckpointInfo
+from rollyard.model_folder.checkpoint_info import CheckpointInfo
+from rollyard.model_folder.safetensors_header import entries
 from rollyard.wire.engine import WeightsTarget
 from tests.support.weights_yard import (
     PROMPTS,

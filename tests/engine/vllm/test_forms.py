@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from rollyard.engine.launch.launch_plan import LaunchPlan
-from rollyard.engine.process.child_process import end_engine, start_engine
+from rollyard.engine.process.owned_engine import start_engine
 from rollyard.gateway.session.session_config import SessionConfig
 from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
@@ -105,7 +105,7 @@ async def test_vllm_keeps_to_forms_and_masks_its_logprobs(vllm_python: str, tmp_
                 assert sampled.logprobs == pytest.approx(exact, abs=2e-3)
             assert (await policy.tokens._routes.of(by_ids)).dialect is GENERATE
     finally:
-        await end_engine(engine)
+        await engine.end()
 
 
 async def every_api_has_the_form(gateway: Any) -> None:

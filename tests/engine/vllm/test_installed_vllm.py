@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.engine.process.child_process import EngineCommand, EngineFailed, _environment
+from rollyard.engine.process.child_process import EngineCommand, EngineFailed, environment
 from rollyard.engine.vllm.installed_vllm import VllmBuild, vllm_build
 
 PACKAGE = {
@@ -85,7 +85,7 @@ def test_the_packages_that_we_import_from_are_not_for_the_engine(monkeypatch: py
     monkeypatch.setenv("PYTHONPATH", f"{ours}:/opt/site")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     asked = {"env": {"VLLM_X": "1"}, "defaults": {"OMP_NUM_THREADS": "8", "VLLM_Y": "2", "VLLM_X": "3"}}
-    env = _environment(EngineCommand(["vllm"], foreign=True, **asked))
+    env = environment(EngineCommand(["vllm"], foreign=True, **asked))
     assert env["PYTHONPATH"] == "/opt/site"
     assert (env["OMP_NUM_THREADS"], env["VLLM_X"], env["VLLM_Y"]) == ("3", "1", "2")
-    assert _environment(EngineCommand(["embedded"]))["PYTHONPATH"] == f"{ours}:/opt/site"
+    assert environment(EngineCommand(["embedded"]))["PYTHONPATH"] == f"{ours}:/opt/site"

@@ -15,14 +15,15 @@ import aiohttp
 import pytest
 
 from rollyard.core.errors import SandboxStartFailed
-from rollyard.core.node_cache import node_cache
 from rollyard.engine.launch.gang_rank import GangRank
 from rollyard.engine.launch.launch_plan import LaunchPlan
-from rollyard.engine.process.child_process import EngineFailed, end_engine, start_engine
+from rollyard.engine.process.child_process import EngineFailed
 from rollyard.engine.process.engine_supervisor import Supervisor
+from rollyard.engine.process.owned_engine import OwnedEngine, start_engine
+from rollyard.host.node_cache import node_cache
 from rollyard.kinds.inference_pool import InferencePoolSpec
-from rollyard.node.sandbox.find_runtime import find_runtime
-from rollyard.node.sandbox.images import default_root
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.images import default_root
 from tests.support.vllm_env import vllm_python
 
 __all__ = ["vllm_python"]
@@ -101,10 +102,10 @@ async def test_a_gang_of_two_serves_as_one(vllm_python: str, tmp_path: Path) -> 
         assert max(abs(a - b) for a, b in zip(recomputed, told, strict=True)) < 0.02
     finally:
         for rank in ranks:
-            await end_engine(rank)
+            await rank.end()
 
 
-async def answers(http: aiohttp.ClientSession, ranks: Sequence[asyncio.subprocess.Process]) -> None:
+async def answers(http: aiohttp.ClientSession, ranks: Sequence[OwnedEngine]) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
             assert all(rank.returncode is None for rank in ranks)

@@ -11,6 +11,7 @@ import asyncio
 import base64
 import json
 import os
+import random
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -25,12 +26,13 @@ from rollyard.engine.proxy import weights_transfer
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.source import folder_checksum
 from rollyard.kinds.rollout import Sampling
+from rollyard.kinds.weights import Mode
 from rollyard.server.batches.draw import engine_priority
 from rollyard.server.store.batch_records import TaskHistory
 from rollyard.tokens.endpoint_dialects import COMPLETIONS
 from rollyard.wire.engine import WeightsTarget
 from tests.engine.proxy.test_weights_transfer import done, parts_of, transferring
-from tests.support.vllm_env import vllm_python
+from tests.support.vllm_env import PYTHON, vllm_python
 from tests.support.weights_yard import PROMPTS, Yard, certified, furthest, other_dir, recomputed, shown, yard
 
 __all__ = ["certified", "other_dir", "vllm_python"]  # fixtures
@@ -39,6 +41,8 @@ ARGS = ["--dtype", "float32", "--scheduling-policy", "priority", "--max-num-seqs
 ARGS += ["--weight-transfer-config", json.dumps({"backend": "inline"})]
 START_SECONDS = 600.0
 CLOSE = 0.02
+LONG = pytest.mark.long
+PROMPT = random.Random(7).choices(range(40, 1000), k=2000)
 
 pytestmark = [pytest.mark.heavy, pytest.mark.slow(80), pytest.mark.asyncio(loop_scope="module")]
 
@@ -157,10 +161,66 @@ async def test_a_pause_interrupts_nothing_and_each_token_has_the_version_that_ma
     assert headers["X-Rollyard-Weights-Version"] == "read"
     assert furthest(answer, recomputed(answer, after, after)) < CLOSE
     assert spans.result() == [{"version": "read", "start": 0, "end": 1000}]
-    # a prompt that the old weights have in the cache
-    answer = await made.stream(PROMPTS[0] * 8, 20)
-    assert furthest(answer, recomputed(answer, after, after)) < CLOSE
     assert made.supervisor.life == 1, "all of that was in place"
+
+
+async def prefix_hits(made: Yard) -> int:
+    async with made.supervisor.session() as http, http.get("http://engine/metrics") as answer:
+        totals = read_load(await answer.text()).totals
+    assert totals is not None
+    assert totals.prefix_hits is not None
+    return totals.prefix_hits
+
+
+@pytest.mark.parametrize("mode", ["Pause", pytest.param("Abort", marks=LONG), pytest.param("Drain", marks=LONG)])
+async def test_no_block_of_the_prefix_cache_outlives_its_weights(
+    made: Yard, before: Path, after: Path, mode: Mode
+) -> None:
+    """A prompt of 2,000 tokens is in the cache, and requests that hold its blocks are under way."""
+    old, new = made.weights.report.version, f"cached-{mode}"
+    await made.stream(PROMPT, 8, temperature=0)
+    hits = await prefix_hits(made)
+    cached = await made.stream(PROMPT, 8, temperature=0)
+    assert await prefix_hits(made) - hits > len(PROMPT) * 0.9
+    assert (set(cached.versions), furthest(cached, recomputed(cached, before, before)) < CLOSE) == ({old}, True)
+    made.answers.clear()
+    async with asyncio.TaskGroup() as group:
+        tokens = 300 if mode == "Drain" else 2000  # so many that the order comes before their end
+        streams = [group.create_task(made.stream([*PROMPT, last], tokens, after=20)) for last in range(100, 103)]
+        await made.under_way(len(streams), 10)
+        await made.order(WeightsTarget(version=new, mode=mode, path=str(after)))
+        answer = await made.stream(PROMPT, 8, temperature=0)
+    assert (set(answer.versions), furthest(answer, recomputed(answer, after, after)) < CLOSE) == ({new}, True)
+    assert furthest(answer, recomputed(answer, before, before)) > CLOSE
+    for under_way in (task.result() for task in streams):
+        assert furthest(under_way, recomputed(under_way, before, after)) < CLOSE
+        assert under_way.versions[0] == old
+        assert under_way.finish_reason == {"Pause": None, "Abort": "abort", "Drain": "length"}[mode]
+    hits = await prefix_hits(made)
+    again = await made.stream(PROMPT, 8, temperature=0)
+    assert await prefix_hits(made) - hits > len(PROMPT) * 0.9, "the new weights have blocks of their own"
+    assert (again.ids, furthest(again, answer.logprobs) < CLOSE) == (answer.ids, True)
+    await made.order(WeightsTarget(version=f"back-{mode}", mode=mode, path=str(before)))
+    back = await made.stream(PROMPT, 8, temperature=0)
+    assert (back.ids, furthest(back, cached.logprobs) < CLOSE) == (cached.ids, True)
+
+
+@pytest.mark.long  # the second vLLM takes 14 s of CPU time to start
+async def test_weights_that_came_later_are_those_of_a_fresh_server(
+    made: Yard, after: Path, certified: Any, tmp_path: Path
+) -> None:
+    await made.stream(PROMPT, 64, temperature=0)
+    await made.order(WeightsTarget(version="compared", mode="Pause", path=str(after)))
+    changed = await made.stream(PROMPT, 64, temperature=0)
+    spec = {
+        "model": {"path": str(after)},
+        "engine": {"vllm": {"python": str(PYTHON), "extraArgs": ["--dtype", "float32"]}},
+    }
+    control = partial(VllmControl, extra_args=[])
+    async with yard(spec, tmp_path, certified, control=control, seconds=START_SECONDS) as other:
+        fresh = await other.stream(PROMPT, 64, temperature=0)
+    assert changed.ids == fresh.ids
+    assert furthest(changed, fresh.logprobs) < 1e-3
 
 
 async def test_long_tasks_overtake_what_was_queued_before_them(made: Yard) -> None:
@@ -216,6 +276,8 @@ async def update(made: Yard, part: bytes) -> None:
 
 async def test_vllm_takes_weights_from_a_trainer(made: Yard, before: Path, after: Path) -> None:
     old, life = made.weights.report.version, made.supervisor.life
+    await made.stream(PROMPT, 8)  # it is in the prefix cache now
+    made.answers.clear()
     async with asyncio.TaskGroup() as group:
         streams = [group.create_task(made.stream(p, 3000, after=60)) for p in PROMPTS]
         await made.under_way(len(PROMPTS), 30)
@@ -233,7 +295,7 @@ async def test_vllm_takes_weights_from_a_trainer(made: Yard, before: Path, after
         assert list(dict.fromkeys(stream.versions)) == [old, "moved"]
         assert furthest(stream, recomputed(stream, before, after)) < CLOSE
     assert (made.supervisor.life, made.weights.report.note) == (life, "")
-    again = await made.stream(PROMPTS[0] * 8, 20)
+    again = await made.stream(PROMPT, 20)
     assert furthest(again, recomputed(again, after, after)) < CLOSE
 
 

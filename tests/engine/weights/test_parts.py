@@ -12,14 +12,16 @@ import pytest
 
 from rollyard.core.errors import Invalid
 from rollyard.engine.embedded.lora_adapter import read_adapter
-from rollyard.engine.embedded.safetensors_files import entries
+from rollyard.engine.embedded.safetensors_files import read_tensor
 from rollyard.engine.process.engine_supervisor import Supervisor
 from rollyard.engine.proxy.epochs import with_fields
 from rollyard.engine.vllm.vllm_control import VllmControl
 from rollyard.engine.weights.engine_control import ControlFailed
-from rollyard.engine.weights.source import CheckpointInfo, WeightsSource, read_checkpoint_info
+from rollyard.engine.weights.source import WeightsSource
 from rollyard.engine.weights.verification import ProbeAnswer, WeightsProof, why_not_proven
 from rollyard.kinds.base import evolve
+from rollyard.model_folder.checkpoint_info import CheckpointInfo, read_checkpoint_info
+from rollyard.model_folder.safetensors_header import entries
 from rollyard.wire.engine import WeightsTarget
 from tests.support.weights_yard import PROMPTS, certified, furthest, other_dir, recomputed, yard
 
@@ -40,7 +42,7 @@ def write_tensors(path: Path, tensors: dict[str, Any]) -> None:
 def adapter(model_dir: Path, tmp_path: Path) -> tuple[Path, Path]:
     """A LoRA adapter, and a model with the same merged into it."""
     found = dict(entries(model_dir / "model.safetensors"))
-    tensors = {name: entry.read() for name, entry in found.items()}
+    tensors = {name: read_tensor(entry) for name, entry in found.items()}
     rng, parts = np.random.default_rng(5), {}
     for layer in (0, 2):
         for part in ("self_attn.q_proj", "mlp.down_proj"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollyard.engine.weights.source import CheckpointInfo, WeightsSource
+from rollyard.engine.weights.source import WeightsSource
 from rollyard.engine.weights.update_step import (
     ATTEMPTS,
     LOST,
@@ -28,6 +29,7 @@ from rollyard.engine.weights.update_step import (
     WeightsChange,
     next_step,
 )
+from rollyard.model_folder.checkpoint_info import CheckpointInfo
 from rollyard.wire.engine import WeightsTarget
 
 INFO = CheckpointInfo({}, {})
@@ -91,6 +93,7 @@ TIED, LORA, NO_ROUTES = (
     found(why_no_transfer="no routes"),
 )
 
+REPLACED, NOT_STARTED = Failed("Replaced", "another"), Failed("NotStarted", "LoadFailed: llama")
 Row = tuple[str, UpdateState, Fact, str, dict[str, Any]]
 # fmt: off
 TABLE: list[Row] = [
@@ -107,6 +110,11 @@ TABLE: list[Row] = [
     ("time for another target",   empty("Waiting", failed=MOVED, retry_at=6), NOT_READY, "Reading: Read", {}),
     ("no model of the pool",      empty("Reading", target=None, tried=None), refused("gone"), "Reading: GiveUp",
         {"fatal": "gone"}),
+    ("replaced while it reads",   empty("Reading", target=V3), REPLACED, "Waiting:", {"error": "", "served": None}),
+    ("no process gets ready",     begun("Waiting"), NOT_STARTED, "Waiting:",
+        {"served": None, "error": "LoadFailed: llama", "failed": TARGET, "retry_at": math.inf, "phase": "Failed"}),
+    ("replaced before it is ready", begun("Waiting", served=NEW, target=V3), NOT_READY, "Reading: Read",
+        {"served": None, "tried": V3}),
     ("a process began",           begun("Restarting"), DONE, "Waiting:", {}),
     ("it is not ready",           begun("Waiting"), NOT_READY, "Waiting:", {}),
     ("it is ready",               begun("Waiting"), READY, "Loading: Load", {"pinned_life": 1, "before": None}),
@@ -175,6 +183,8 @@ TABLE: list[Row] = [
     ("during a change",           during("Loading"), TargetSet(V3), "Loading:", {"target": V3, "tried": TARGET}),
     ("withdrawn in time",         empty("Waiting", error="gone", failed=TARGET), TargetSet(None), "Waiting:",
         {"target": None, "error": "", "phase": ""}),
+    ("withdrawn while it is read", empty("Reading"), TargetSet(None), "Reading:", {"target": None}),
+    ("replaced while it is read", reading(), REPLACED, "Waiting:", {"phase": "", "proven": True}),
     ("withdrawn too late",        SERVING, TargetSet(None), "Waiting:", {"target": TARGET}),
 ]
 # fmt: on

@@ -18,8 +18,9 @@ import pytest
 
 from rollyard.engine.weights import verification as module
 from rollyard.engine.weights.embedded_control import EmbeddedControl
-from rollyard.engine.weights.source import CheckpointInfo, WeightsSource, folder_checksum
+from rollyard.engine.weights.source import WeightsSource, folder_checksum
 from rollyard.kinds.base import evolve
+from rollyard.model_folder.checkpoint_info import CheckpointInfo
 from rollyard.wire.engine import WeightsTarget
 from tests.support.live_weights import other_weights
 from tests.support.weights_yard import (
@@ -338,7 +339,7 @@ async def test_what_is_not_what_was_ordered_is_refused_and_the_engine_not_touche
     version, life = made.weights.report.version, made.supervisor.life
     for kind, words in (
         ("checksum", "ChecksumMismatch"),
-        ("architecture", "WrongArchitecture: model_type is llama"),
+        ("architecture", 'WrongArchitecture: model_type is "llama"'),
         ("missing", "ModelMissing"),
         ("shape", "WrongShape: model.embed_tokens.weight is"),
     ):
@@ -353,6 +354,49 @@ async def test_what_is_not_what_was_ordered_is_refused_and_the_engine_not_touche
         assert (stream.result().finish_reason, set(stream.result().versions)) == ("length", {version})
         assert (made.weights.report.version, made.supervisor.life) == (version, life)
     await made.order(WeightsTarget(version="v3", path=str(other_dir)))
+
+
+async def test_a_bad_folder_fails_its_own_update_and_the_next_update_begins_at_once(
+    made: Yard, other_dir: Path, tmp_path: Path
+) -> None:
+    fifo, endless, deep, slow = (
+        Path(shutil.copytree(other_dir, tmp_path / name)) for name in ("fifo", "endless", "deep", "slow")
+    )
+    for folder in (fifo, endless):
+        (folder / "model.safetensors").unlink()
+    os.mkfifo(fifo / "model.safetensors")
+    (endless / "model.safetensors").symlink_to("/dev/zero")
+    (deep / "config.json").write_text("[" * 100_000)
+    for folder, words in (
+        (fifo, "is a fifo or a device"),
+        (endless, "is a fifo or a device"),
+        (deep, "nested too deeply"),
+    ):
+        await made.order(WeightsTarget(version=folder.name, path=str(folder)), "Failed")
+        await made.until(lambda words=words: words in made.weights.report.error)
+    for number in range(100):  # 100 GiB, of which none takes room on the disk
+        (slow / f"{number}.bin").touch()
+        os.truncate(slow / f"{number}.bin", (1 << 30) - 1)
+    made.weights.set_target(WeightsTarget(version="slow", path=str(slow)))
+    await made.until(lambda: made.weights._state.stage == "Reading")
+    await made.order(WeightsTarget(version="v2", path=str(other_dir)))
+    assert (made.weights.report.version, made.supervisor.life) == ("v2", 1)
+
+
+async def test_an_engine_that_cannot_start_on_the_weights_of_an_update_says_so_and_takes_others(
+    model_dir: Path, other_dir: Path, tmp_path: Path, certified: Any
+) -> None:
+    llama = Path(shutil.copytree(other_dir, tmp_path / "llama"))
+    config = json.loads((llama / "config.json").read_text())
+    (llama / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
+    async with yard(
+        embedded(model_dir), tmp_path, certified, order=WeightsTarget(version="v1", path=str(llama))
+    ) as made:
+        await made.until(lambda: made.weights.report.phase == "Failed")
+        assert "use engine.vllm" in made.weights.report.error
+        made.weights.set_target(None)  # the update has failed, and the pool has no version yet
+        await made.until(lambda: made.weights.proven)
+        assert made.weights.report.version == folder_checksum(model_dir)
 
 
 async def test_files_that_are_cut_short_leave_the_engine_with_the_weights_it_had(

@@ -14,6 +14,7 @@ import pytest
 
 from rollyard.gateway.session.session import GatewaySession
 from rollyard.gateway.session.session_config import SessionConfig
+from rollyard.kinds.base import evolve
 from rollyard.kinds.rollout import Sampling
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.tool_calls import ParsedTurn, parser_choice
@@ -312,6 +313,40 @@ async def test_a_request_that_cannot_fit_is_not_read_and_none_after_the_last_cal
                 assert answer.status == 410
 
 
+async def test_a_prompt_far_beyond_the_models_context_is_refused_before_it_is_tokenised(
+    scripted: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, tokenised = template.encode, []
+
+    def noting(text: str) -> list[int]:
+        tokenised.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(template, "encode", noting)
+    async with scripted(["Hi."]) as (gateway, upstream), client(gateway) as ai:
+        gateway.policy.endpoint = evolve(gateway.policy.endpoint, context=4096)
+        for size in (4 << 20, 900_000):  # the first is not read, the second is read and rendered
+            with pytest.raises(openai.BadRequestError) as refused:
+                await ai.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": "word " * (size // 5)}]
+                )
+            assert refused.value.code == "context_length_exceeded"
+        assert "maximum context length is 4096 tokens" in str(refused.value), "the words that clients search for"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ai.completions.create(model="m", prompt="word " * 180_000)
+        assert refused.value.code == "context_length_exceeded"
+        async with aiohttp.ClientSession(headers={"X-Rollyard-Session": "s1"}) as http:
+            words = [{"role": "user", "content": "word " * 180_000}]
+            message = {"model": "m", "max_tokens": 8, "messages": words}
+            async with http.post(f"{gateway.url}/v1/messages", json=message) as answer:
+                assert "prompt is too long: " in (await answer.json())["error"]["message"]
+            assert (upstream.prompts, max(tokenised, default=0) < 1000) == ([], True)
+            assert gateway.sessions["s1"].truncated
+            async with http.post(f"{gateway.url}/v1/messages/count_tokens", json=message) as answer:
+                assert (await answer.json())["input_tokens"] > 180_000, "a question for the length gets the length"
+        assert (await ai.chat.completions.create(model="m", messages=QUESTION)).choices[0].message.content == "Hi."
+
+
 class Picky:
     """A plug-in that fails: on tools with a certain name when it is made, on any turn later."""
 
@@ -328,7 +363,7 @@ class Picky:
 async def test_a_parser_that_fails_loses_no_turn(
     scripted: Any, template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(parser_choice.BUILT_IN, "picky", (Picky, ()))
+    monkeypatch.setitem(parser_choice.BUILT_IN, "picky", parser_choice.Family(Picky, ()))
     async with scripted([CALL, "Yes."], SessionConfig("policy", Sampling(), tool_parser="picky")) as (
         gateway,
         upstream,
@@ -345,6 +380,26 @@ async def test_a_parser_that_fails_loses_no_turn(
         session = gateway.sessions["s1"]
         assert (session.calls, len(session.turns()), session.breaks()) == (2, 2, {})
         assert runs(session) == [ids(template, CALL) + ids(template, "Yes.")]
+
+
+async def test_a_call_keeps_the_id_that_the_model_wrote(scripted: Any) -> None:
+    """Kimi's template shows the id, and the id holds the tool's name."""
+    call = "<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    broken = "<|tool_call_begin|>functions.bash:1<|tool_call_argument_begin|>{<|tool_call_end|>"
+    config = SessionConfig("policy", Sampling(), tool_parser="kimi_k2")
+    async with scripted([call, call, broken], config) as (gateway, _), client(gateway) as ai:
+        first = (await ai.chat.completions.create(model="m", messages=QUESTION, tools=TOOLS)).choices[0].message
+        (one,) = first.tool_calls or ()
+        assert one.id == "functions.bash:0"
+        history: list[Any] = [*QUESTION, first, {"role": "tool", "tool_call_id": one.id, "content": "a.py"}]
+        second = (await ai.chat.completions.create(model="m", messages=history, tools=TOOLS)).choices[0].message
+        (other,) = second.tool_calls or ()
+        assert other.id.startswith("call_")  # no two calls of a conversation have the same id
+        history += [second, {"role": "tool", "tool_call_id": other.id, "content": "b.py"}]
+        third = (await ai.chat.completions.create(model="m", messages=history, tools=TOOLS)).choices[0]
+        assert (third.message.content, third.finish_reason) == (broken, "stop")
+        session = gateway.sessions["s1"]
+        assert session.unread_calls == 1
 
 
 async def test_a_parser_that_nobody_has_is_told_before_anything_is_sampled(scripted: Any) -> None:

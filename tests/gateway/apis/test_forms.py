@@ -276,7 +276,7 @@ async def test_a_parser_without_a_form_cannot_force_calls(scripted: Any, monkeyp
         def parse(self, text: str) -> ParsedTurn:
             return ParsedTurn(text)
 
-    monkeypatch.setitem(parser_choice.BUILT_IN, "shouting", (Shouting, ()))
+    monkeypatch.setitem(parser_choice.BUILT_IN, "shouting", parser_choice.Family(Shouting, ()))
     config = SessionConfig("policy", Sampling(), tool_parser="shouting")
     async with scripted(["Hi."], config) as (gateway, _), openai_client(gateway) as ai:
         with pytest.raises(openai.BadRequestError, match="Shouting cannot force calls: it has no method `calls_form`"):

@@ -153,7 +153,7 @@ def test_a_template_that_begins_a_turn_otherwise_is_no_place_to_go_on(template: 
     else:
         tokenizer.chat_template = template.source.replace(f"'{opened}' }}}}", f"'{opened}<think>\\n' }}}}")
     assert tokenizer.chat_template != template.source
-    history = ChatHistory(ChatTemplate(tokenizer, template.stop_ids))
+    history = ChatHistory(ChatTemplate(tokenizer, template.stop_ids), lambda tools: None)
     with pytest.raises(TaskError, match="end with a message of the user"):
         history.prepare(ChatRequest(QUESTION, [], SamplingOverrides(), lead))
     assert history.prepare(ChatRequest(QUESTION, [], SamplingOverrides())).prompt, (

@@ -40,6 +40,8 @@ TEXTS = [
 class SeededPolicy:
     """A policy whose answer depends on the prompt and the seed alone."""
 
+    context: int | None = None
+
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
         self.calls = 0
@@ -109,7 +111,8 @@ class Harness:
         else:
             messages, tools = self.draw.choice(self.conversations)
             if kind == "edit" and len(messages) > 2:
-                at = self.draw.randrange(len(messages) - 1)
+                # the results of a call that is edited away would be refused
+                at = self.draw.choice([i for i, m in enumerate(messages[:-1]) if not m.get("tool_calls")])
                 messages = [
                     *messages[:at],
                     {"role": "user", "content": f"Edited {self.draw.random()}"},

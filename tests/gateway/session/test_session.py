@@ -19,10 +19,13 @@ from rollyard.kinds.rollout import Sampling, Segment
 from rollyard.tokens.chat_template import ChatTemplate
 from rollyard.tokens.sampled_tokens import Sampled
 from rollyard.tokens.streamed_response import OnProgress
+from rollyard.wire.tool_proof import ToolProof
 
 
 class Says:
     """A policy that says one text."""
+
+    context: int | None = None
 
     def __init__(self, template: ChatTemplate, text: str) -> None:
         self._ids = [*template.encode(text), template.stop_ids[0]]
@@ -67,6 +70,18 @@ def made(template: ChatTemplate, **config: int) -> GatewaySession:
 
 async def read(session: GatewaySession) -> tuple[list[Segment], int, dict[str, int]]:
     return await session.run_serialized(lambda: (session.segments(), len(session.turns()), session.breaks()))
+
+
+async def test_tools_whose_calls_would_not_be_read_are_refused_before_the_model_is_asked(
+    template: ChatTemplate,
+) -> None:
+    tool = {"type": "function", "function": {"name": "bash", "parameters": {"type": "object", "properties": {}}}}
+    proof = ToolProof(status="False", reason="NoParser", message="nobody reads them")
+    session = GatewaySession("s", template, Says(template, "Twelve."), SessionConfig("m", Sampling(), tools=proof))
+    with pytest.raises(GatewayError, match="the calls of these tools would not be read: nobody reads them") as refused:
+        await session.chat(ChatRequest([{"role": "user", "content": "?"}], [tool], SamplingOverrides()))
+    assert (refused.value.status, session.tools_refused, session.calls) == (422, True, 0)
+    await session.chat(asked("3 * 4?"))
 
 
 async def test_what_a_caller_leaves_in_a_thread_is_over_before_anything_is_read(

@@ -13,6 +13,7 @@ from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.sandbox_template import SandboxTemplate, sandbox_capacity
 from rollyard.kinds.schema.yaml import load_manifests
+from rollyard.kinds.values.quantity import walltime_seconds
 
 HEAD = "apiVersion: rollyard.dev/v1alpha1\nkind: RolloutPool\nmetadata: {name: swe}\n"
 """Three lines, so that `spec` stands on the fourth."""
@@ -237,3 +238,45 @@ def test_an_allocation_s_places_are_counted_by_cores_and_by_memory(
     assert (
         sandbox_capacity(SandboxTemplate.model_validate(sandbox), AllocationTemplate.model_validate(allocation)) == room
     )
+
+
+def test_a_colon_without_a_space_is_told_on_its_own_line() -> None:
+    [line] = mistakes("""\
+        spec:
+          replicas:0
+          allocation: {nodes: 1}
+        """)
+    assert line == 'pool.yaml:5:3: "replicas:0" has no space after the colon; write "replicas: 0"'
+    [line] = mistakes("spec:\n  replicas:0\n")
+    assert line.endswith('spec: "replicas:0" has no space after the colon; write "replicas: 0"')
+
+
+def test_a_merge_key_is_told_as_what_it_is() -> None:
+    *_, line = mistakes("spec:\n  <<: {replicas: 1}\n")
+    assert line == (
+        "pool.yaml:5:3: spec.<<: merge keys are not supported; write the fields here, or use an alias for a whole value"
+    )
+
+
+def test_an_octal_number_is_told_with_the_number_that_one_can_write() -> None:
+    [line] = mistakes("spec: {replicas: 010}")
+    assert line.endswith("spec.replicas: must be a whole number; write 10 without quotes and leading zeros")
+
+
+def test_an_empty_field_that_is_required_cannot_be_left_out() -> None:
+    [line] = mistakes("spec:\n")
+    assert "spec: is empty; write a mapping" in line
+    assert "leave" not in line
+    [line] = mistakes("spec:\n  allocation:\n")
+    assert line.endswith("spec.allocation: is empty; write a mapping, or leave the field out")
+
+
+@pytest.mark.parametrize("limit", ["01:99:99", "00:60:00", "10:60", "1-24", "1-10:60:00"])
+def test_a_walltime_of_99_minutes_after_an_hour_is_refused(limit: str) -> None:
+    [line] = mistakes(f"spec: {{replicas: 1, allocation: {{timeLimit: '{limit}'}}}}")
+    assert "spec.allocation.timeLimit: write at most 59 minutes and seconds below an hour" in line
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [("90", 5400), ("90:30", 5430), ("2-12", 216000), ("100:00:00", 360000)])
+def test_a_walltime_s_largest_unit_has_no_limit(limit: str, seconds: int) -> None:
+    assert walltime_seconds(limit) == seconds

@@ -12,7 +12,7 @@ from rollyard.kinds.rollout import Task
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.batches.task_lines import canonical
 from rollyard.server.parts_and_wakeups import Parts
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.local_driver import LocalDriver
 from tests.support.played_pool import PlayedPool
 
@@ -31,7 +31,9 @@ class Site:
 
     async def declare_pool(self) -> None:
         """Store the pool, which a batch without one ends with."""
-        await self.store.create(RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 1}}))
+        await self.store.objects.create(
+            RolloutPool.model_validate({"metadata": {"name": "swe"}, "spec": {"replicas": 1}})
+        )
 
     async def dataset(self, name: str, tasks: int) -> None:
         lines = [canonical(task(number)) for number in range(tasks)]
@@ -49,7 +51,7 @@ class Site:
 @pytest_asyncio.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     clock = ManualClock()
-    store = await SqliteStore.open(tmp_path, clock)
+    store = await Store.open(tmp_path, clock)
     parts = Parts(store, LocalDriver(tmp_path / "slurm"), tmp_path, clock)
     yield Site(parts, clock)
     await parts.close()

@@ -65,6 +65,11 @@ def kinds(effects: tuple[BatchEffect, ...]) -> list[type]:
         ({"target": 800}, {"slots": 1000}, 1000),
         ({"target": 800}, {"slots": 1000, "open": 900, "unfinished": 3600}, 100),
         ({"target": 800, "n": 8}, {"slots": 2000}, 1000),
+        ({"target": 8}, {"slots": 40, "faulty_in_a_row": 9}, 16),
+        ({"target": 8}, {"slots": 40, "faulty_in_a_row": 10}, 1),
+        ({"target": 8}, {"slots": 40, "faulty_in_a_row": 10, "open": 1, "unfinished": 4}, 0),
+        ({"target": 8, "epochs": 1}, {"slots": 40, "faulty_in_a_row": 10}, 16),
+        ({"step_groups": 4}, {"slots": 0, "faulty_in_a_row": 5}, 1),
         ({"target": 8}, {"status": BatchStatus.EXPIRED}, 0),
         ({"target": 8}, {"drained": True}, 0),
         ({"target": 8, "dataset": None, "tasks": [{"kind": "math"}]}, {"slots": 200, "open": 16}, 0),
@@ -85,11 +90,11 @@ def test_groups_to_draw(fields: dict[str, Any], state: dict[str, Any], groups: i
 
 
 def test_an_informative_group_is_delivered_once_it_is_whole() -> None:
-    batch = replace(BATCH, open=1, unfinished=4)
+    batch = replace(BATCH, open=1, unfinished=4, faulty_in_a_row=7)
     found = group(0)
     for sample, reward in enumerate([1.0, 0.0, 0.0]):
         batch, found, _ = step(request(target=2), batch, found, RolloutEnded(1.0, end(sample, reward)))
-    assert (found.state, batch.open, batch.informative) == (GroupState.INFORMATIVE, 0, 1)
+    assert (found.state, batch.open, batch.informative, batch.faulty_in_a_row) == (GroupState.INFORMATIVE, 0, 1, 0)
     batch, found, effects = step(request(target=2), batch, found, RolloutEnded(1.0, end(3, None)))
     assert (found.state, found.delivery, batch.delivered, batch.informative) == (GroupState.DELIVERED, 1, 1, 0)
     assert GroupDelivered in kinds(effects)

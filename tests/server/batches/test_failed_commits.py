@@ -43,7 +43,7 @@ async def test_nothing_is_half_done(site: Site, monkeypatch: pytest.MonkeyPatch,
             await _play_some(site, rng)
     failing = False
     for number in range(BATCHES):
-        groups = await site.store.delivered_groups(BatchKey("default", f"b{number}"), 0, 100)
+        groups = await site.store.batches.delivered(BatchKey("default", f"b{number}"), 0, 100)
         view = await site.view(f"b{number}")
         assert view.status is BatchStatus.COMPLETED
         assert [g.delivery for g in groups] == [1, 2, 3]

@@ -17,7 +17,7 @@ from tests.support import make
 
 
 async def slots(site: Site, id: str) -> int:
-    found = await site.store.batch(BatchKey("default", id))
+    found = await site.store.batches.batch_with_series(BatchKey("default", id))
     assert found is not None
     return found[0].slots
 
@@ -63,7 +63,7 @@ async def test_a_batch_ends_by_its_deadline_and_with_its_pool(site: Site) -> Non
     site.clock.turn(10)
     await site.parts.batch_keeper.tick()
     assert (await site.view("a")).status is BatchStatus.EXPIRED
-    await site.store.delete(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
+    await site.store.objects.delete(ObjectKey(kind="RolloutPool", namespace="default", name="swe"))
     await site.parts.batch_keeper.tick()
     assert (await site.view("b")).status is BatchStatus.CANCELLED
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollyard.api.batch_metrics import batch_metrics
+from rollyard.core.errors import Unavailable
 from rollyard.core.telemetry import REGISTRY
+from rollyard.kinds.batch import BatchKey
 from rollyard.server.store.base import RolloutRecord
 from rollyard.server.store.batch_records import BatchRecord, LengthSums
+from rollyard.server.store.blobs import PackWriter
 from tests.server.batches.conftest import Site
 from tests.support.played_pool import Played
 
@@ -65,6 +69,25 @@ async def test_tokens_of_a_cancelled_group_are_wasted(site: Site) -> None:
     view = await site.view("b")
     assert (view.delivered, view.wasted_tokens) == (1, 10)
     assert counters()["batch_tokens_total/wasted"] - before == 10
+
+
+async def test_a_commit_that_fails_is_neither_counted_nor_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: PackWriter) -> None:
+        raise OSError(28, "No space left on device")
+
+    told: list[BatchKey] = []
+    site.parts.settlements.batch_changed.connect(told.append)
+    await site.dataset("d", 50)
+    before = counters()
+    with monkeypatch.context() as patch:
+        patch.setattr(PackWriter, "sync", full)
+        with pytest.raises(Unavailable):
+            await site.create(id="b", dataset={"name": "d"}, target=1)
+    assert (counters(), told) == (before, [])
+    await site.create(id="b", dataset={"name": "d"}, target=1)
+    drawn = "batch_groups_total/drawn"
+    assert counters()[drawn] - before.get(drawn, 0.0) == (await site.view("b")).drawn > 0
+    assert told == [BatchKey("default", "b")]
 
 
 def test_the_bias_of_a_pool_is_that_of_all_its_running_batches() -> None:

@@ -30,14 +30,14 @@ TABLES = ("batches", "batch_groups", "series", "dataset_tasks", "acknowledged_gr
 @pytest_asyncio.fixture
 async def short(site: Site) -> AsyncIterator[Site]:
     """A pool with a time to live of a minute."""
-    await site.store.create(rollout_pool(ttlSecondsAfterFinished=TTL))
+    await site.store.objects.create(rollout_pool(ttlSecondsAfterFinished=TTL))
     yield site
 
 
 async def prune(site: Site) -> int:
     """Prune, after a rollout of another pool has become the newest of the server, which is never deleted."""
     newest = rollout(f"r-{secrets.token_hex(8)}", pool="q", status=Status.COMPLETED, finished_at=site.clock.time())
-    await site.store.transact(lambda tx: tx.put(newest))
+    await site.store.rollouts.transact(lambda tx: tx.put(newest))
     return await ResultPruner(site.store, site.clock).prune()
 
 
@@ -115,7 +115,7 @@ async def test_what_the_next_batch_of_a_dataset_needs_stays_with_the_dataset(sho
     short.clock.turn(TTL + 1)
     await prune(short)
     assert rows(tmp_path)[0] == 0
-    assert (await short.store.task_histories("default", "d")) != []
+    assert (await short.store.batches.histories("default", "d")) != []
     view = await short.create(id="b", dataset={"name": "d"}, target=5)
     assert view.carried_in == drawn - 2, "all but an uninformative group and the delivered one"
     await short.batches.cancel(key("b"), keep=True)

@@ -8,6 +8,7 @@ import pytest
 
 from rollyard.core.errors import Conflict, Invalid, NotFound
 from rollyard.kinds.batch import BatchKey, BatchRequest, BatchStatus
+from rollyard.kinds.failure_table import POOL_DELETED
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Status
 from rollyard.server.batches.service import MAX_REQUEST_BYTES
@@ -114,6 +115,23 @@ async def test_a_task_that_always_fails_is_given_up_for_its_epoch(site: Site) ->
     assert (view.status, view.faulty, view.delivered) == (BatchStatus.COMPLETED, 3, 0)
 
 
+async def test_a_batch_whose_groups_all_fail_tries_one_at_a_time_until_one_has_rewards(site: Site) -> None:
+    await site.dataset("d", 50)
+    await site.create(id="b", dataset={"name": "d"}, target=4, n=4, filter={"kind": "none", "min_usable": 1})
+    assert (await site.view("b")).in_flight == 4
+    await site.pool.play(lambda record: Played(status=Status.FAILED), most=8 * 4)
+    for failed in range(8, 12):
+        view = await site.view("b")
+        assert (view.faulty, view.in_flight) == (failed, 1)
+        assert f"the last {failed} groups had fewer than 1 rewards, so it tries one group" in str(view.waiting)
+        await site.pool.play(lambda record: Played(status=Status.FAILED), most=4)
+    await site.pool.play(lambda record: Played(), most=4)
+    assert (await site.view("b")).in_flight == 3, "the rest of the target, at once"
+    await site.pool.play(lambda record: Played())
+    view = await site.view("b")
+    assert (view.status, view.delivered, view.faulty) == (BatchStatus.COMPLETED, 4, 12)
+
+
 async def test_a_group_that_cannot_become_informative_ends_early(site: Site) -> None:
     bounds = {"min_mean": 0.6, "reward_range": [0, 1]}
     await site.create(id="b", n=8, tasks=[task(1).model_dump()], filter=bounds, target=1)
@@ -206,7 +224,7 @@ async def test_a_cancelled_batch_cancels_its_rollouts_when_told_so(site: Site) -
 async def test_a_batch_ends_with_its_pool(site: Site) -> None:
     await site.dataset("d", 50)
     await site.create(id="a", dataset={"name": "d"}, target=2)
-    await site.rollouts.cancel_queued(PoolKey("default", "swe"), "PoolDeleted", "its pool swe was deleted")
+    await site.rollouts.cancel_queued(PoolKey("default", "swe"), POOL_DELETED, "its pool swe was deleted")
     assert (await site.view("a")).status is BatchStatus.CANCELLED
     assert {r.status for r in await site.rollouts.find(RolloutFilter())} == {Status.CANCELLED}
 
@@ -222,7 +240,7 @@ async def test_a_dataset_is_named_once_and_goes_with_its_series(site: Site) -> N
     await site.batches.cancel(key("a"), keep=True)
     await site.batches.delete_dataset("default", "d")
     assert {r.status for r in await site.rollouts.find(RolloutFilter())} == {Status.CANCELLED}
-    assert await site.store.transact(lambda tx: tx.batches.series("default", "d")) is None
+    assert await site.store.rollouts.transact(lambda tx: tx.batches.series("default", "d")) is None
     await site.dataset("d", 6)
 
 
@@ -237,7 +255,7 @@ async def test_position_neither_repeats_nor_skips_over_batches(site: Site) -> No
             break
         await site.pool.play(alternating)
     for number in range(20):
-        found = await site.store.delivered_groups(key(f"b{number}"), 0, 100)
+        found = await site.store.batches.delivered(key(f"b{number}"), 0, 100)
         seen += [group.task_index for group in found]
     assert sorted(seen) == sorted([*range(12), *range(12)])
 

@@ -51,7 +51,7 @@ async def test_an_endless_source_is_read_ahead_and_never_twice(plugged: Site) ->
     seen = [
         group.task_index
         for number in range(2)
-        for group in await plugged.store.delivered_groups(BatchKey("default", f"b{number}"), 0, 1000)
+        for group in await plugged.store.batches.delivered(BatchKey("default", f"b{number}"), 0, 1000)
     ]
     assert sorted(seen) == list(range(300))
     assert Counting.asked == list(range(len(Counting.asked))), "each once, in order"

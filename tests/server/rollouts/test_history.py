@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 
 from rollyard.core.errors import Fenced
+from rollyard.kinds.failure_table import NOT_NEEDED, WEIGHTS_STALE
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.kinds.rollout_history import ChosenEndpoint, HistoryEntry
 from rollyard.server.rollouts.history import KEPT_FIRST, KEPT_LAST, MAX_TEXT_CHARS, LeaseChoice, history_of
@@ -65,7 +66,7 @@ def test_each_change_of_a_whole_life_is_told() -> None:
         granted(5.0),
         RunBegun(5.5, 3),
         EndpointMoved(6.0, 3, "policy", "e2", "EndpointFailed", "HTTP 502"),
-        RunStored(7.0, 3, BLOB, seconds={"init": 0.5, "run": 1.25}),
+        RunStored(7.0, 3, BLOB, BLOB, seconds={"init": 0.5, "run": 1.25}),
         Lost(7.5, 3, "Expired"),
         granted(8.0),
         finished(4, Status.COMPLETED, 9.0, init=0.5, run=1.25, eval=0.125),
@@ -99,7 +100,7 @@ def test_each_change_of_a_whole_life_is_told() -> None:
 
 
 def test_a_rollout_that_never_ran_ends_with_its_reason() -> None:
-    cancelled = stepped(rollout(), Cancelled(2.0, "NotNeeded", "its group can no longer become informative"))
+    cancelled = stepped(rollout(), Cancelled(2.0, NOT_NEEDED, "its group can no longer become informative"))
     end = history_of(cancelled).entries[-1]
     assert (end.status, end.reason, end.message) == (
         Status.CANCELLED,
@@ -113,10 +114,10 @@ def test_a_stage_that_a_holder_reported_is_told_once_and_ends_with_its_lease() -
     record = stepped(rollout(), granted(), RunBegun(2.0, 1), RunBegun(3.0, 1))
     assert events_of(record) == ["Queued", "Leased", "StageBegun"]
     assert record.stage is Stage.RUN
-    outdated = stepped(record, Outdated(4.0, 1, "WeightsTooOld", "v1 is 3 behind"))
+    outdated = stepped(record, Outdated(4.0, 1, WEIGHTS_STALE, "v1 is 3 behind"))
     assert (outdated.stage, outdated.attempt) == (Stage.INIT, 2), "it begins again with INIT"
     told = history_of(outdated).entries[-1]
-    assert (told.event, told.stage, told.attempt, told.reason) == ("Outdated", Stage.RUN, 1, "WeightsTooOld")
+    assert (told.event, told.stage, told.attempt, told.reason) == ("Outdated", Stage.RUN, 1, "WeightsStale")
 
 
 @given(EVENTS)

@@ -13,7 +13,7 @@ from rollyard.kinds.rollout import RolloutRequest, Stage, Status
 from rollyard.server.rollouts import image_holds
 from rollyard.server.rollouts.image_hold import FIRST_SECONDS
 from rollyard.server.store.base import ImageHold, RolloutRecord
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.wire.node import CapacityRequest, ImageChanges, ImageFault, Lease, LeaseRef, StageImages
 from tests.server.rollouts.test_service import KEY, Node, Yard, server
 
@@ -30,7 +30,7 @@ def request(id: str, image: str | None = None) -> RolloutRequest:
 @pytest_asyncio.fixture
 async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
     clock = ManualClock()
-    store = await SqliteStore.open(tmp_path, clock)
+    store = await Store.open(tmp_path, clock)
     async with server(store, tmp_path, clock) as parts:
         yard = Yard(parts, store, clock)
         await yard.declare()
@@ -66,7 +66,7 @@ def ref(lease: Lease) -> LeaseRef:
 
 
 async def holds(yard: Yard) -> list[ImageHold]:
-    return await yard.store.image_holds(KEY)
+    return await yard.store.rollouts.image_holds(KEY)
 
 
 async def test_the_rollouts_of_a_missing_image_wait_and_the_others_pass_them(yard: Yard) -> None:
@@ -121,16 +121,11 @@ async def test_images_that_wait_for_their_registry_are_tried_when_another_image_
         ImageFault(image=image, message="503", registry_down=True) for image in ("docker://r/a:1", "docker://other/a:1")
     ]
     alone = ImageFault(image="docker://r/alone:1", message="503", registry_down=False)
-    unsaid = [
-        ImageFault(image=image, message="503", permanent=image.endswith("missing:1"))
-        for image in ("docker://r/unsaid:1", "docker://r/missing:1")
-    ]
-    await yard.parts.images.report(node.agent, ImageChanges(failed=[*down, alone, *unsaid]))
+    await yard.parts.images.report(node.agent, ImageChanges(failed=[*down, alone]))
     await yard.parts.images.report(node.agent, ImageChanges(ready=["docker://r/b:1"]))
     assert {hold.image: hold.until <= now for hold in await holds(yard)} == {
         "docker://r/a:1": True, "docker://other/a:1": False, "docker://r/alone:1": False,
-        "docker://r/unsaid:1": True, "docker://r/missing:1": False,
-    }, "an older node agent does not say it"  # fmt: skip
+    }  # fmt: skip
 
 
 async def test_the_last_failure_says_whether_an_image_waits_for_its_registry(yard: Yard) -> None:
@@ -175,7 +170,7 @@ async def test_a_hold_outlives_the_server(yard: Yard, tmp_path: Path) -> None:
     await give_back(yard, node, "bad")
     before = await holds(yard)
     await yard.store.close()
-    yard.store = await SqliteStore.open(tmp_path, yard.clock)
+    yard.store = await Store.open(tmp_path, yard.clock)
     async with server(yard.store, tmp_path, yard.clock) as parts:
         again = Yard(parts, yard.store, yard.clock)
         assert await granted(again, again.node("u2"), 9) == []

@@ -9,6 +9,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest
 from rollyard.server.rollouts import queue_limit
 from rollyard.server.rollouts.queue_limit import RECOUNT_SECONDS, QueueLimit
+from rollyard.server.store.rollout_store import RolloutStore
 from tests.server.batches.conftest import Site, task
 from tests.server.batches.conftest import site as site
 
@@ -22,14 +23,14 @@ def request(id: str, n: int = 1) -> RolloutRequest:
 async def test_a_queue_is_counted_without_batches_and_only_at_its_limit(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit, counts, count = QueueLimit(site.store, site.clock), 0, type(site.store).count_queued
+    limit, counts, count = QueueLimit(site.store.rollouts, site.clock), 0, RolloutStore.count_queued
 
-    async def counting(store: object, key: PoolKey) -> int:
+    async def counting(store: RolloutStore, key: PoolKey) -> int:
         nonlocal counts
         counts += 1
-        return await count(store, key)  # type: ignore[arg-type]
+        return await count(store, key)
 
-    monkeypatch.setattr(type(site.store), "count_queued", counting)
+    monkeypatch.setattr(RolloutStore, "count_queued", counting)
     await site.create(id="b", tasks=[task(n).model_dump() for n in range(10)], filter={"kind": "none"}, target=10)
     for n in range(5):
         await limit.admit(POOL, 10, 2)

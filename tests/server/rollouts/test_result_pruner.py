@@ -9,23 +9,23 @@ from rollyard.kinds.rollout import Status
 from rollyard.kinds.rollout_pool import DEFAULT_TTL_SECONDS
 from rollyard.server.rollouts.result_pruner import ResultPruner
 from rollyard.server.store.base import RolloutFilter
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from tests.support.make import rollout, rollout_pool
 
 
 async def test_each_pool_has_its_own_time_to_live(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = await SqliteStore.open(tmp_path, clock)
-    await store.create(rollout_pool("short", ttlSecondsAfterFinished=60))
-    await store.create(rollout_pool("usual"))
-    await store.create(rollout_pool("ever", ttlSecondsAfterFinished=10**10))
+    store = await Store.open(tmp_path, clock)
+    await store.objects.create(rollout_pool("short", ttlSecondsAfterFinished=60))
+    await store.objects.create(rollout_pool("usual"))
+    await store.objects.create(rollout_pool("ever", ttlSecondsAfterFinished=10**10))
     for pool in ("short", "usual", "ever", "gone", "last"):
         ended = rollout(pool, pool=pool, status=Status.COMPLETED, reward=1.0, finished_at=clock.time())
-        await store.transact(lambda tx, ended=ended: tx.put(ended))  # type: ignore[misc]
+        await store.rollouts.transact(lambda tx, ended=ended: tx.put(ended))  # type: ignore[misc]
     pruner = ResultPruner(store, clock)
 
     async def there() -> list[str]:
-        return [record.id for record in await store.list_rollouts(RolloutFilter())]
+        return [record.id for record in await store.rollouts.list_rollouts(RolloutFilter())]
 
     clock.turn(59.0)
     assert await pruner.prune() == 0

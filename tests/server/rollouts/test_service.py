@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import itertools
 import json
 from collections import Counter
@@ -15,25 +14,26 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-import zstandard
 
 from rollyard.core.aio import running
 from rollyard.core.clock import ManualClock
 from rollyard.core.errors import Conflict, Fenced, Invalid, NotFound
+from rollyard.core.telemetry import ATTEMPTS_FAULTED
 from rollyard.kinds.base import evolve
+from rollyard.kinds.failure_table import POOL_DELETED
 from rollyard.kinds.pool import PoolKey
-from rollyard.kinds.rollout import Outcome, RolloutError, RolloutKey, RolloutRequest, Segment, Stage, Status
+from rollyard.kinds.rollout import RolloutError, RolloutKey, RolloutRequest, Stage, Status
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent
 from rollyard.server.rollouts.dispatch import MAX_PER_GRANT, Dispatcher
 from rollyard.server.rollouts.move_hints import REPEAT_SECONDS, MoveHints
-from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES, expand
+from rollyard.server.rollouts.new_rollouts import MAX_TASK_BYTES
 from rollyard.server.rollouts.step import SUSPECT_LOSSES
 from rollyard.server.routing.endpoint_registry import STALE_SECONDS
 from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS
 from rollyard.server.store.base import RolloutFilter, RolloutRecord, Transaction
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.base import Identity
 from rollyard.wire.node import (
@@ -79,7 +79,7 @@ class Node:
 class Yard:
     """A server's parts, of which the dispatcher runs, and one RolloutPool."""
 
-    def __init__(self, parts: Parts, store: SqliteStore, clock: ManualClock) -> None:
+    def __init__(self, parts: Parts, store: Store, clock: ManualClock) -> None:
         self.parts, self.store, self.clock = parts, store, clock
         self.agents, self.leases, self.endpoints = parts.agents, parts.leases, parts.endpoints
         self.rollouts, self.dispatcher = parts.rollouts, parts.dispatcher
@@ -91,10 +91,10 @@ class Yard:
         meta = self.pool.metadata
         update = {"spec": evolve(self.pool.spec, **spec)}
         if not meta.uid:
-            made = await self.store.create(evolve(self.pool, **update))
+            made = await self.store.objects.create(evolve(self.pool, **update))
         else:
             free = evolve(meta, resource_version="")
-            made = await self.store.update(evolve(self.pool, **update, metadata=free), "spec")
+            made = await self.store.objects.update(evolve(self.pool, **update, metadata=free), "spec")
         assert isinstance(made, RolloutPool)
         self.pool = made
 
@@ -128,7 +128,7 @@ class Yard:
 
 
 @contextlib.asynccontextmanager
-async def server(store: SqliteStore, folder: Path, clock: ManualClock) -> AsyncIterator[Parts]:
+async def server(store: Store, folder: Path, clock: ManualClock) -> AsyncIterator[Parts]:
     """A server's parts, of which none runs."""
     parts = Parts(store, LocalDriver(folder / "slurm"), folder, clock, LEASE_SECONDS)
     try:
@@ -140,7 +140,7 @@ async def server(store: SqliteStore, folder: Path, clock: ManualClock) -> AsyncI
 @pytest_asyncio.fixture
 async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
     clock = ManualClock()
-    store = await SqliteStore.open(tmp_path, clock)
+    store = await Store.open(tmp_path, clock)
     async with server(store, tmp_path, clock) as parts, running(parts.dispatcher.run()):
         yard = Yard(parts, store, clock)
         await yard.declare()
@@ -191,17 +191,9 @@ async def test_n_makes_a_group_that_attaches_as_a_whole(yard: Yard) -> None:
         await yard.rollouts.submit("default", [request("g", n=4)])
 
 
-async def test_what_an_earlier_release_accepted_is_attached_to(yard: Yard) -> None:
+async def test_the_same_request_is_attached_to_and_another_one_is_refused(yard: Yard) -> None:
     for made in (request("a"), request("g", n=2)):
-        stored = []
-        for record in expand("default", made, 1.0):
-            fields = {
-                k: v for k, v in json.loads(record.request).items() if k not in ("group_version", "max_staleness")
-            }
-            body = json.dumps(fields)
-            digest = hashlib.sha256(f"{made.n}/{record.sample_index}/{body}".encode()).hexdigest()
-            stored.append(replace(record, request=body, digest=digest))
-        await yard.store.transact(lambda tx, stored=stored: [tx.put(r) for r in stored])
+        await yard.rollouts.submit("default", [made])
         again = await yard.rollouts.submit("default", [made])
         assert [new for _, new in again] == [False] * made.n
     for other in (request("a", priority=1), request("a", answer="2"), request("g", n=3)):
@@ -227,15 +219,15 @@ async def test_grant_run_and_finish(yard: Yard) -> None:
     await yard.rollouts.run_stored(lease, "u1", b"run said twice")
     record = await yard.rollouts.get("default", "a")
     assert (record.stage, record.holder) == (Stage.EVAL, node.agent.holder)
-    assert record.run is not None
-    assert await yard.store.read_blob(record.run) == b"run"
+    assert record.result is not None
+    assert await yard.store.packs.read(record.result) == b"run"
     await yard.rollouts.finish(header(lease, turns=2, timings={"run": 1.5}), "u1", b"outcome", 3)
     with pytest.raises(Fenced, match="drop its work"):
         await yard.rollouts.finish(header(lease, reward=0.0), "u1", b"said twice", 3)
     record = await yard.rollouts.get("default", "a")
     assert (record.status, record.reward, record.cursor, record.holder) == (Status.COMPLETED, 1.0, 1, None)
     assert record.result is not None
-    assert await yard.store.read_blob(record.result) == b"outcome"
+    assert await yard.store.packs.read(record.result) == b"outcome"
     assert record.summary["turns"] == 2
     assert yard.leases.get(RolloutKey("default", "a")) is None
 
@@ -290,8 +282,8 @@ async def test_what_expires_in_eval_is_scored_again_and_not_run_again(yard: Yard
 
 
 async def test_an_infrastructure_failure_is_retried_with_back_off_until_the_attempts_are_spent(yard: Yard) -> None:
-    node = yard.node()
-    lease = await yard.leased(node, "a")
+    node, counted = yard.node(), ATTEMPTS_FAULTED.labels("SandboxLost")
+    lease, before = await yard.leased(node, "a"), counted._value.get()
     for attempt in (1, 2):
         await yard.rollouts.finish(header(lease, "InfraFailed", None, error=FAULT), "u1", b"fault", 2)
         record = await yard.rollouts.get("default", "a")
@@ -305,15 +297,16 @@ async def test_an_infrastructure_failure_is_retried_with_back_off_until_the_atte
     assert (record.status, record.reward, record.faults) == (Status.INFRA_FAILED, None, 2)
     assert record.error is not None
     assert record.error.reason == "SandboxLost"
+    assert counted._value.get() - before == 2
 
 
 async def test_what_breaks_its_node_agents_code_is_a_fault_of_its_own_and_ends(yard: Yard) -> None:
     node = yard.node()
     lease = await yard.leased(node, "a")
     with pytest.raises(Fenced):
-        await yard.rollouts.fail(lease, "u2", "NodeAgentError", "not its own", 2)
+        await yard.rollouts.fail(lease, "u2", "not its own", 2)
     for attempt in (1, 2):
-        await yard.rollouts.fail(lease, "u1", "NodeAgentError", "KeyError: 'x'", 2)
+        await yard.rollouts.fail(lease, "u1", "KeyError: 'x'", 2)
         if attempt == 1:
             yard.clock.turn(60)
             yard.wants(node, init=1)
@@ -380,19 +373,6 @@ async def test_a_busy_node_agent_is_kept_free_for_what_has_to_be_alone(yard: Yar
     assert "new" not in {lease.id for lease in node.leases}, "else the suspect would wait for ever"
 
 
-async def test_an_older_node_agent_is_judged_by_its_segments(yard: Yard) -> None:
-    segment = Segment(
-        token_ids=[1, 2], loss_mask=[0, 1], logprobs=[None, -0.5], weights_version=[None, "w"], prompt_length=1
-    )
-    node = yard.node()
-    for id, segments, status in (("none", [], Status.FAILED), ("one", [segment], Status.COMPLETED)):
-        lease = await yard.leased(node, id)
-        outcome = Outcome(status=Status.COMPLETED, reward=1.0, segments=segments)
-        body = zstandard.compress(outcome.model_dump_json().encode())
-        await yard.rollouts.finish(header(lease, sampled=None), "u1", body, 3)
-        assert (await status_of(yard, id))[0] is status
-
-
 async def test_leases_in_the_store_get_a_full_period_after_a_restart(yard: Yard, tmp_path: Path) -> None:
     node = yard.node()
     lease = await yard.leased(node, "a")
@@ -443,7 +423,7 @@ async def test_what_runs_is_cancelled_and_its_holder_told(yard: Yard) -> None:
 
 async def test_a_whole_queue_is_cancelled(yard: Yard) -> None:
     await yard.rollouts.submit("default", [request("g", n=700), request("x", pool="other")])
-    assert await yard.rollouts.cancel_queued(KEY, "PoolDeleted", "the pool is gone") == 700
+    assert await yard.rollouts.cancel_queued(KEY, POOL_DELETED, "the pool is gone") == 700
     left = await yard.rollouts.find(RolloutFilter(status=(Status.QUEUED,)))
     assert [r.id for r in left] == ["x"]
 
@@ -453,22 +433,22 @@ async def test_a_whole_queue_is_cancelled(yard: Yard) -> None:
 
 async def test_wait_answers_as_soon_as_it_has_ended(yard: Yard) -> None:
     lease = await yard.leased(yard.node(), "a")
-    waiting = [asyncio.create_task(yard.rollouts.wait("default", "a", 600)) for _ in range(3)]
+    waiting = [asyncio.create_task(yard.rollouts.ends.wait("default", "a", 600)) for _ in range(3)]
     await asyncio.sleep(0)
     await yard.rollouts.finish(header(lease), "u1", b"", 3)
     async with asyncio.timeout(60):
         assert {(await w).status for w in waiting} == {Status.COMPLETED}
-        assert (await yard.rollouts.wait("default", "a", 600)).status is Status.COMPLETED, (
+        assert (await yard.rollouts.ends.wait("default", "a", 600)).status is Status.COMPLETED, (
             "what has ended does not wait"
         )
     with pytest.raises(NotFound):
-        await yard.rollouts.wait("default", "none", 600)
+        await yard.rollouts.ends.wait("default", "none", 600)
 
 
 async def test_wait_gives_up_when_the_time_is_up(yard: Yard) -> None:
     await yard.rollouts.submit("default", [request("a")])
     for seconds in (0.0, 0.01):
-        assert (await yard.rollouts.wait("default", "a", seconds)).status is Status.QUEUED
+        assert (await yard.rollouts.ends.wait("default", "a", seconds)).status is Status.QUEUED
 
 
 async def take(stream: AsyncIterator[RolloutRecord | None], count: int) -> list[RolloutRecord]:
@@ -484,21 +464,21 @@ async def test_a_stream_resumes_at_its_cursor(yard: Yard) -> None:
     made = [r for r, _ in await yard.rollouts.submit("default", [request("g", n=4), request("x")])]
     for record in made[:3]:
         await yard.rollouts.cancel("default", record.id)
-    first = await take(yard.rollouts.stream(0, "default", None, None, 60), 2)
+    first = await take(yard.rollouts.ends.stream(0, "default", None, None, 60), 2)
     assert [r.id for r in first] == ["g.0", "g.1"]
     assert first[-1].cursor is not None
-    resumed = yard.rollouts.stream(first[-1].cursor, "default", None, None, 60)
+    resumed = yard.rollouts.ends.stream(first[-1].cursor, "default", None, None, 60)
     assert [r.id for r in await take(resumed, 1)] == ["g.2"]
     following = asyncio.create_task(take(resumed, 2))
     for id in ("x", "g.3"):
         await yard.rollouts.cancel("default", id)
     assert [r.id for r in await following] == ["x", "g.3"]
-    only = yard.rollouts.stream(0, "default", "g", "swe", 60)
+    only = yard.rollouts.ends.stream(0, "default", "g", "swe", 60)
     assert [r.id for r in await take(only, 4)] == ["g.0", "g.1", "g.2", "g.3"]
 
 
 async def test_a_stream_says_when_nothing_comes(yard: Yard) -> None:
-    stream = yard.rollouts.stream(0, "default", None, None, 0.01)
+    stream = yard.rollouts.ends.stream(0, "default", None, None, 0.01)
     assert await anext(stream) is None
     await yard.rollouts.submit("default", [request("a")])
     await yard.rollouts.cancel("default", "a")
@@ -513,7 +493,7 @@ async def test_a_stream_says_so_too_while_others_end_all_the_time(yard: Yard) ->
 
     async with running(busy()):
         for scope in (("default", "others", None), ("default", None, "others")):
-            assert await asyncio.wait_for(anext(yard.rollouts.stream(0, *scope, 0.2)), 60) is None
+            assert await asyncio.wait_for(anext(yard.rollouts.ends.stream(0, *scope, 0.2)), 60) is None
 
 
 # handing out
@@ -563,7 +543,7 @@ async def test_counts_of_the_leases_are_those_of_the_store_whatever_happens(yard
     await yard.rollouts.lose(lost, "Preempted", handed_back=True)
     await yard.rollouts.finish(header(over), "u1", b"", 3)
     await yard.rollouts.cancel("default", cancelled.id)
-    sampling = [r for r in await yard.store.transact(lambda tx: tx.held()) if r.stage is not Stage.EVAL]
+    sampling = [r for r in await yard.store.rollouts.transact(lambda tx: tx.held()) if r.stage is not Stage.EVAL]
     stored = Counter(endpoint for record in sampling for endpoint in set(record.endpoints.values()))
     assert yard.sessions.counts() == dict(stored) != {}
     await yard.expire()
@@ -710,7 +690,7 @@ async def run_all(yard: Yard) -> None:
         for record in tx.queued([KEY], [Stage.INIT], float("inf"), 10_000):
             tx.put(replace(record, stage=Stage.EVAL))
 
-    await yard.store.transact(change)
+    await yard.store.rollouts.transact(change)
 
 
 async def test_a_full_node_agent_holds_up_no_other(yard: Yard) -> None:
@@ -790,7 +770,13 @@ async def test_a_missed_wake_is_made_up_for_while_other_pools_wake_all_the_time(
 
 async def test_the_dispatcher_can_be_ended_at_the_moment_it_is_woken(yard: Yard) -> None:
     dispatcher = Dispatcher(
-        yard.store, yard.clock, yard.agents, yard.leases, yard.endpoints, yard.parts.choice, lambda key: never()
+        yard.store.rollouts,
+        yard.clock,
+        yard.agents,
+        yard.leases,
+        yard.endpoints,
+        yard.parts.choice,
+        lambda key: never(),
     )
     running = asyncio.create_task(dispatcher.run())
     await asyncio.sleep(0)

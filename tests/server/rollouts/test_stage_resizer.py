@@ -13,7 +13,7 @@ from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutRequest, Stage, Task
 from rollyard.server.parts_and_wakeups import Parts
 from rollyard.server.rollouts.connected_agents import ConnectedAgent, ConnectedAgents
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from rollyard.slurm.local_driver import LocalDriver
 from rollyard.wire.node import CapacityRequest, LeaseRef, Resize, ToNode
 from tests.support import make
@@ -61,8 +61,8 @@ def held(stage: Stage, n: int) -> list[LeaseRef]:
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    store = await SqliteStore.open(tmp_path, SystemClock())
-    await store.create(make.rollout_pool(KEY.name, **SPEC))
+    store = await Store.open(tmp_path, SystemClock())
+    await store.objects.create(make.rollout_pool(KEY.name, **SPEC))
     parts = Parts(store, LocalDriver(tmp_path / "slurm"), tmp_path, SystemClock())
     async with running(parts.resizer.run()):
         yield Server(parts)
@@ -124,4 +124,4 @@ def test_room_is_not_given_away_twice() -> None:
     agents.request_capacity(agent, CapacityRequest(init=1, grants=1))
     assert agent.free_init == 1
     agents.request_capacity(agent, CapacityRequest(init=3))
-    assert agent.free_init == 3, "an older node agent does not count"
+    assert agent.free_init == 3, "one that does not count is believed"

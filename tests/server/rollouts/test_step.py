@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollyard.core.errors import Fenced
+from rollyard.kinds.failure_table import WEIGHTS_STALE
 from rollyard.kinds.rollout import RolloutError, Stage, Status
 from rollyard.server.rollouts.step import (
     MAX_LOSSES,
@@ -51,8 +52,8 @@ def finished(
 def test_a_rollout_goes_from_the_queue_to_one_terminal_record() -> None:
     record = granted(rollout())
     assert (record.status, record.fence, record.queued_seconds) == (Status.RUNNING, 1, 1.0)
-    record, effects = step(record, RunStored(1.5, 1, BLOB))
-    assert (record.stage, record.run, effects) == (Stage.EVAL, BLOB, ())
+    record, effects = step(record, RunStored(1.5, 1, BLOB, BLOB))
+    assert (record.stage, record.result, effects) == (Stage.EVAL, BLOB, ())
     record, effects = step(record, finished(record, Status.COMPLETED, 1.0))
     assert (record.status, record.reward, record.holder, effects) == (Status.COMPLETED, 1.0, None, (Ended(),))
 
@@ -60,7 +61,7 @@ def test_a_rollout_goes_from_the_queue_to_one_terminal_record() -> None:
 def test_a_word_from_a_void_lease_is_fenced() -> None:
     record = granted(granted_again := step(granted(rollout()), Lost(2.0, 1, "Expired"))[0])
     assert granted_again.status is Status.QUEUED
-    for stale in (RunStored(3.0, 1, BLOB), Lost(3.0, 1, "x"), EndpointMoved(3.0, 1, "policy", "e2")):
+    for stale in (RunStored(3.0, 1, BLOB, BLOB), Lost(3.0, 1, "x"), EndpointMoved(3.0, 1, "policy", "e2")):
         with pytest.raises(Fenced):
             step(record, stale)
     with pytest.raises(Fenced):
@@ -107,9 +108,9 @@ def test_only_a_queued_rollout_is_given_up_for_its_image() -> None:
 
 
 def test_a_missing_image_at_eval_keeps_the_run() -> None:
-    record, _ = step(granted(rollout()), RunStored(1.5, 1, BLOB))
+    record, _ = step(granted(rollout()), RunStored(1.5, 1, BLOB, BLOB))
     record, _ = step(record, held(record))
-    assert (record.stage, record.run, record.attempt) == (Stage.EVAL, BLOB, 1)
+    assert (record.stage, record.result, record.attempt) == (Stage.EVAL, BLOB, 1)
 
 
 def test_a_rollout_that_ends_every_holder_does_not_go_round_for_ever() -> None:
@@ -131,7 +132,7 @@ def test_what_got_through_its_run_is_no_suspect_any_more() -> None:
         record, _ = step(record, Lost(1.0, record.fence, "Expired"))
     assert is_suspect(record)
     record = granted(record)
-    record, _ = step(record, RunStored(1.5, record.fence, BLOB))
+    record, _ = step(record, RunStored(1.5, record.fence, BLOB, BLOB))
     assert not is_suspect(record)
 
 
@@ -168,9 +169,9 @@ def test_infrastructure_faults_are_retried_and_then_end_without_a_reward() -> No
 
 def test_a_fault_in_eval_scores_the_stored_run_again() -> None:
     record = granted(rollout())
-    record, _ = step(record, RunStored(1.0, record.fence, BLOB))
+    record, _ = step(record, RunStored(1.0, record.fence, BLOB, BLOB))
     record, _ = step(record, finished(record, Status.INFRA_FAILED))
-    assert (record.status, record.stage, record.run, record.attempt) == (Status.QUEUED, Stage.EVAL, BLOB, 1)
+    assert (record.status, record.stage, record.result, record.attempt) == (Status.QUEUED, Stage.EVAL, BLOB, 1)
 
 
 def test_cancelling_ends_at_once_and_stops_the_holder() -> None:
@@ -204,7 +205,7 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
         case "begin":
             return RunBegun(at, fence)
         case "run":
-            return RunStored(at, fence, BLOB)
+            return RunStored(at, fence, BLOB, BLOB)
         case "finish":
             return Finished(at, fence, status, 0.5, FAULT, BLOB, 3, sampled=int(at) % 3)
         case "lost":
@@ -212,7 +213,7 @@ def event_of(word: str, stale: bool, status: Status, record: RolloutRecord, at: 
         case "hand back":
             return Lost(at, fence, "Drained", handed_back=True)
         case "outdate":
-            return Outdated(at, fence, "WeightsTooOld", "they are too old")
+            return Outdated(at, fence, WEIGHTS_STALE, "they are too old")
         case "move":
             return EndpointMoved(at, fence, "policy", "e2")
         case _:

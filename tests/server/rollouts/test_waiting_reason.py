@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.allocation import Allocation
+from rollyard.kinds.base import Reason
 from rollyard.kinds.inference_pool import InferencePool
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutError, RolloutRequest, Stage, Status
@@ -273,14 +274,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("word", "asked", "seen", "sentence"), CASES, ids=[f"{i}-{c[0]}" for i, c in enumerate(CASES)])
 def test_what_it_waits_for_is_said(word: str, asked: dict[str, Any], seen: dict[str, Any], sentence: str) -> None:
-    assert explain(record(**asked), view(**seen)) == f"{word}: {sentence}"
+    assert explain(record(**asked), view(**seen)) == Reason(word, sentence)
 
 
 def test_a_pool_that_goes_is_said() -> None:
     pool = json.loads(rollout_pool().model_dump_json(by_alias=True))
     pool["metadata"]["deletionTimestamp"] = AT
     found = explain(record(), view(pool=RolloutPool.model_validate(pool)))
-    assert found == f"PoolDeleting: RolloutPool swe is being deleted {SINCE_AT}"
+    assert found == Reason("PoolDeleting", f"RolloutPool swe is being deleted {SINCE_AT}")
 
 
 def test_each_row_is_tried() -> None:
@@ -290,13 +291,13 @@ def test_each_row_is_tried() -> None:
 def test_scoring_waits_for_no_model_server() -> None:
     found = explain(record(stage=Stage.EVAL), view(**unserved(suspend=True)))
     assert found is not None
-    assert found.startswith("InQueue: ")
+    assert found.word == "InQueue"
 
 
 def test_a_node_agent_that_has_not_said_its_kinds_may_know_this_one() -> None:
     found = explain(record(), view(agents=[agent("code"), agent()]))
     assert found is not None
-    assert found.startswith("InQueue: ")
+    assert found.word == "InQueue"
 
 
 @pytest.mark.parametrize("status", [s for s in Status if s is not Status.QUEUED])
@@ -308,7 +309,10 @@ def test_a_rollout_that_is_parked_in_run_says_what_its_model_servers_lack() -> N
     assert {word for word, _ in ROWS} >= OF_MODEL_SERVERS
     running, since = record(status=Status.RUNNING), 1_767_265_200.0
     suspended = explain_parked(running, view(**unserved(suspend=True)), since)
-    assert suspended.startswith("Parked: in RUN, its budget stands still: InferencePool policy is suspended; ")
-    assert suspended.endswith("(since 2026-01-01 11:00:00 UTC)")
-    assert "does not exist" in explain_parked(running, view(supplies=[ModelSupply("policy", "policy", None)]), since)
-    assert "no model server accepts it yet" in explain_parked(running, view(), since)
+    assert str(suspended).startswith("Parked: in RUN, its budget stands still: InferencePool policy is suspended; ")
+    assert suspended.message.endswith("(since 2026-01-01 11:00:00 UTC)")
+    assert (
+        "does not exist"
+        in explain_parked(running, view(supplies=[ModelSupply("policy", "policy", None)]), since).message
+    )
+    assert "no model server accepts it yet" in explain_parked(running, view(), since).message

@@ -15,8 +15,8 @@ from rollyard.kinds.base import Reason, evolve
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import RolloutKey, Stage, Status
 from rollyard.kinds.weights import WeightsOperation, WeightsRecord
-from rollyard.server.parts_and_wakeups import StoredPools
 from rollyard.server.rollouts.staleness_watch import GRACE_SECONDS, StalenessWatch
+from rollyard.server.rollouts.stored_pools import StoredPools
 from rollyard.server.routing.endpoint_registry import EndpointRegistry
 from rollyard.server.store.base import RolloutRecord
 from rollyard.wire.node import Cancel
@@ -178,7 +178,9 @@ async def test_what_a_server_that_has_just_started_does_not_know_ends_nothing(ve
     await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1"}))
     yard.endpoints.forget(identity("e1").uid)
     yard.endpoints.follow_weights(POOL, None)
-    versions.watch = StalenessWatch(yard.rollouts, yard.endpoints, StoredPools(yard.store).rollout_pools, yard.clock)
+    versions.watch = StalenessWatch(
+        yard.rollouts, yard.endpoints, StoredPools(yard.store.objects).rollout_pools, yard.clock
+    )
     assert await versions.look() == 0, "the pool's status has not been read"
     versions.current("v2")
     versions.updating("v3")
@@ -217,7 +219,7 @@ async def test_a_run_that_an_update_went_through_is_not_taken_for_one_version(ve
     yard.wants(node)
     await yard.rollouts.run_stored(node.leases[0], "u1", b"run", frozenset({"v1", "v2"}))
     record = (await versions.records(node.leases[0].id))[0]
-    assert (record.status, record.stage, record.run, record.outdated) == (Status.QUEUED, Stage.INIT, None, 1)
+    assert (record.status, record.stage, record.result, record.outdated) == (Status.QUEUED, Stage.INIT, None, 1)
     assert len(ids) == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from rollyard.core.clock import ManualClock
 from rollyard.kinds.base import Reason
@@ -16,6 +17,7 @@ from rollyard.server.routing.endpoint_state import SLOW_START_SECONDS, EndpointS
 from rollyard.server.routing.rebalance import Rebalancer
 from rollyard.server.routing.session_index import Session
 from rollyard.wire.base import Identity
+from rollyard.wire.tool_proof import ToolProof
 from tests.support import make
 
 POOL = PoolKey("default", "policy")
@@ -41,11 +43,11 @@ class Yard:
     def _suspected(self, endpoint: str) -> None:
         self.probes += 1
 
-    def register(self, name: str, port: int = 1, capacity: float = 1.0) -> None:
-        endpoint = make.endpoint(name, f"https://{name}:{port}", version="")
+    def register(self, name: str, port: int = 1, capacity: float = 1.0, tokenizer: str = "") -> None:
+        endpoint = make.endpoint(name, f"https://{name}:{port}", version="", tokenizer=tokenizer)
         self.endpoints.register(POOL, identity(name), endpoint, capacity=capacity)
 
-    def beat(self, name: str, *, ready: bool = True, **load: float | str) -> None:
+    def beat(self, name: str, *, ready: bool = True, **load: Any) -> None:
         state = self.endpoints.get(name)
         assert state is not None
         beat = make.heartbeat(name, url=state.endpoint.url, ready=ready, **load)
@@ -70,6 +72,24 @@ class Yard:
                 taken[found.id] += 1
                 self.sessions(**{found.id: self.index.count(found.id) + 1})
         return taken
+
+
+def test_the_sessions_of_an_endpoint_with_a_new_token_are_asked_to_get_it() -> None:
+    yard, asked = Yard("a", "b"), []
+    yard.sessions(a=2, b=1)
+
+    def ask(session: Any, endpoint: str, urgent: bool) -> bool:
+        asked.append((session, endpoint, urgent))
+        return True
+
+    rebalancer = Rebalancer(yard.endpoints, yard.choice, yard.index, ask, ask)
+    yard.endpoints.token_renewed.connect(rebalancer.ask_all)
+    for _ in range(2):
+        yard.endpoints.renew_token("a", "new")
+    yard.endpoints.renew_token("gone", "new")
+    assert asked == [("a-1", "a", False), ("a-0", "a", False)], "once"
+    yard.beat("a")
+    assert [yard.state(name).endpoint.token for name in ("a", "b")] == ["new", make.endpoint("b").token]
 
 
 def identity(name: str) -> Identity:
@@ -296,3 +316,43 @@ def test_patience_of_the_pool_reaches_its_endpoints() -> None:
     yard.register("b")
     yard.beat("b")
     assert [s.endpoint.patience.connect_seconds for s in yard.endpoints.of_pool(POOL)] == [3, 3]
+
+
+def test_a_proof_counts_for_the_present_parser_and_template_of_the_pool_and_is_told_once() -> None:
+    yard = Yard("a")
+    told: list[str] = []
+    yard.endpoints.endpoint_changed.connect(lambda state: told.append(state.endpoint.id))
+
+    def spec(**model: str) -> InferencePoolSpec:
+        found = make.inference_pool(model={"path": "/m", **model}).spec
+        yard.endpoints.follow_spec(POOL, found)
+        return found
+
+    def proof(parser: str | None) -> ToolProof:
+        return ToolProof(status="True", reason="ReadBack", parser=parser)
+
+    spec(tokenizer="/t")
+    yard.register("a", tokenizer="/t")
+    yard.beat("a", tools=proof(None))
+    assert yard.endpoints.proofs(POOL) == [proof(None)]
+    spec(tokenizer="/other")
+    assert yard.endpoints.proofs(POOL) == []
+    spec(tokenizer="/t", toolParser="hermes")
+    assert yard.state("a").endpoint.tool_parser == "hermes"
+    assert yard.endpoints.proofs(POOL) == []
+    yard.endpoints.note_proof("/other", proof("hermes"))
+    assert yard.endpoints.proofs(POOL) == []
+    told.clear()
+    for _ in range(2):
+        yard.endpoints.note_proof("/t", proof("hermes"))
+    assert (yard.endpoints.proofs(POOL), told) == ([proof("hermes")], ["a"])
+    yard.endpoints.follow_weights(POOL, None)
+    assert yard.endpoints.proofs(POOL) == []
+
+
+def test_an_endpoint_has_the_context_that_its_engine_last_reported() -> None:
+    site = Yard("a")
+    assert site.state("a").endpoint.context is None
+    for length in (4096, 8192):
+        assert site.endpoints.heartbeat("a", make.heartbeat("a", url="https://a:1", context=length))
+        assert site.state("a").endpoint.context == length

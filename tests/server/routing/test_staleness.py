@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rollyard.kinds.base import evolve
+from rollyard.kinds.failure_table import WEIGHTS_STALE
 from rollyard.kinds.rollout import Stage, Status, WeightsConstraint
 from rollyard.kinds.weights import WeightsOperation
 from rollyard.server.rollouts.step import (
@@ -77,7 +78,7 @@ def test_what_has_fallen_too_far_behind(limit: int, start: str, behind: int | No
     assert (found is None) == (behind is None)
     if found is not None:
         assert not found.ends_rollout
-        assert found.reason == "WeightsStale"
+        assert found.why is WEIGHTS_STALE
         assert f"{behind} versions behind v3" in found.message
 
 
@@ -100,7 +101,7 @@ def test_a_group_of_one_version(
     asks: VersionBound, group: GroupVersions, now: ServedVersions, reason: tuple[str, bool] | None
 ) -> None:
     found = check(asks, group, now)
-    assert (None if found is None else (found.reason, found.ends_rollout)) == reason
+    assert (None if found is None else (found.why.reason, found.ends_rollout)) == reason
 
 
 def test_a_version_that_is_coming_or_was_there_a_moment_ago_is_not_gone() -> None:
@@ -145,7 +146,7 @@ def test_what_waits_for_a_skipped_version_says_what_one_can_do() -> None:
 def test_what_is_outdated_begins_anew_and_it_costs_no_retry() -> None:
     held = leased(weights=WeightsConstraint(max_staleness=0))
     assert held.weights_version == "v2"
-    after, effects = step(held, Outdated(3.0, held.fence, "WeightsStale", "too old"))
+    after, effects = step(held, Outdated(3.0, held.fence, WEIGHTS_STALE, "too old"))
     assert (after.status, after.attempt, after.faults, after.losses, after.outdated) == (Status.QUEUED, 2, 0, 0, 1)
     assert (after.weights_version, after.holder) == (None, None)
     assert after.error is not None
@@ -154,8 +155,8 @@ def test_what_is_outdated_begins_anew_and_it_costs_no_retry() -> None:
 
 
 def test_what_is_sampled_is_not_outdated_any_more() -> None:
-    scored = step(leased(), RunStored(3.0, 1, BLOB))[0]
-    assert step(scored, Outdated(4.0, 1, "WeightsStale", "too old")) == (scored, ())
+    scored = step(leased(), RunStored(3.0, 1, BLOB, BLOB))[0]
+    assert step(scored, Outdated(4.0, 1, WEIGHTS_STALE, "too old")) == (scored, ())
     lost = step(scored, Lost(5.0, 1, "Expired"))[0]
     again = step(lost, Granted(6.0, "u/j", "node", {}))[0]
     assert again.weights_version == "v2", "EVAL samples nothing"
@@ -163,7 +164,7 @@ def test_what_is_sampled_is_not_outdated_any_more() -> None:
 
 def test_what_is_always_too_slow_ends() -> None:
     held = leased(outdated=MAX_OUTDATED)
-    after, effects = step(held, Outdated(3.0, held.fence, "WeightsStale", "too old"))
+    after, effects = step(held, Outdated(3.0, held.fence, WEIGHTS_STALE, "too old"))
     assert (after.status, after.reward) == (Status.CANCELLED, None)
     assert after.error is not None
     assert f"started {MAX_OUTDATED + 1} times" in after.error.message
@@ -185,7 +186,7 @@ def test_a_run_across_an_update_counts_only_where_that_is_allowed(
     demand: WeightsConstraint | None, versions: set[str], kept: bool
 ) -> None:
     held = leased(weights=demand)
-    after, _ = step(held, RunStored(3.0, held.fence, BLOB, frozenset(versions)))
+    after, _ = step(held, RunStored(3.0, held.fence, BLOB, BLOB, frozenset(versions)))
     assert (after.stage is Stage.EVAL) == kept
     if not kept:
-        assert (after.status, after.run, after.outdated) == (Status.QUEUED, None, 1)
+        assert (after.status, after.result, after.outdated) == (Status.QUEUED, None, 1)

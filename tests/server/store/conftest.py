@@ -7,7 +7,7 @@ import pytest
 
 from rollyard.core.clock import ManualClock
 from rollyard.server.store import journal_mode
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 
 
 @pytest.fixture
@@ -18,10 +18,10 @@ def clock() -> ManualClock:
 @pytest.fixture(params=["local", "shared"])
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[SqliteStore]:
+) -> AsyncIterator[Store]:
     """One store on a file system known to be local (WAL), and one as on a file system that nodes may share."""
     if request.param == "shared":
         monkeypatch.setattr(journal_mode, "LOCAL", frozenset())
-    store = await SqliteStore.open(tmp_path, clock)
+    store = await Store.open(tmp_path, clock)
     yield store
     await store.close()

@@ -42,8 +42,8 @@ from rollyard.server.store.batch_records import (
     SeriesRecord,
     TaskHistory,
 )
-from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.server.store.tables import MIGRATIONS
+from rollyard.server.store.store import Store
+from rollyard.server.store.tables import SCHEMA
 from rollyard.tokens.tool_calls import ToolCall
 from rollyard.wire.columns import encode
 from rollyard.wire.stored_session import SessionProgress, StoredCallBytes, StoredSession
@@ -52,11 +52,10 @@ from tests.support.make import event, rollout
 from tests.wire.samples import ERROR, LEASE, OUTCOME
 
 FOLDER = Path(__file__).with_name("recorded")
-SCHEMA = max(MIGRATIONS)
 SPECS: dict[type[KindObject], dict[str, Any]] = {
     InferencePool: {
         "replicas": 2,
-        "model": {"path": "/models/policy", "servedName": "policy"},
+        "model": {"path": "/models/policy", "servedName": "policy", "toolParser": "hermes"},
         "engine": {"vllm": {"extraArgs": ["--seed=1"]}},
         "allocation": {"partition": "gpu", "gpusPerNode": 1, "memory": "8G", "timeLimit": "1:00:00"},
     },
@@ -132,7 +131,7 @@ def record_of(status: Status, blob: BlobRef) -> RolloutRecord:
         queued_at=1_700_000_001.0,
         not_before=1_700_000_002.0,
         queued_seconds=3.0,
-        run=blob if ended else None,
+        artifact=blob if ended else None,
         result=blob if ended else None,
         reward=1.0 if status.scored else None,
         error=RolloutError(**ERROR.model_dump()) if ended and not status.scored else None,
@@ -254,7 +253,7 @@ def snapshots_as_json(found: list[StoredSnapshot]) -> Any:
     return json.loads(json.dumps([[one.about.model_dump(), one.blob and _plain(one.blob)] for one in found]))
 
 
-async def put_sessions(store: SqliteStore) -> None:
+async def put_sessions(store: Store) -> None:
     """A session of each state; the open one has a call of each kind."""
     for state in ("Open", "Closed", "Removed"):
         await store.sessions.add(replace(SESSION, instance=f"i-{state}", id=state))
@@ -265,7 +264,7 @@ async def put_sessions(store: SqliteStore) -> None:
     await store.sessions.remove("i-Removed", "it was deleted")
 
 
-async def read_sessions(store: SqliteStore) -> Any:
+async def read_sessions(store: Store) -> Any:
     kept, removed = await store.sessions.load()
     calls = await store.sessions.calls("i-Open")
     bodies = [asdict(StoredCall.from_bytes(call.body)) for call in calls]
@@ -276,8 +275,8 @@ async def read_sessions(store: SqliteStore) -> Any:
 
 async def write(folder: Path) -> Any:
     """A store with one of each kind of record; answers what is in it."""
-    store = await SqliteStore.open(folder, ManualClock())
-    kept = [await store.create(obj) for obj in objects()]
+    store = await Store.open(folder, ManualClock())
+    kept = [await store.objects.create(obj) for obj in objects()]
     frame = zstandard.compress(encode([OUTCOME]), 1)
 
     def put(tx: Transaction) -> list[RolloutRecord]:
@@ -288,10 +287,10 @@ async def write(folder: Path) -> Any:
         tx.put_image_hold(HOLD)
         return records
 
-    records = await store.transact(put)
-    batches = await store.transact(lambda tx: read_batches(tx.batches))
-    snapshots = snapshots_as_json(await store.snapshots(records[0]))
-    holds = await store.transact(holds_as_json)
+    records = await store.rollouts.transact(put)
+    batches = await store.rollouts.transact(lambda tx: read_batches(tx.batches))
+    snapshots = snapshots_as_json(await store.rollouts.snapshots(records[0]))
+    holds = await store.rollouts.transact(holds_as_json)
     await put_sessions(store)
     sessions = await read_sessions(store)
     await store.close()
@@ -308,7 +307,7 @@ async def write(folder: Path) -> Any:
 
 def main() -> None:
     target = FOLDER / f"schema-{SCHEMA}"
-    known = {f"schema-{number}" for number in MIGRATIONS}
+    known = {target.name}
     for unreleased in (path for path in FOLDER.iterdir() if path.name not in known):
         shutil.rmtree(unreleased)
     if target.exists():

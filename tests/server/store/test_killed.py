@@ -17,7 +17,7 @@ from rollyard.core.clock import SystemClock
 from rollyard.core.errors import Unavailable
 from rollyard.kinds.base import ObjectKey
 from rollyard.server.store.base import RolloutFilter
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 
 ROUNDS, MOST_ROUNDS = 6, 60
 LEAST_ANSWERS = 50
@@ -29,7 +29,7 @@ from rollyard.core.clock import SystemClock
 from rollyard.kinds.rollout_pool import RolloutPool
 from rollyard.kinds.rollout import Status
 from rollyard.server.store.base import RolloutRecord
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 
 async def lane(store, number):
     n = 0
@@ -42,12 +42,12 @@ async def lane(store, number):
                 namespace="default", id=name, digest="d", request="{}", pool="p", task_kind="math", group=None,
                 sample_index=0, mode="train", priority=0, created_at=0.0, status=Status.COMPLETED, reward=1.0, result=ref,
             ))
-        print("rollout", name, (await store.transact(change)).cursor, flush=True)
+        print("rollout", name, (await store.rollouts.transact(change)).cursor, flush=True)
         pool = RolloutPool.model_validate({"metadata": {"name": name}, "spec": {"replicas": n}})
-        print("object", name, (await store.create(pool)).metadata.resource_version, flush=True)
+        print("object", name, (await store.objects.create(pool)).metadata.resource_version, flush=True)
 
 async def main():
-    store = await SqliteStore.open(Path(sys.argv[1]), SystemClock())
+    store = await Store.open(Path(sys.argv[1]), SystemClock())
     print("open", flush=True)
     async with asyncio.TaskGroup() as group:
         for number in range(8):
@@ -109,23 +109,25 @@ async def test_whatever_was_answered_survives_kill_9(tmp_path: Path) -> None:
 
 
 async def check(folder: Path, answered: Answered) -> None:
-    store = await SqliteStore.open(folder, SystemClock())
+    store = await Store.open(folder, SystemClock())
     try:
-        rows = await store.finished(0, 1_000_000)
+        rows = await store.rollouts.finished(0, 1_000_000)
         assert [r.cursor for r in rows] == list(range(1, len(rows) + 1)), "cursors are dense"
         there = {r.id: r.cursor for r in rows}
         assert {id: there.get(id) for id in answered.cursors} == answered.cursors
         for row in rows:
             assert row.result is not None
-            assert await store.read_blob(row.result) == row.id.encode() * 50
+            assert await store.packs.read(row.result) == row.id.encode() * 50
         for name, version in answered.versions.items():
-            found = await store.get(ObjectKey(kind="RolloutPool", namespace="default", name=name))
+            found = await store.objects.get(ObjectKey(kind="RolloutPool", namespace="default", name=name))
             assert found.metadata.resource_version == version
-        objects, latest = await store.list_objects("RolloutPool")
+        objects, latest = await store.objects.list_objects("RolloutPool")
         versions = sorted(int(o.metadata.resource_version) for o in objects)
         assert versions == list(range(1, int(latest) + 1)), "the log has no gap"
-        counts = await store.counts("default")
-        assert sum(counts.values()) == len(rows) == len(await store.list_rollouts(RolloutFilter(limit=1_000_000)))
+        counts = await store.rollouts.counts("default")
+        assert (
+            sum(counts.values()) == len(rows) == len(await store.rollouts.list_rollouts(RolloutFilter(limit=1_000_000)))
+        )
     finally:
         await store.close()
 
@@ -134,8 +136,8 @@ async def test_another_process_is_refused_by_pid_until_the_first_has_died(
     tmp_path: Path, writer: subprocess.Popen[str]
 ) -> None:
     with pytest.raises(Unavailable, match=rf"in use by pid {writer.pid} on "):
-        await SqliteStore.open(tmp_path, SystemClock())
+        await Store.open(tmp_path, SystemClock())
     writer.kill()
     await asyncio.to_thread(writer.wait)
-    store = await SqliteStore.open(tmp_path, SystemClock())
+    store = await Store.open(tmp_path, SystemClock())
     await store.close()

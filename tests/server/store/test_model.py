@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollyard.core.errors import AlreadyExists, ApiError, Conflict, NotFound
 from rollyard.kinds.base import ObjectKey, evolve
 from rollyard.kinds.rollout_pool import RolloutPool, RolloutPoolSpec, RolloutPoolStatus
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from tests.support.make import rollout_pool
 
 Verb = Literal["create", "update", "status", "delete"]
@@ -85,10 +85,10 @@ OPERATIONS = st.builds(
 )
 
 
-async def carry_out(store: SqliteStore, namespace: str, op: Operation, model: Model) -> None:
+async def carry_out(store: Store, namespace: str, op: Operation, model: Model) -> None:
     key = ObjectKey(kind="RolloutPool", namespace=namespace, name=op.name)
     if op.verb == "delete":
-        await store.delete(key)
+        await store.objects.delete(key)
         return
     before = model.objects.get(op.name)
     metadata: dict[str, Any] = {"resource_version": "999999999"} if op.stale else {}
@@ -96,11 +96,11 @@ async def carry_out(store: SqliteStore, namespace: str, op: Operation, model: Mo
         metadata["finalizers"] = ["a/b"]
     obj = rollout_pool(op.name, replicas=op.value, metadata={"namespace": namespace, **metadata})
     if op.verb == "create":
-        await store.create(obj)
+        await store.objects.create(obj)
     elif op.verb == "update":
-        await store.update(obj, "spec")
+        await store.objects.update(obj, "spec")
     else:
-        await store.update(evolve(obj, status=RolloutPoolStatus(next_index=op.value)), "status")
+        await store.objects.update(evolve(obj, status=RolloutPoolStatus(next_index=op.value)), "status")
 
 
 def state_of(obj: RolloutPool) -> Expected:
@@ -114,9 +114,9 @@ def state_of(obj: RolloutPool) -> Expected:
     )
 
 
-async def check(store: SqliteStore, namespace: str, operations: list[Operation]) -> None:
+async def check(store: Store, namespace: str, operations: list[Operation]) -> None:
     model = Model()
-    watch = store.watch("RolloutPool", (await store.list_objects("RolloutPool"))[1])
+    watch = store.objects.watch("RolloutPool", (await store.objects.list_objects("RolloutPool"))[1])
     for op in operations:
         before = replace(model.objects[op.name]) if op.name in model.objects else None
         copy = Model({op.name: before} if before else {})
@@ -126,7 +126,7 @@ async def check(store: SqliteStore, namespace: str, operations: list[Operation])
         else:
             with pytest.raises(wanted):
                 await carry_out(store, namespace, op, copy)
-    found, version = await store.list_objects("RolloutPool", namespace)
+    found, version = await store.objects.list_objects("RolloutPool", namespace)
     assert {o.metadata.name: state_of(o) for o in found if isinstance(o, RolloutPool)} == model.objects
     seen = [await asyncio.wait_for(anext(watch), 60) for _ in model.changes]
     assert [(e.type, e.object.metadata.name) for e in seen] == model.changes
@@ -137,7 +137,7 @@ async def check(store: SqliteStore, namespace: str, operations: list[Operation])
 def test_the_store_does_what_a_dictionary_does(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("model")
     with asyncio.Runner() as runner:
-        store = runner.run(SqliteStore.open(folder))
+        store = runner.run(Store.open(folder))
         examples = iter(range(1_000_000))
 
         @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck), database=None)

@@ -11,7 +11,7 @@ import pytest
 from rollyard.kinds.batch import BatchKey
 from rollyard.kinds.pool import PoolKey
 from rollyard.kinds.rollout import Stage, Status
-from rollyard.server.store import batch_pruning, batch_queries, image_holds, pruning, rollout_queries, tables
+from rollyard.server.store import batch_pruning, pruning, tables
 from rollyard.server.store.base import RolloutFilter
 from rollyard.server.store.blobs import PackWriter
 from rollyard.server.store.rollout_transaction import RolloutTransaction
@@ -29,39 +29,39 @@ QUESTIONS: dict[str, Ask] = {
     "queued without held images": lambda db, tx: tx.queued([POOL], list(Stage), 0.0, 5, default_image="a"),
     "queued of an image": lambda db, tx: tx.queued_of_image(POOL, "a", 0.0, 5),
     "held images": lambda db, tx: tx.image_holds(POOL),
-    "queued that wait for images": lambda db, tx: image_holds.count_held(db, POOL, "a", 0.0),
-    "images in a queue": lambda db, tx: image_holds.queued_images(db, POOL, "a", 0.0, 5),
-    "places in a queue": lambda db, tx: rollout_queries.queue_places(db, "n", "p", 0.0, 5, "a"),
+    "queued that wait for images": lambda db, tx: tx.count_held(POOL, "a", 0.0),
+    "images in a queue": lambda db, tx: tx.queued_images(POOL, "a", 0.0, 5),
+    "places in a queue": lambda db, tx: tx.queue_places("n", "p", 0.0, 5, "a"),
     "what asks something of the weights": lambda db, tx: tx.version_bound(POOL),
     "versions of a group": lambda db, tx: tx.group_versions("n", "g"),
     "held": lambda db, tx: tx.held("h"),
-    "next page": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter()),
-    "next page of a namespace": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n")),
-    "next page of a pool": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", status=FAILED)),
-    "next page of a group": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", "g", RUNNING)),
-    "what runs": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", status=RUNNING)),
-    "what runs in a pool": lambda db, tx: rollout_queries.list_rollouts(db, RolloutFilter("n", "p", status=RUNNING)),
-    "stream": lambda db, tx: rollout_queries.finished(db, 0, 5, None, None),
-    "stream of a namespace": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", None),
-    "stream of a group": lambda db, tx: rollout_queries.finished(db, 0, 5, "n", "g"),
+    "next page": lambda db, tx: tx.list_rollouts(RolloutFilter()),
+    "next page of a namespace": lambda db, tx: tx.list_rollouts(RolloutFilter("n")),
+    "next page of a pool": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", status=FAILED)),
+    "next page of a group": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", "g", RUNNING)),
+    "what runs": lambda db, tx: tx.list_rollouts(RolloutFilter("n", status=RUNNING)),
+    "what runs in a pool": lambda db, tx: tx.list_rollouts(RolloutFilter("n", "p", status=RUNNING)),
+    "stream": lambda db, tx: tx.finished(0, 5, None, None),
+    "stream of a namespace": lambda db, tx: tx.finished(0, 5, "n", None),
+    "stream of a group": lambda db, tx: tx.finished(0, 5, "n", "g"),
     "what has outlived its time": lambda db, tx: pruning.ended_before(db, POOL, 0.0, 5),
     "what was acknowledged": lambda db, tx: batch_pruning.acknowledged_before(db, 1.0, 5),
     "pools with ended batches": lambda db, tx: batch_pruning.pools_with_batches(db),
-    "batches that have outlived their time": lambda db, tx: batch_queries.ended_before(db, POOL, 1.0, 5),
+    "batches that have outlived their time": lambda db, tx: batch_pruning.ended_before(db, POOL, 1.0, 5),
     "groups of such a batch": lambda db, tx: batch_pruning.delivered_groups(db, BatchKey("n", "b"), 5),
-    "counts": lambda db, tx: rollout_queries.counts(db, "n", None, None),
-    "counts of a pool": lambda db, tx: rollout_queries.counts(db, "n", "p", None),
-    "counts of a group": lambda db, tx: rollout_queries.counts(db, "n", "p", "g"),
-    "queued without batches": lambda db, tx: rollout_queries.count_queued(db, POOL),
-    "mean reward": lambda db, tx: rollout_queries.reward_mean(db, "n", "p", None),
-    "mean reward of a group": lambda db, tx: rollout_queries.reward_mean(db, "n", None, "g"),
+    "counts": lambda db, tx: tx.counts("n", None, None),
+    "counts of a pool": lambda db, tx: tx.counts("n", "p", None),
+    "counts of a group": lambda db, tx: tx.counts("n", "p", "g"),
+    "queued without batches": lambda db, tx: tx.count_queued(POOL),
+    "mean reward": lambda db, tx: tx.reward_mean("n", "p", None),
+    "mean reward of a group": lambda db, tx: tx.reward_mean("n", None, "g"),
     "a batch": lambda db, tx: tx.batches.batch(BatchKey("n", "b")),
     "running batches": lambda db, tx: tx.batches.running(),
     "a group": lambda db, tx: tx.batches.group("n", "g"),
     "live groups": lambda db, tx: tx.batches.live_groups(BatchKey("n", "b")),
     "carried groups": lambda db, tx: tx.batches.carried("n", "s"),
     "rollouts of a group that run": lambda db, tx: tx.batches.unended("n", "g"),
-    "delivered groups": lambda db, tx: batch_queries.delivered(db, BatchKey("n", "b"), 0, 5),
+    "delivered groups": lambda db, tx: tx.batches.delivered(BatchKey("n", "b"), 0, 5),
     "a task": lambda db, tx: tx.batches.task("d", 0),
     "stored tasks": lambda db, tx: tx.batches.stored_tasks("d"),
     "history": lambda db, tx: tx.batches.history("n", "d", 0),
@@ -73,7 +73,7 @@ QUESTIONS: dict[str, Ask] = {
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[sqlite3.Connection]:
     db = sqlite3.connect(tmp_path / "rollyard.db", isolation_level=None)
-    tables.migrate(db)
+    tables.prepare(db)
     yield db
     db.close()
 

@@ -1,4 +1,4 @@
-"""A data folder of an earlier schema opens, and everything in it is read in full."""
+"""A recorded data folder opens, and everything in it is read in full."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from typing import Any
 import pytest
 import zstandard
 
-from rollyard.core.errors import Unavailable
 from rollyard.kinds.registry import KINDS
 from rollyard.kinds.rollout import Outcome, RolloutRequest, Status, Trajectory
 from rollyard.server.rollouts.results import trajectory, trajectory_columns
-from rollyard.server.store import tables
 from rollyard.server.store.base import BlobRef, RolloutRecord
-from rollyard.server.store.sqlite_store import SqliteStore
-from rollyard.wire.columns import decode, is_columns
+from rollyard.server.store.store import Store
+from rollyard.wire.columns import decode
 from tests.server.store.record import (
     FOLDER,
     HOLD,
@@ -39,7 +37,7 @@ from tests.support.recorded import lost_fields
 
 RULE = "stored data only grows: keep every field under its name, and give a new one a default and a schema number"
 BLOB = BlobRef("p", 0, 1, "")
-RECORDED = [FOLDER / f"schema-{number}" for number in tables.MIGRATIONS]
+RECORDED = [FOLDER / f"schema-{SCHEMA}"]
 
 
 def restore(recorded: Path, folder: Path) -> Path:
@@ -55,30 +53,30 @@ def contents(recorded: Path) -> Any:
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name)
-async def test_an_older_folder_opens_and_loses_nothing(recorded: Path, tmp_path: Path) -> None:
+async def test_a_recorded_folder_opens_and_loses_nothing(recorded: Path, tmp_path: Path) -> None:
     told = contents(recorded)
-    store = await SqliteStore.open(restore(recorded, tmp_path))
-    found = [obj.dump() for kind in KINDS for obj in (await store.list_objects(kind))[0]]
+    store = await Store.open(restore(recorded, tmp_path))
+    found = [obj.dump() for kind in KINDS for obj in (await store.objects.list_objects(kind))[0]]
     found.sort(key=lambda obj: int(obj["metadata"]["resourceVersion"]))
     assert lost_fields(told["objects"], found) == [], RULE
     for one in told["rollouts"]:
-        record = await store.get_rollout(one["namespace"], one["id"])
+        record = await store.rollouts.get(one["namespace"], one["id"])
         assert record is not None
         assert lost_fields(one, as_json(record)) == [], RULE
         request = RolloutRequest.model_validate_json(record.request)
         assert lost_fields(json.loads(one["request"]), json.loads(request.model_dump_json())) == [], RULE
         if record.result is not None:
-            blob = zstandard.decompress(await store.read_blob(record.result))
-            assert lost_fields(told.get("outcome") or json.loads(blob), result_of(record, blob)) == [], RULE
+            blob = zstandard.decompress(await store.packs.read(record.result))
+            assert lost_fields(told["outcome"], result_of(record, blob)) == [], RULE
     if "batches" in told:
-        batches = await store.transact(lambda tx: read_batches(tx.batches))
+        batches = await store.rollouts.transact(lambda tx: read_batches(tx.batches))
         assert lost_fields(told["batches"], batches) == [], RULE
     if "snapshots" in told:
-        first = await store.get_rollout(told["rollouts"][0]["namespace"], told["rollouts"][0]["id"])
+        first = await store.rollouts.get(told["rollouts"][0]["namespace"], told["rollouts"][0]["id"])
         assert first is not None
-        assert lost_fields(told["snapshots"], snapshots_as_json(await store.snapshots(first))) == [], RULE
+        assert lost_fields(told["snapshots"], snapshots_as_json(await store.rollouts.snapshots(first))) == [], RULE
     if "image_holds" in told:
-        assert lost_fields(told["image_holds"], await store.transact(holds_as_json)) == [], RULE
+        assert lost_fields(told["image_holds"], await store.rollouts.transact(holds_as_json)) == [], RULE
     if "sessions" in told:
         assert lost_fields(told["sessions"], await read_sessions(store)) == [], RULE
     await store.close()
@@ -86,7 +84,7 @@ async def test_an_older_folder_opens_and_loses_nothing(recorded: Path, tmp_path:
 
 def result_of(record: RolloutRecord, blob: bytes) -> Any:
     """The stored outcome as its readers see it, who all see the same."""
-    kept = decode(blob).documents()[0] if is_columns(blob) else json.loads(blob)
+    (kept,) = decode(blob).documents()
     answered = trajectory(record, blob)
     assert trajectory_columns(record, blob).trajectories() == [Trajectory.model_validate(answered)]
     assert (answered["segments"], answered["turns"]) == (kept["segments"], kept["turns"])
@@ -94,67 +92,26 @@ def result_of(record: RolloutRecord, blob: bytes) -> Any:
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name)
-async def test_work_goes_on_in_an_older_folder(recorded: Path, tmp_path: Path) -> None:
-    store = await SqliteStore.open(restore(recorded, tmp_path))
-    (running,) = await store.transact(lambda tx: tx.held())
-    await store.transact(lambda tx: tx.put(replace(running, holder=None, status=Status.CANCELLED, finished_at=1.0)))
-    ended = await store.get_rollout("default", "Running")
+async def test_work_goes_on_in_a_recorded_folder(recorded: Path, tmp_path: Path) -> None:
+    store = await Store.open(restore(recorded, tmp_path))
+    (running,) = await store.rollouts.transact(lambda tx: tx.held())
+    await store.rollouts.transact(
+        lambda tx: tx.put(replace(running, holder=None, status=Status.CANCELLED, finished_at=1.0))
+    )
+    ended = await store.rollouts.get("default", "Running")
     assert ended is not None
     assert ended.cursor == len(Status) - 1
     for kind in KINDS:
-        for obj in (await store.list_objects(kind))[0]:
-            await store.delete(obj.key)
+        for obj in (await store.objects.list_objects(kind))[0]:
+            await store.objects.delete(obj.key)
     await store.close()
-
-
-async def test_a_later_schema_is_reached_step_by_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next release adds a column and a table; what was there is there."""
-    added = {
-        SCHEMA + 1: "ALTER TABLE rollouts ADD COLUMN some_day TEXT;",
-        SCHEMA + 2: "CREATE TABLE later (name TEXT PRIMARY KEY);",
-    }
-    monkeypatch.setattr(tables, "MIGRATIONS", tables.MIGRATIONS | added)
-    store = await SqliteStore.open(restore(RECORDED[-1], tmp_path))
-    assert await store.get_rollout("default", "Completed") is not None
-    await store.close()
-    with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA + 2,)
-        assert db.execute("SELECT count(*) FROM rollouts WHERE some_day IS NULL").fetchone() == (len(Status),)
-    monkeypatch.undo()
-    with pytest.raises(Unavailable, match="start the newer version"):
-        await SqliteStore.open(tmp_path)
-
-
-@pytest.mark.parametrize("schema", sorted({*range(1, SCHEMA)} - {*tables.MIGRATIONS}))
-async def test_a_folder_of_a_schema_without_a_release_is_refused(tmp_path: Path, schema: int) -> None:
-    with closing(sqlite3.connect(tmp_path / "rollyard.db")) as db:
-        db.executescript(f"CREATE TABLE meta (name TEXT); PRAGMA user_version = {schema};")
-    whose = "keep this one for the release" if schema < min(tables.MIGRATIONS) else "a development version wrote it"
-    with pytest.raises(Unavailable, match=rf"has schema {schema}, .*start with a new folder") as refused:
-        await SqliteStore.open(tmp_path)
-    assert whose in str(refused.value)
-
-
-@pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.name)
-def test_an_older_folder_gets_the_tables_of_a_new_one(recorded: Path) -> None:
-    def shapes(script: str) -> set[tuple[Any, ...]]:
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-            db.executescript(script)
-            tables.migrate(db)
-            columns = "SELECT t.name, c.name, c.type, c.dflt_value FROM sqlite_master t, pragma_table_info(t.name) c"
-            indices = "SELECT tbl_name, name, sql FROM sqlite_master WHERE type = 'index'"
-            return {*db.execute(columns), *db.execute(indices)}
-
-    assert shapes((recorded / "rollyard.sql").read_text()) == shapes("")
 
 
 async def test_the_newest_schema_is_recorded_with_every_field(tmp_path: Path) -> None:
     newest = FOLDER / f"schema-{SCHEMA}"
     assert sorted(FOLDER.iterdir()) == sorted(RECORDED), "python -m tests.server.store.record"
     told = contents(newest)
-    later = (
-        f"{RULE}: raise the number of the newest script in tables.MIGRATIONS, run python -m tests.server.store.record"
-    )
+    later = f"{RULE}: raise tables.SCHEMA, run python -m tests.server.store.record"
     for obj in objects():
         (there,) = (one for one in told["objects"] if one["kind"] == obj.kind)  # type: ignore[attr-defined]
         assert lost_fields(_names(obj.dump()), _names(there)) == [], later
@@ -177,9 +134,9 @@ def test_the_recording_is_small_and_carries_nothing_of_a_machine() -> None:
 
 
 async def _filled_today(folder: Path) -> tuple[Any, Any]:
-    store = await SqliteStore.open(folder)
-    await store.transact(lambda tx: put_batches(tx.batches))
-    found = await store.transact(lambda tx: read_batches(tx.batches))
+    store = await Store.open(folder)
+    await store.rollouts.transact(lambda tx: put_batches(tx.batches))
+    found = await store.rollouts.transact(lambda tx: read_batches(tx.batches))
     await put_sessions(store)
     sessions = await read_sessions(store)
     await store.close()

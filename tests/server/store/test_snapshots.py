@@ -14,7 +14,7 @@ from rollyard.kinds.rollout_snapshot import RolloutSnapshot
 from rollyard.server.store import database
 from rollyard.server.store.base import RolloutRecord, StoredSnapshot
 from rollyard.server.store.blobs import PackWriter
-from rollyard.server.store.sqlite_store import SqliteStore
+from rollyard.server.store.store import Store
 from tests.support.make import rollout
 
 
@@ -24,28 +24,28 @@ def small_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "PackWriter", partial(PackWriter, limit=100))
 
 
-async def put(store: SqliteStore, id: str, turn: int, **fields: Any) -> RolloutRecord:
+async def put(store: Store, id: str, turn: int, **fields: Any) -> RolloutRecord:
     def change(tx: Any) -> RolloutRecord:
         record: RolloutRecord = tx.get("default", id) or tx.put(rollout(id, pool="p", **fields))
         blob = tx.add_blob(f"{id} {turn}".encode() * 100)
         tx.put_snapshot(record, StoredSnapshot(RolloutSnapshot(turn=turn, size=blob.length), blob))
         return record
 
-    return await store.transact(change)
+    return await store.rollouts.transact(change)
 
 
-async def end(store: SqliteStore, id: str, at: float) -> None:
+async def end(store: Store, id: str, at: float) -> None:
     def change(tx: Any) -> None:
         tx.put(
             rollout(id, pool="p", seq=(tx.get("default", id) or rollout(id)).seq, status=Status.FAILED, finished_at=at)
         )
 
-    await store.transact(change)
+    await store.rollouts.transact(change)
 
 
 async def test_archives_are_deleted_with_their_rollout(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = await SqliteStore.open(tmp_path, clock)
+    store = await Store.open(tmp_path, clock)
 
     def packs() -> int:
         return len(list((tmp_path / "blobs").iterdir()))
@@ -55,32 +55,32 @@ async def test_archives_are_deleted_with_their_rollout(tmp_path: Path) -> None:
     for id, at in (("old", 1.0), ("kept", 9.0), ("last", 9.0)):
         await end(store, id, at)
     before = packs()
-    assert await store.prune_rollouts(lambda pool: 5.0) == 1
+    assert await store.rollouts.prune(lambda pool: 5.0) == 1
     for _ in range(3):
-        await store.reclaim_packs(kept_seconds=10.0)
+        await store.packs.reclaim(kept_seconds=10.0)
         clock.turn(11.0)
     assert packs() == before - 2
-    assert await store.snapshots(old) == []
-    (found,) = await store.snapshots(kept)
+    assert await store.rollouts.snapshots(old) == []
+    (found,) = await store.rollouts.snapshots(kept)
     assert found.blob is not None
-    assert await store.read_blob(found.blob) == b"kept 1" * 100
+    assert await store.packs.read(found.blob) == b"kept 1" * 100
     await store.close()
 
 
 async def test_archives_of_an_earlier_attempt_and_replaced_ones_are_deleted(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = await SqliteStore.open(tmp_path, clock)
+    store = await Store.open(tmp_path, clock)
     first = await put(store, "r", 1)
     await put(store, "r", 2)
-    await store.transact(lambda tx: tx.put(rollout("r", pool="p", seq=first.seq, attempt=2)))
+    await store.rollouts.transact(lambda tx: tx.put(rollout("r", pool="p", seq=first.seq, attempt=2)))
     again = await put(store, "r", 1)
     assert again.attempt == 2
     await put(store, "r", 1)  # repeated after a lost answer
-    assert [one.about.turn for one in await store.snapshots(again)] == [1]
+    assert [one.about.turn for one in await store.rollouts.snapshots(again)] == [1]
     for _ in range(3):
-        await store.reclaim_packs(kept_seconds=10.0)
+        await store.packs.reclaim(kept_seconds=10.0)
         clock.turn(11.0)
-    (found,) = await store.snapshots(again)
+    (found,) = await store.rollouts.snapshots(again)
     assert found.blob is not None
     assert [path.name for path in (tmp_path / "blobs").iterdir()] == [found.blob.pack]
     await store.close()

@@ -179,12 +179,33 @@ def test_an_engine_that_was_started_anew_loads_the_target_and_counts_again() -> 
     assert pool.phase == "Complete"
 
 
-def test_without_an_endpoint_it_holds_for_those_to_come() -> None:
+def test_without_an_endpoint_an_update_is_not_complete_and_says_what_it_waits_for() -> None:
     pool = Pool(0)
     pool.begin(update())
     pool.step()
+    assert (pool.phase, pool.current, pool.said) == ("Pending", None, [])
+    assert pool.weights.operation is not None
+    assert "waits for the pool's first endpoint" in pool.weights.operation.message
+    assert target_for(pool.weights, "e0", fresh=True).path == "/w/v1"  # type: ignore[union-attr]
+    pool.members["e0"] = EndpointWeights("e0", is_heard=True)
+    pool.step()
+    assert (pool.phase, pool.ordered(), pool.weights.operation.message) == ("Updating", ["e0"], "")
+    pool.say("e0", healthy=True)
+    carry_out(pool)
     assert (pool.phase, pool.current) == ("Complete", "v1")
-    assert target_for(pool.weights, "new", fresh=True).path == "/w/v1"  # type: ignore[union-attr]
+
+
+def test_a_typo_does_not_become_the_target_of_endpoints_to_come() -> None:
+    pool = Pool(0)
+    pool.begin(update("typo"))
+    pool.step()
+    pool.members["e0"] = EndpointWeights("e0", is_heard=True)
+    pool.step()
+    pool.refuses("e0")
+    pool.step()
+    assert (pool.phase, pool.current) == ("Failed", None)
+    assert target_for(pool.weights, "e1", fresh=True) is None, "it serves the model of the spec"
+    assert target_for(pool.weights, "e0", fresh=True) is None
 
 
 def test_an_endpoint_that_goes_meanwhile_is_not_waited_for() -> None:

@@ -1,0 +1,1 @@
+"""The machine below: this node's cache folder, the account of sandboxes, Apptainer's programs, deletion of deep folders."""

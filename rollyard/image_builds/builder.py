@@ -1,0 +1,204 @@
+"""Builds the image of a Dockerfile: its stages, as far as they are needed, and the images they start from."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from rollyard.core.errors import ImageBuildFailed, ImageNotFound, ImageUnavailable
+from rollyard.image_builds.build_request import BuildParts, BuildRequest
+from rollyard.image_builds.dockerfile import BuildStage, Instruction
+from rollyard.image_builds.image_state import ImageState
+from rollyard.image_builds.image_state import digest as digest_of
+from rollyard.image_builds.site_network import PROXIES
+from rollyard.image_builds.stage_steps import StageSteps
+from rollyard.image_builds.tree_changes import Layer, Snapshot, take_snapshot, write_layer
+from rollyard.image_builds.variables import BadText, expand
+from rollyard.image_builds.work_root import WorkRoot
+from rollyard.images.cache import LocalImage
+from rollyard.images.folder_config import CONFIG_FILE, BadFolderConfig, read_folder_config
+from rollyard.images.oci_manifest import machine
+from rollyard.kinds.values.image_reference import PathImage, absolute_image, parse_image
+
+_NAMED_FORMS = ("docker://", "built:", "oci:", "oci-archive:", "docker-archive:", "/", "./", "../")
+_WHOLE_NAMES = (".", "..")
+
+
+class ImageBuild:
+    """One build. Use once."""
+
+    def __init__(self, request: BuildRequest, parts: BuildParts, work: Path, lock_fd: int) -> None:
+        """`work`: an empty folder that belongs to this build. `lock_fd`: descriptor of its lock."""
+        self._request = request
+        self._parts = parts
+        self._file = request.file
+        self._work = work
+        self._lock_fd = lock_fd
+        self._done: dict[int, tuple[ImageState, WorkRoot]] = {}
+        self._bases: dict[str, tuple[ImageState, WorkRoot]] = {}
+        self._folders = 0
+        self._variables = self._variables_of_from()
+
+    async def run(self) -> ImageState:
+        """Raises ImageBuildFailed and SandboxStartFailed."""
+        for name in sorted(self._request.arguments.keys() - self._declared_arguments() - set(PROXIES)):
+            self._parts.say(f"--build-arg {name} has no effect: the file has no ARG {name}")
+        state, _ = await self._stage(self._target())
+        return state
+
+    def _target(self) -> BuildStage:
+        stages, target = self._file.stages, self._request.target
+        if target is None:
+            return stages[-1]
+        found = self._named(target, len(stages))
+        if found is None:
+            names = ", ".join(stage.name or str(stage.number) for stage in stages)
+            raise ImageBuildFailed(f"{self._file.name} has no stage {target!r}: choose one of {names}")
+        return found
+
+    def _named(self, name: str, before: int) -> BuildStage | None:
+        """Return the stage with this name or number, if it stands before the stage `before`."""
+        stages = self._file.stages[:before]
+        if name.isdigit():
+            return stages[int(name)] if int(name) < len(stages) else None
+        return next((stage for stage in reversed(stages) if stage.name == name.lower()), None)
+
+    def _declared_arguments(self) -> set[str]:
+        bodies = (stage.instructions for stage in self._file.stages)
+        lines = [*self._file.arguments, *(one for body in bodies for one in body)]
+        return {one.text.partition("=")[0].strip() for one in lines if one.keyword == "ARG"}
+
+    def _variables_of_from(self) -> dict[str, str]:
+        own = machine()
+        values = {"PLATFORM": f"linux/{own}", "OS": "linux", "ARCH": own}
+        values = {f"{side}{name}": value for side in ("TARGET", "BUILD") for name, value in values.items()}
+        for one in self._file.arguments:
+            name, equals, default = one.text.partition("=")
+            value = self._request.arguments.get(name.strip())
+            if value is None and equals:
+                value = self._expanded(one.line, default, values)
+            if value is not None:
+                values[name.strip()] = value
+        return values
+
+    def _expanded(self, line: int, text: str, variables: Mapping[str, str]) -> str:
+        try:
+            return expand(text, variables, self._file.escape)
+        except BadText as error:
+            raise self._file.at(line, str(error)) from None
+
+    # stages
+
+    async def _stage(self, stage: BuildStage) -> tuple[ImageState, WorkRoot]:
+        if stage.number not in self._done:
+            base, _ = await self._start(
+                stage.line, self._expanded(stage.line, stage.base, self._variables), stage.number
+            )
+            folder, root = self._new_root()
+
+            async def other(one: Instruction, name: str) -> tuple[ImageState, WorkRoot]:
+                return await self._start(one.line, name, stage.number)
+
+            steps = StageSteps(self._request, self._parts, stage, base, root, folder, self._variables, other)
+            self._done[stage.number] = await steps.run(), root
+        return self._done[stage.number]
+
+    async def _start(self, line: int, name: str, before: int) -> tuple[ImageState, WorkRoot]:
+        """Return an earlier stage, an image, or scratch."""
+        if (stage := self._named(name, before)) is not None:
+            return await self._stage(stage)
+        if not name or name.isdigit() or any(char.isspace() for char in name):
+            raise self._file.at(line, f"{name!r} is neither an earlier stage nor the name of an image")
+        if name not in self._bases:
+            state = ImageState(digest_of(["scratch"])) if name == "scratch" else await self._image(line, name, before)
+            self._bases[name] = state, self._new_root()[1]
+        return self._bases[name]
+
+    def _new_root(self) -> tuple[Path, WorkRoot]:
+        """Return an empty folder, and a root in it."""
+        self._folders += 1
+        folder = self._work / str(self._folders)
+        folder.mkdir()
+        folder.chmod(0o755)
+        return folder, WorkRoot(self._parts.store, folder, self._lock_fd)
+
+    # images
+
+    async def _image(self, line: int, name: str, before: int) -> ImageState:
+        """Return an image as one layer."""
+        plain = (
+            not name.startswith(_NAMED_FORMS) and name not in _WHOLE_NAMES and not name.endswith((".sif", ".squashfs"))
+        )
+        whole = f"docker://{name}" if plain else absolute_image(name, os.fspath(self._request.context))
+        self._check_folder(line, whole)
+        self._parts.say(f"FROM {whole}")
+        try:
+            local = await self._parts.images.get(whole)
+        except (ImageNotFound, ImageUnavailable) as error:
+            raise self._file.at(line, f"{error}{self._hint(before, plain)}") from error
+        with local as image:
+            if not image.root.is_dir():
+                raise self._file.at(
+                    line,
+                    f"there is no folder {whole}: name a folder with a root file system, or NAME:TAG of a registry",
+                )
+            try:
+                config = image.config if image.digest else read_folder_config(image.root)
+            except BadFolderConfig as error:
+                raise self._file.at(line, str(error)) from None
+            key, layer = await asyncio.to_thread(self._layer_of, image)
+        return ImageState.of_base(key, [] if layer is None else [layer], config)
+
+    def _check_folder(self, line: int, whole: str) -> None:
+        """Raise ImageBuildFailed for a folder of this machine that the Dockerfile may not read."""
+        try:
+            form = parse_image(whole)
+        except ValueError:
+            return  # the images say what is wrong
+        if not isinstance(form, PathImage) or form.kind != "folder":
+            return
+        real = Path(form.path).resolve()
+        if not any(real.is_relative_to(folder) for folder in (self._request.context, *self._request.folders)):
+            raise self._file.at(
+                line,
+                f"{form.path} is outside of the context, and a Dockerfile may not read it: if you trust the file, "
+                f"add --allow-folder {shlex.quote(str(real))}",
+            )
+
+    def _hint(self, before: int, plain: bool) -> str:
+        """Return what one can write in place of an image that cannot be had."""
+        stages = [stage.name or str(stage.number) for stage in self._file.stages[:before]]
+        earlier = f"; the earlier stages are {', '.join(stages)}" if stages else ""
+        other = (
+            "; without this registry, name a mirror as HOST/NAME:TAG, or a folder with a root file system"
+            if plain
+            else ""
+        )
+        return earlier + other
+
+    def _layer_of(self, image: LocalImage) -> tuple[str, Layer | None]:
+        """Return the key and the layer of an image. A folder is as before if no file in it has changed."""
+        snapshot = None if image.digest else take_snapshot(image.root, foreign=True)
+        key = digest_of(["image", image.digest if snapshot is None else sorted(snapshot.items())])
+        known = self._parts.store.find(key)
+        if known is not None:
+            return key, known.layer
+        layer = self._pack(image.root, snapshot or take_snapshot(image.root, foreign=True))
+        self._parts.store.keep(key, layer)
+        return key, layer
+
+    def _pack(self, root: Path, snapshot: Snapshot) -> Layer | None:
+        paths = [path for path in snapshot if path != CONFIG_FILE]
+        if not paths:
+            return None
+        growing = self._work / "base"
+        try:
+            with open(growing, "wb") as file:
+                layer = write_layer(root, paths, (), file)
+        except OSError as error:
+            raise ImageBuildFailed(f"{root} cannot be read as an image: {error.strerror} ({error.filename})") from error
+        self._parts.store.add(growing, layer)
+        return layer

@@ -1,0 +1,177 @@
+"""The agent loop: sample a turn, run the turn's tool calls or let the task's environment reply, and so on.
+
+The loop ends when a turn has no call and gets no reply, when a reply is the last one, or when a limit is reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rollyard.core.errors import ContextExceeded
+from rollyard.kinds.base import evolve
+from rollyard.kinds.rollout import AgentSpec, Sampling, Status, Turn
+from rollyard.node.tool_execution import Tools
+from rollyard.tasks import tool_schemas
+from rollyard.tasks.base import Environment, Reply
+from rollyard.tokens.constraint import STRUCTURED, is_constrained
+from rollyard.tokens.conversation import Conversation
+from rollyard.tokens.sampled_tokens import Sampled
+from rollyard.tokens.tool_calls import ParsedTurn
+
+
+class Policy(Protocol):
+    @property
+    def context(self) -> int | None:
+        """Number of tokens that prompt and answer may have together; None if it is not known."""
+        ...
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling) -> Sampled:
+        """Sample one turn. Raises ContextExceeded if no further token fits, EndpointError or NoEndpoint if no server can
+        be used, and Fenced if the lease is void."""
+        ...
+
+
+@dataclass
+class AgentProgress:
+    """The agent's work so far. The object stays valid if the loop is cancelled."""
+
+    conversation: Conversation
+    turns: list[Turn] = field(default_factory=list)
+    unread: int = 0
+    """Number of turns with a tool call that could not be read."""
+    status: Status = Status.TRUNCATED
+    """`TRUNCATED` until a turn has no tool call and so ends the conversation."""
+    cut_short: str | None = None
+    """Sentence that says which limit ended the conversation."""
+
+
+async def run_agent(
+    run: AgentProgress,
+    policy: Policy,
+    tools: Tools,
+    agent: AgentSpec,
+    sampling: Sampling,
+    sample_index: int,
+    environment: Environment | None = None,
+    turn_ended: Callable[[int], Awaitable[None]] | None = None,
+) -> None:
+    """Fill `run` turn by turn. A limit that is reached after the first prompt ends the run as Truncated. `turn_ended` is
+    called after each turn with the turn's number, counted from 1.
+
+    If the conversation has no parser, nothing in a turn counts as a tool call.
+
+    Raises SandboxLost, and the errors of `policy.sample` and of `environment.reply`; ContextExceeded only if the first
+    prompt leaves no room for a token. Raises TaskError or TemplateUnusable if the chat template fails.
+    """
+    for number in range(agent.max_turns):
+        started = time.monotonic()
+        prompt: list[int] = []
+        try:
+            prompt = await _prompt_ids(run.conversation, policy.context)
+            sample = await policy.sample(prompt, _with_turn_seed(sampling, sample_index, number))
+        except ContextExceeded as error:
+            if not run.turns:
+                count = len(prompt) if error.tokens is None else f"at least {error.tokens}"
+                raise ContextExceeded(
+                    f"the prompt has {count} tokens and leaves no room for an answer: {error}",
+                    context=error.context,
+                ) from error
+            run.cut_short = f"the conversation reached the end of the context: {error}"
+            return
+        text = run.conversation.add_sampled(
+            sample.token_ids, sample.logprobs, sample.weights_versions, sample.finish_reason
+        )
+        sampled = time.monotonic()
+        segment = run.conversation.segment_count - 1
+        parsed = run.conversation.last.parsed
+        calls = [{"name": c.name, "arguments": c.arguments} for c in parsed.calls]
+        turn = Turn(
+            constraint=STRUCTURED if is_constrained(sampling) else None,
+            segment=segment,
+            prompt_length=len(prompt),
+            response_length=len(sample.token_ids),
+            text=text,
+            finish_reason=sample.finish_reason,
+            tool_calls=calls,
+            timings={"model": round(sampled - started, 6), "tools": 0.0},
+        )
+        run.turns.append(turn)
+        run.unread += parsed.error is not None
+        cut, answers = sample.finish_reason == "length", not parsed.calls and parsed.error is None
+        if not cut and not answers:
+            results = [await tools.call(c.name, c.arguments) for c in parsed.calls]
+            results = _append_results(run, parsed, results)
+            timings = {**turn.timings, "tools": round(time.monotonic() - sampled, 6)}
+            run.turns[-1] = evolve(turn, tool_results=results, timings=timings)
+        reply = None
+        if environment is not None and (answers or environment.every_turn):
+            reply = await _record_reply(run, environment)
+        if turn_ended is not None:
+            await turn_ended(number + 1)
+        if cut:
+            length = len(sample.token_ids)
+            limit = "`sampling.max_tokens`" if length >= sampling.max_tokens else "the end of the context"
+            run.cut_short = f"turn {len(run.turns)} was cut off after {length} tokens, by {limit}"
+            return
+        if (reply is not None and reply.done) or (reply is None and answers):
+            run.status = Status.COMPLETED
+            return
+        if reply is not None:
+            run.conversation.add_messages([{"role": reply.role, "content": reply.text}])
+    run.cut_short = f"the agent used all of its turns; `agent.max_turns` is {agent.max_turns}"
+
+
+async def _record_reply(run: AgentProgress, environment: Environment) -> Reply | None:
+    """Let the environment reply to the last turn, and add the reply to the turn."""
+    turn, began = run.turns[-1], time.monotonic()
+    reply = await environment.reply(turn)
+    timings = {**turn.timings, "environment": round(time.monotonic() - began, 6)}
+    if reply is None:
+        run.turns[-1] = evolve(turn, timings=timings)
+    else:
+        run.turns[-1] = evolve(turn, observation=reply.text, reward=reply.reward, timings=timings)
+    return reply
+
+
+async def _prompt_ids(conversation: Conversation, context: int | None) -> list[int]:
+    """Tokenise the prompt in a thread. A prompt of a million characters takes seconds, and the event loop must renew
+    leases meanwhile.
+
+    A thread cannot be stopped. A cancelled call waits for the end of the thread, because the thread changes the
+    conversation, and the caller reads the conversation next.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(conversation.prompt_ids, context))
+    try:
+        return await asyncio.shield(making)
+    except asyncio.CancelledError:
+        await asyncio.gather(making, return_exceptions=True)
+        raise
+
+
+def _append_results(run: AgentProgress, parsed: ParsedTurn, results: list[str]) -> list[str]:
+    """Append the results of the turn's calls, and a message about an unreadable call; return the appended texts."""
+    parser, wrong = run.conversation.parser, None
+    if parser is not None and parsed.error is not None:
+        wrong = tool_schemas.malformed_call_result(parsed.error, parser.form)
+    if wrong is not None and results and run.conversation.error_role == "user":
+        # Mistral's template refuses a user message directly after tool results. So for every error role `user` the
+        # message is appended to the last result.
+        results, wrong = [*results[:-1], f"{results[-1]}\n{wrong}"], None
+    run.conversation.add_results(results)
+    if wrong is None:
+        return results
+    run.conversation.add_messages([{"role": run.conversation.error_role, "content": wrong}])
+    return [*results, wrong]
+
+
+def _with_turn_seed(sampling: Sampling, sample_index: int, turn: int) -> Sampling:
+    """Replace the seed, if there is one, by a seed for this turn and sample index. The new seed is the same in every
+    attempt."""
+    if sampling.seed is None:
+        return sampling
+    return evolve(sampling, seed=zlib.crc32(f"{sampling.seed}/{sample_index}/{turn}".encode()))

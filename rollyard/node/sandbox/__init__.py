@@ -1,1 +1,0 @@
-"""The host side of a sandbox: runtimes, images, limits, and the client of the sandbox agent."""

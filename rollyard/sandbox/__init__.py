@@ -1,0 +1,39 @@
+"""Sandboxes on this machine: runtimes, images, limits, and the client of the sandbox agent.
+
+`open_sandbox` opens one for any program: `from rollyard.sandbox import open_sandbox`. The node agent keeps many, with
+`SandboxFactory` and `WarmSandboxes`. The public names are imported on first use, because the memory guard and the starter,
+which are small processes, import this package and need none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rollyard.sandbox.base import Limits
+    from rollyard.sandbox.sandbox import Sandbox, SandboxFactory
+    from rollyard.sandbox.snapshot import SandboxSnapshot
+    from rollyard.sandbox.standalone import open_sandbox
+
+__all__ = ["Limits", "Sandbox", "SandboxFactory", "SandboxSnapshot", "open_sandbox"]
+
+
+def __getattr__(name: str) -> object:
+    match name:
+        case "Limits":
+            from rollyard.sandbox.base import Limits
+
+            return Limits
+        case "Sandbox" | "SandboxFactory":
+            from rollyard.sandbox import sandbox
+
+            return getattr(sandbox, name)
+        case "SandboxSnapshot":
+            from rollyard.sandbox.snapshot import SandboxSnapshot
+
+            return SandboxSnapshot
+        case "open_sandbox":
+            from rollyard.sandbox.standalone import open_sandbox
+
+            return open_sandbox
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

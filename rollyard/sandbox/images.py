@@ -1,0 +1,261 @@
+"""Maps the name of an image to a folder that a runtime can use as a root file system."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollyard.core.aio import Signal
+from rollyard.core.errors import ImageNotFound, ImageUnavailable
+from rollyard.host.sandbox_account import sandbox_account
+from rollyard.images.base import ImageConfig
+from rollyard.images.cache import ImageCache, LocalImage
+from rollyard.images.folder_config import BadFolderConfig, read_folder_config
+from rollyard.images.path_in_root import path_in_root
+from rollyard.images.settings import CacheSettings
+from rollyard.kinds.values.image_reference import FORMS, PathImage, absolute_image, parse_image
+from rollyard.sandbox.base import OWN, Root, Runtime
+from rollyard.sandbox.build_once import build_once
+from rollyard.sandbox_agent.settings import HOME, WORKSPACE
+
+_IMAGE_FORMS = f"{FORMS}, or null for the default image"
+_FOLDERS = {WORKSPACE: 0o755, HOME: 0o755, "/run": 0o755, "/tmp": 0o1777, "/var/tmp": 0o1777}
+"""Folders that a sandbox has although the image may lack them, with their modes then."""
+_USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_CERTIFICATES = ("/etc/ssl/certs", "/etc/pki/ca-trust", "/etc/pki/tls/certs")
+_NAME_SERVICE = ("/etc/resolv.conf", "/etc/hosts")
+_ETC = {
+    "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:1000:1000:agent:{HOME}:/bin/bash\n"
+    "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
+    "group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "hostname": "sandbox\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+@dataclass(frozen=True)
+class HeldRoot:
+    """The root of an image, which stays on this machine until `release`."""
+
+    root: Root
+    image: LocalImage | None = None
+    identity: tuple[object, ...] | None = None
+    """Marks of the image's file or folder. Another file or folder under the same name has others."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the image, the same on all nodes. Empty: the default image."""
+        if self.image is not None:
+            return self.image.digest
+        if self.identity is None:
+            return ""
+        path, _, _, size, mtime_ns = self.identity
+        return f"{path}, {size} bytes, {mtime_ns}"
+
+    def release(self) -> None:
+        if self.image is not None:
+            self.image.release()
+
+
+class _NoRoot(Exception):
+    """The folder of an image is no root file system. `str()` says why, and what one can do."""
+
+
+class Images:
+    """Resolves image names. An image that must be unpacked is unpacked once on a node, into `cache`."""
+
+    def __init__(self, runtime: Runtime, cache: Path, folder: Path, settings: CacheSettings | None = None) -> None:
+        self._runtime = runtime
+        self._cache = cache
+        self._folder = folder
+        """Folder below which relative names are looked up."""
+        self._settings = settings
+        self._pulled: ImageCache | None = None
+        self.full = Signal[[]]()
+        """Signal of the cache: the images in use fill it."""
+
+    @property
+    def pulled(self) -> ImageCache:
+        """The node's cache of pulled images."""
+        if self._pulled is None:
+            self._pulled = ImageCache(self._cache / "image-cache", self._settings)
+            self._pulled.full.connect(self.full.emit)
+        return self._pulled
+
+    @property
+    def has_cache(self) -> bool:
+        return self._pulled is not None or (self._cache / "image-cache").is_dir()
+
+    def name_in_cache(self, image: str | None) -> str | None:
+        """Return the normal form of an image's name; None if the image is used where it is, or if its name cannot be
+        parsed."""
+        if image is None:
+            return None
+        with contextlib.suppress(ValueError):
+            name = self.whole_name(image)
+            reference = parse_image(name)
+            if not isinstance(reference, PathImage):
+                return name
+            if reference.kind != "folder" and not os.path.isdir(reference.path):
+                return name
+        return None
+
+    def whole_name(self, image: str) -> str:
+        """Return the normal form of an image's name, with an absolute path."""
+        return absolute_image(image, str(self._folder))
+
+    async def hold(self, image: str | None) -> HeldRoot:
+        """Return the root of an image, and keep the image on this machine until it is released. An image that is no folder
+        is pulled or unpacked into the node's cache if it is missing there.
+
+        Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound, for which no retry helps.
+        """
+        name = self.name_in_cache(image)
+        if name is None:
+            identity = await asyncio.to_thread(self._identity, image) if image is not None else None
+            return HeldRoot(await asyncio.to_thread(self.root, image), identity=identity)
+        local = await self.pulled.get(name)
+        try:
+            root = _configured(self._root_of_folder(local.root), local.config)
+        except BaseException as error:
+            local.release()
+            if isinstance(error, _NoRoot | BadFolderConfig):
+                raise ImageNotFound(f"the image {name}: {error}") from None
+            raise
+        return HeldRoot(root, local)
+
+    def is_current(self, image: str, held: HeldRoot) -> bool:
+        """Return whether `hold` would give the same root now. No registry is asked."""
+        if held.image is not None:
+            return self.pulled.is_current(self.whole_name(image), held.image)
+        return held.identity is not None and held.identity == self._identity(image)
+
+    def _identity(self, image: str | None) -> tuple[object, ...] | None:
+        try:
+            path = (self._folder / (image or "")).resolve()
+            info = path.stat()
+        except (OSError, ValueError):
+            return None
+        return path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns
+
+    async def close(self) -> None:
+        """End the pulls that are under way."""
+        if self._pulled is not None:
+            await self._pulled.close()
+
+    def root(self, image: str | None) -> Root:
+        """Return the root of the default image, or of a folder. Raises SandboxStartFailed, ImageUnavailable, and ImageNotFound
+        for what can never be an image."""
+        if image is None:
+            return default_root(self._cache)
+        try:
+            parse_image(image)
+        except ValueError as error:
+            raise ImageNotFound(f"{error}, or null for the default image") from None
+        name = self.whole_name(image)
+        try:
+            if not os.path.exists(name):  # Path.exists raises if a name is too long
+                raise _NoRoot(f"there is no such folder: make it, or {_IMAGE_FORMS}")
+            if not os.path.isdir(name):
+                raise _NoRoot(f"it is no folder, and its name ends like none of the known files; {_IMAGE_FORMS}")
+            folder = Path(name).resolve()
+            if own := next(
+                (own for own in (Path(os.path.expanduser("~")), self._cache) if own.resolve().is_relative_to(folder)),
+                None,
+            ):
+                raise ImageNotFound(
+                    f"the image {name}: it holds {own}, where the job's account keeps files of its own; {_IMAGE_FORMS}"
+                )
+            if not (folder / "usr").is_dir() and not (folder / "bin").is_dir():
+                raise _NoRoot(f"{folder} has neither usr nor bin, so it is not a root file system; {_IMAGE_FORMS}")
+            return self._root_of_folder(folder)
+        except (_NoRoot, BadFolderConfig) as error:
+            raise ImageUnavailable(name, str(error), permanent=True) from None
+
+    def _root_of_folder(self, folder: Path) -> Root:
+        if not sandbox_account().can_reach(folder):
+            raise _NoRoot(
+                f"the user of the sandboxes cannot read {folder}: allow it to read this folder and the folders above"
+            )
+        return _configured(_plain_root(folder), read_folder_config(folder))
+
+
+def default_root(cache: Path) -> Root:
+    """Return the root of the default image: a small root folder of our own, in which this machine's /usr appears
+    read-only."""
+    folder = build_once(cache / "skeleton-3", _make_skeleton)
+    binds = ["/usr", *(f"/{name}" for name in _USR_LINKS if _is_real_folder(f"/{name}"))]
+    binds += [path for path in ("/etc/alternatives", "/etc/ld.so.cache") if os.path.exists(path)]
+    return replace(_plain_root(folder), binds=tuple(binds), user="agent")
+
+
+def _configured(root: Root, config: ImageConfig) -> Root:
+    return replace(root, env=config.env, workdir=config.workdir, user=config.user or root.user)
+
+
+def _plain_root(folder: Path) -> Root:
+    """Return the root of a folder. Raises _NoRoot."""
+    own = _place(folder, OWN)
+    folders = {own: 0o755, "proc": 0o755, "dev": 0o755}
+    for path, mode in _FOLDERS.items():
+        with contextlib.suppress(_NoRoot):  # an image may have a file there
+            folders[_place(folder, path)] = mode
+    return Root(folder, own, folders)
+
+
+def _place(folder: Path, path: str) -> str:
+    """Return where a folder of a sandbox lies in its root, without symbolic links. Raises _NoRoot."""
+    try:
+        place = path_in_root(os.fspath(folder), path)
+    except OSError:
+        raise _NoRoot(f"{path} in {folder} is a loop of symbolic links: make it a folder, or delete it") from None
+    parts = place.split("/")
+    for count in range(1, len(parts) + 1):
+        above = folder.joinpath(*parts[:count])
+        if above.exists() and not above.is_dir():
+            raise _NoRoot(f"{above} is no folder, and a sandbox needs a folder there: delete it")
+    return place
+
+
+def with_certificates(root: Root) -> Root:
+    """Add this machine's CA certificates to the default image, for TLS."""
+    return replace(root, binds=(*root.binds, *(path for path in _CERTIFICATES if os.path.isdir(path))))
+
+
+def with_name_service(root: Root) -> Root:
+    """Add this machine's name servers and host names, for a sandbox with this machine's network."""
+    return replace(root, binds=(*root.binds, *(path for path in _NAME_SERVICE if os.path.isfile(path))))
+
+
+def _is_real_folder(path: str) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _make_skeleton(folder: Path) -> None:
+    for name in ("usr", "etc", "root", "etc/alternatives", "home", "mnt", "srv", "proc", "dev", OWN[1:]):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for name in _USR_LINKS:
+        if os.path.islink(f"/{name}"):
+            (folder / name).symlink_to(os.readlink(f"/{name}"))
+        elif os.path.isdir(f"/{name}"):
+            (folder / name).mkdir()
+    for path in _CERTIFICATES:
+        (folder / path[1:]).mkdir(parents=True)
+    for path in ("/etc/ld.so.cache", *_NAME_SERVICE):
+        (folder / path[1:]).touch()
+    for name, text in _ETC.items():
+        (folder / "etc" / name).write_text(text)
+    _give_away(folder)
+
+
+def _give_away(folder: Path) -> None:
+    """Give the folder to the account of sandboxes, and make it readable for everybody, regardless of the umask."""
+    account = sandbox_account()
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, account.uid, account.gid, follow_symlinks=False)
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() else 0o644)

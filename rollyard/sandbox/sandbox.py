@@ -1,0 +1,641 @@
+"""Sandboxes. `SandboxFactory` starts a `Sandbox`, which ends when it is closed or when this process dies.
+
+A sandbox leaves nothing in the host's file system: its changes are in memory, and its socket has no name. In whatever
+way this process dies, the sandbox agent sees the end of the socket and ends the sandbox. The sandbox agent is process 1
+in the sandbox, and no other process in the sandbox can end it. So no clean-up is ever needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import errno
+import math
+import os
+import posixpath
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from rollyard.core.aio import Signal
+from rollyard.core.errors import (
+    SandboxBroken,
+    SandboxLost,
+    SandboxSilent,
+    SandboxStartFailed,
+    SnapshotRefused,
+    SnapshotUnusable,
+    TooLarge,
+)
+from rollyard.host.node_cache import node_cache
+from rollyard.images.settings import CacheSettings
+from rollyard.sandbox import egress_proxy
+from rollyard.sandbox.base import CellResult, CommandResult, EditResult, Root, Runtime, SandboxSpec
+from rollyard.sandbox.bundled_python import agent_argv, own_python
+from rollyard.sandbox.cgroups import SandboxCgroup, SandboxCgroups, SandboxKills
+from rollyard.sandbox.egress_proxy import EgressProxy
+from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
+from rollyard.sandbox.gate import Gate
+from rollyard.sandbox.gpus import Gpu, GpuCounter, TakenGpus, allocated_gpus, visible_gpus
+from rollyard.sandbox.images import HeldRoot, Images, with_certificates, with_name_service
+from rollyard.sandbox.memory_guard.client import KernelKills, MemoryGuard, OverLimit
+from rollyard.sandbox.process_refusals import ProcessRefusals
+from rollyard.sandbox.program import Program, ProgramSpec, start_program
+from rollyard.sandbox.sandbox_connection import SandboxConnection
+from rollyard.sandbox.snapshot import (
+    SNAPSHOT_SECONDS,
+    ArchivePipe,
+    PipeEnd,
+    SandboxSnapshot,
+    compress,
+    decompress,
+    nameless_file,
+    refusal,
+)  # fmt: skip
+from rollyard.sandbox.starter.client import Launch, SandboxStarter, StartedProcess
+from rollyard.sandbox_agent.frames import PROTOCOL, Header
+from rollyard.sandbox_agent.settings import WORKSPACE
+
+START_SECONDS = 120.0
+CALL_SECONDS = 120.0
+"""Time limit of a bash command or a cell, if the caller names none."""
+MARGIN_SECONDS = 30.0
+"""Seconds that the sandbox agent gets beyond a call's timeout, to start bash or IPython again and to stop the command. If it
+does not reply in this time, the sandbox counts as lost."""
+FILE_SECONDS = 60.0
+PREPARE_SECONDS = 120.0
+END_SECONDS = 5.0
+MEMORY_SHORT = (
+    "the memory of the allocation ran out, while the sandbox may have been within its limit: lower the pool's "
+    "`stages.*.workers.max`, or give its allocations more memory"
+)
+PROCESSES_SHORT = (
+    "the allocation may start no more processes: raise the limit of the job or of the groups above it (TasksMax, pids.max), or "
+    "lower the pool's `stages.*.workers.max`"
+)
+EXIT_SECONDS = 0.5
+"""Seconds to wait for the exit code of a sandbox's runtime, once the sandbox has ended."""
+
+
+class Sandbox:
+    """One isolated environment. Calls raise SandboxLost if the sandbox is gone. A process inside the sandbox cannot
+    cause this, unless the sandbox's processes together use up the job's memory."""
+
+    def __init__(
+        self,
+        sandbox_id: str,
+        launcher: _Launcher,
+        connection: SandboxConnection,
+        gate: Gate,
+        guard: MemoryGuard,
+        spec: SandboxSpec,
+        held: HeldRoot,
+        gpus: TakenGpus,
+        refusals: ProcessRefusals,
+        files: Sequence[tuple[Path, tuple[int, int] | None]],
+    ) -> None:
+        """`files`: folders of this machine that the sandbox shows, with their identities."""
+        self.id = sandbox_id
+        self.spec = spec
+        self.held = held
+        self._gpus = gpus
+        self._launcher = launcher
+        self._connection = connection
+        self._gate = gate
+        """Socket through which the sandbox agent passes open files of the sandbox."""
+        self._guard = guard
+        self._egress = EgressProxy(spec.allowed_hosts)
+        self._refusals = refusals
+        self._refused = refusals.count()
+        self._files = files
+        self.node_fault = ""
+        """Sentence about what the node did to the sandbox's processes, or may have done, with the remedy: some were ended, not
+        started or kept from writing, while the sandbox was within its limits. Empty: nothing."""
+        self._pipes = 0
+        """Number of pipes that were passed to the sandbox agent."""
+        self._bash_turn = asyncio.Lock()
+        self._ipython_turn = asyncio.Lock()
+
+    @property
+    def alive(self) -> bool:
+        return self._connection.alive
+
+    @property
+    def workdir(self) -> str:
+        """Folder in which the tools start: the image's working folder, or /workspace if it names none."""
+        return posixpath.join("/", self.held.root.workdir or WORKSPACE)
+
+    async def prepare(self, tools: Sequence[str]) -> None:
+        """Start `tools` before their first calls. "bash" starts in 10 ms, "ipython" in half a second."""
+        calls = (self._call({"op": f"prepare {tool}"}, b"", PREPARE_SECONDS) for tool in tools)
+        for done in await asyncio.gather(*calls, return_exceptions=True):
+            # A task group is not used, because it would wrap SandboxLost in another exception.
+            if isinstance(done, BaseException):
+                raise done
+
+    async def bash(self, command: str, timeout: float = CALL_SECONDS) -> CommandResult:
+        """Run a command in the sandbox's bash, which keeps its state; one command at a time. `timeout` in seconds."""
+        async with self._bash_turn:
+            body = command.encode("utf-8", "replace")
+            reply, output = await self._call({"op": "bash", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
+        self._note_mounts(reply)
+        return CommandResult(
+            _text(output), reply["exit_code"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes()
+        )
+
+    async def printed(self, position: int) -> tuple[str, int]:
+        """Return what the running bash command has printed after the first `position` bytes, and the number of bytes so
+        far, without a character of which only a part was printed. The middle of a long output is missing."""
+        reply, output = await self._call({"op": "printed", "position": position}, b"", FILE_SECONDS)
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(output)
+        part, _ = decoder.getstate()
+        return text, reply["position"] - len(part)
+
+    async def ipython(self, code: str, timeout: float = CALL_SECONDS) -> CellResult:
+        """Run a cell in the sandbox's IPython, which keeps its state; one cell at a time. `timeout` in seconds."""
+        async with self._ipython_turn:
+            body = code.encode("utf-8", "replace")
+            reply, output = await self._call({"op": "ipython", "timeout": timeout}, body, timeout + MARGIN_SECONDS)
+        self._note_mounts(reply)
+        return CellResult(
+            _text(output), reply["failed"], reply["timed_out"], reply["restarted"], reply["seconds"], self._notes()
+        )
+
+    async def edit(self, command: str, path: str, **arguments: Any) -> EditResult:
+        """Call the editor: view, create, str_replace or insert. Wrong arguments give a result with a message, not an
+        exception."""
+        header = {"op": "edit", "command": command, "path": path, "arguments": arguments}
+        reply, output = await self._call(header, b"", FILE_SECONDS)
+        return EditResult(_text(output), reply["ok"])
+
+    async def read_file(self, path: str, limit_bytes: int) -> bytes:
+        """Return a regular file's content. Relative paths start in /workspace.
+
+        Raises OSError if the file cannot be read: FileNotFoundError, EFBIG for a file above the limit, and others.
+        """
+        reply, body = await self._call({"op": "read", "path": path, "limit": limit_bytes}, b"", FILE_SECONDS)
+        _raise_refusal(reply, path)
+        return body
+
+    async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Create or replace a file and the folders above it. Raises OSError if the sandbox's file system refuses."""
+        reply, _ = await self._call({"op": "write", "path": path, "mode": mode}, data, FILE_SECONDS)
+        _raise_refusal(reply, path)
+
+    async def snapshot(
+        self, limit_bytes: int | None = None, folder: Path | None = None, most_compressed: int | None = None
+    ) -> SandboxSnapshot:
+        """Save the files that were changed since the sandbox started, also those that it was started with. Processes and
+        the memory of bash and IPython are not saved. The caller must close the snapshot.
+
+        `limit_bytes`: greatest length of the archive before it is compressed; default: the sandbox's disk. `folder`:
+        folder on the disk that gets the file, which has no name. `most_compressed`: greatest
+        length of this file. Raises TooLarge and OSError.
+        """
+        limit, file = limit_bytes or self.spec.limits.disk_bytes, nameless_file(folder)
+        try:
+            reply, (sha256, size, before) = await self._through_pipe(
+                {"op": "snapshot", "limit": limit}, lambda end: compress(end, file, most_compressed), reads=True
+            )
+            if "too_large" in reply:
+                raise TooLarge(
+                    f"the files that the sandbox changed do not fit into a snapshot: {reply['too_large']}; delete files that "
+                    "are not needed"
+                )
+            if "broken" in reply:
+                raise OSError(errno.EPIPE, reply["broken"])
+        except BaseException:
+            file.close()
+            raise
+        return SandboxSnapshot(
+            file, sha256, size, before, reply["files"], tuple(reply["left_out"]), int(reply["left_out_count"])
+        )
+
+    async def restore(self, snapshot: BinaryIO) -> None:
+        """Apply a snapshot's file to this sandbox, which has just been started from the same image.
+
+        Raises SnapshotUnusable; SnapshotRefused if a file cannot be written.
+        """
+        reply, damage = await self._through_pipe({"op": "restore"}, lambda end: decompress(end, snapshot), reads=False)
+        if why := refusal({"broken": damage} if damage else reply, self.spec.limits.disk_bytes):
+            raise (SnapshotRefused if "errno" in reply and not damage else SnapshotUnusable)(why)
+
+    async def _through_pipe(self, header: Header, work: Callable[[PipeEnd], Any], *, reads: bool) -> tuple[Header, Any]:
+        async with ArchivePipe(work, reads=reads) as pipe:
+            self._pipes += 1
+            number = self._pipes
+            # If the sandbox is gone, the call finds out.
+            with suppress(OSError):
+                self._gate.send(number, pipe.theirs)
+            pipe.let_go()
+            reply, _ = await self._call({**header, "pipe": number}, b"", SNAPSHOT_SECONDS)
+            return reply, await pipe.result()
+
+    async def listen(self, port: int = 0) -> socket.socket:
+        """Return a socket that listens on a port of the sandbox's own 127.0.0.1. `port` 0: any free port.
+
+        Every connection comes from this one sandbox, or with `host_network` from this node. The caller must close the
+        socket.
+        """
+        with self._gate.expect() as arrival:
+            await self._call({"op": "listen", "ticket": arrival.ticket, "port": port}, b"", FILE_SECONDS)
+            (listener,) = await arrival.take()
+        return socket.socket(fileno=listener)
+
+    async def start_program(self, spec: ProgramSpec) -> Program:
+        """Start a program beside the tools, on a terminal or on pipes of its own. Raises ProgramRefused if the sandbox
+        cannot start one more. The program ends when it is closed, at the latest with the sandbox."""
+        return await start_program(spec, self._gate, self._call)
+
+    async def open_egress(self) -> None:
+        """Start the egress proxy on the sandbox's loopback."""
+        await self._egress.start(await self.listen(egress_proxy.PORT))
+
+    async def was_hurt(self) -> bool:
+        """Return whether the node has done something to the sandbox since its start, or may have."""
+        self._notes()
+        return bool(self.node_fault or await asyncio.to_thread(self.lost_files))
+
+    def lost_files(self) -> str:
+        """Return the path of a folder of this machine whose files the sandbox shows, if somebody has deleted or replaced it
+        meanwhile; empty if all are there. Blocks as long as the file system does."""
+        return next((str(path) for path, before in self._files if _identity(path) != before), "")
+
+    async def close(self) -> None:
+        """End every process of the sandbox and discard everything it wrote. A second call has no effect."""
+        self._guard.forget(self.id)
+        self._gate.close()
+        self._connection.abort("the sandbox was closed")  # first: the sandbox ends even if this call is cancelled
+        try:
+            await self._egress.close()
+            await self._launcher.end()
+        finally:
+            self.held.release()
+            self._gpus.release()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _note_mounts(self, reply: Header) -> None:
+        if reply.get("read_only"):  # no process of a sandbox may change a mount
+            self.node_fault = "the root of the sandbox became read-only"
+
+    def _notes(self) -> tuple[str, ...]:
+        kills = self._launcher.cgroup.take_kills() if self._launcher.cgroup is not None else None
+        reports = [*self._guard.take_reports(self.id), *([kills] if kills is not None else [])]
+        own = any(_is_over_limit(one) for one in reports)
+        if reports and not own:
+            self.node_fault = MEMORY_SHORT
+        before, self._refused = self._refused, self._refusals.count()
+        notes = [str(report) for report in reports]
+        if self._refused > before:
+            self.node_fault = PROCESSES_SHORT
+            notes.append(
+                "the allocation may start no more processes, and the kernel refused some, maybe of this sandbox"
+            )
+        return tuple(notes)
+
+    async def _call(self, header: Header, body: bytes, limit: float | None) -> tuple[Header, bytes]:
+        try:
+            reply, answer = await self._connection.call(header, body, limit)
+        except SandboxLost as error:
+            how = await self._launcher.how_it_ended()
+            raise type(error)(f"sandbox {self.id}: {error}{how}{self._launcher.last_output()}") from None
+        if reply.get("own_files_lost") and not await asyncio.to_thread(self.lost_files):
+            raise SandboxBroken(
+                f"the agent took away the folders through which its sandbox is served: {reply['fault']}"
+            )
+        if "fault" in reply:
+            raise SandboxSilent(f"sandbox {self.id}: the sandbox agent failed: {reply['fault']}")
+        return reply, answer
+
+
+class SandboxFactory:
+    """Starts sandboxes with one runtime. Closing the factory ends the sandboxes that are still open."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        cache: Path | None = None,
+        images: Path | None = None,
+        image_settings: CacheSettings | None = None,
+        cgroups: SandboxCgroups | None = None,
+    ) -> None:
+        """`cache`: folder for everything that is built once on a node. `images`: folder below which relative image names
+        are looked up; default: the working directory. `cgroups`: cgroup of the sandboxes; None: the memory guard alone
+        limits their memory. The factory closes it."""
+        self._cgroups = cgroups
+        self._runtime = runtime
+        self._cache = cache or node_cache()
+        self.images = Images(runtime, self._cache, images or Path.cwd(), image_settings)
+        self._own_python: Path | None = None
+        self.preparing = ""
+        """Work that is done once on this node before a sandbox can start; empty if there is none."""
+        self._guard = MemoryGuard()
+        self._refusals = ProcessRefusals()
+        self._starter = SandboxStarter(LAUNCH_ENVIRONMENT)
+        self._gpus = GpuCounter(allocated_gpus())
+        self._open: set[Sandbox] = set()
+        self._started = 0
+
+    @property
+    def images_full(self) -> Signal[[]]:
+        """Signal: the images of sandboxes fill the cache of images, and another image needs room."""
+        return self.images.full
+
+    async def start(self, spec: SandboxSpec, *, with_bash: bool = True) -> Sandbox:
+        """Start a sandbox and wait until its sandbox agent answers. Raises ImageNotFound, ImageUnavailable or
+        SandboxStartFailed. `with_bash`: bash starts too, and may not be ready yet."""
+        if self._own_python is None or not self._own_python.is_dir():  # a cleaner of old files may have deleted it
+            self.preparing = (
+                f"copies Python and IPython for the inside of sandboxes to {self._cache}, once on this node"
+            )
+            try:
+                self._own_python = await asyncio.to_thread(own_python, self._cache)
+            finally:
+                self.preparing = ""
+        held = await self.images.hold(spec.image)
+        gpus = None
+        try:
+            gpus = await self._gpus.take(spec.gpus)
+            return await self._start(spec, held, self._own_python, with_bash, gpus)
+        except BaseException:
+            held.release()
+            if gpus is not None:
+                gpus.release()
+            raise
+
+    async def start_from(self, spec: SandboxSpec, snapshot: BinaryIO) -> Sandbox:
+        """Start a sandbox with the files of a snapshot that was taken from a sandbox of the same image. Raises the errors
+        of `start`, and SnapshotUnusable."""
+        sandbox = await self.start(spec, with_bash=False)  # its folder and its program may change
+        try:
+            await sandbox.restore(snapshot)
+        except BaseException:
+            await sandbox.close()
+            raise
+        return sandbox
+
+    async def _start(self, spec: SandboxSpec, held: HeldRoot, own: Path, with_bash: bool, gpus: TakenGpus) -> Sandbox:
+        root = held.root
+        if spec.image is None and (spec.host_network or spec.allowed_hosts):
+            root = with_certificates(root)
+        if spec.host_network:
+            root = with_name_service(root)
+        try:
+            launch = self._runtime.command(
+                root, spec.limits, own, agent_argv(own), host_network=spec.host_network, gpus=gpus.gpus
+            )
+        except OSError as error:  # the runtime makes its own files again if somebody has deleted them
+            raise SandboxStartFailed(f"{error.filename or self._cache} cannot be made: {error.strerror}") from None
+        folders = own / sys.platlibdir, root.folder
+        files = await asyncio.to_thread(lambda: [(path, _identity(path)) for path in folders])
+        sandbox_id = secrets.token_hex(6)
+        try:
+            cgroup = self._cgroups.make(sandbox_id, spec.limits) if self._cgroups is not None else None
+        except OSError as error:
+            raise SandboxStartFailed(f"no cgroup for a sandbox can be made: {error}") from None
+        launcher, ours = await _Launcher.start(self._starter, launch, cgroup)
+        gate, connection = _send_gate(ours), SandboxConnection()
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: connection, sock=ours)
+            await self._greet(connection, launcher, {**self._settings(spec, root, gpus.gpus), "with_bash": with_bash})
+            self._guard.watch(sandbox_id, launcher.pid, spec.limits.memory_bytes)
+        except BaseException:
+            self._guard.forget(sandbox_id)
+            connection.abort("the sandbox was closed before it was ready")
+            ours.close()
+            gate.close()
+            await launcher.end()
+            raise
+        sandbox = Sandbox(sandbox_id, launcher, connection, gate, self._guard, spec, held, gpus, self._refusals, files)
+        self._open = {other for other in self._open if other.alive} | {sandbox}
+        if spec.allowed_hosts:
+            try:
+                await sandbox.open_egress()
+            except BaseException:
+                await sandbox.close()
+                raise
+        return sandbox
+
+    async def has_current_image(self, sandbox: Sandbox) -> bool:
+        """Return whether a new sandbox of this image would have the same root. No registry is asked: the answer is no if
+        the image's tag must be looked up again."""
+        image = sandbox.spec.image
+        return image is None or await asyncio.to_thread(self.images.is_current, image, sandbox.held)
+
+    async def close(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for sandbox in self._open:
+                group.create_task(sandbox.close())
+        self._open = set()
+        await self.images.close()
+        await asyncio.to_thread(self._guard.close)
+        await asyncio.to_thread(self._starter.close)
+        self._refusals.close()
+        if self._cgroups is not None:
+            await asyncio.to_thread(self._cgroups.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _greet(self, connection: SandboxConnection, launcher: _Launcher, settings: Header) -> None:
+        """Send the settings, and wait for the sandbox agent's hello."""
+        try:
+            connection.send(settings)
+            async with asyncio.timeout(START_SECONDS):
+                hello = await launcher.while_it_lives(connection.hello)
+        except (SandboxLost, TimeoutError) as error:
+            why = f": no answer within {START_SECONDS:g} s"
+            if isinstance(error, SandboxLost):
+                why = f": its process ended while its sandbox started{await launcher.how_it_ended()}"
+            await launcher.end()
+            raise SandboxStartFailed(
+                f"{self._runtime.name} started no sandbox{launcher.last_output() or why}"
+            ) from None
+        if launcher.has_ended:  # bwrap was killed before it had tied its child to itself; the memory guard needs it
+            raise SandboxStartFailed(f"the process of {self._runtime.name} ended while its sandbox started")
+        if hello["protocol"] != PROTOCOL:
+            raise SandboxStartFailed(
+                f"the sandbox agent speaks protocol {hello['protocol']}, but the node agent speaks {PROTOCOL}"
+            )
+
+    def _settings(self, spec: SandboxSpec, root: Root, gpus: Sequence[Gpu]) -> Header:
+        proxy = egress_proxy.ENVIRONMENT if spec.allowed_hosts else {}
+        devices = {"CUDA_VISIBLE_DEVICES": visible_gpus(gpus)} if gpus else {}
+        return {
+            "env": {**proxy, **devices, **spec.env},
+            "address_space": not gpus,
+            "image_env": dict(root.env),
+            "workdir": root.workdir,
+            "user": root.user,
+            "memory_bytes": spec.limits.memory_bytes,
+            "file_bytes": spec.limits.disk_bytes,
+            "processes": spec.limits.processes,
+            "cpus": self._next_cpus(math.ceil(spec.limits.cpus)),
+        }
+
+    def _next_cpus(self, count: int) -> list[int]:
+        """Return the next `count` of the available CPUs in turn; an empty list means all of them."""
+        usable = sorted(os.sched_getaffinity(0))
+        if count >= len(usable):
+            return []
+        first = self._started * count
+        self._started += 1
+        return [usable[(first + offset) % len(usable)] for offset in range(count)]
+
+
+class _Launcher:
+    """The runtime's process on the host, and its output."""
+
+    def __init__(self, process: StartedProcess, complaints: int, cgroup: SandboxCgroup | None) -> None:
+        self._process = process
+        self.cgroup = cgroup
+        self._complaints: int | None = complaints
+        self._words = ""
+
+    @classmethod
+    async def start(
+        cls, starter: SandboxStarter, launch: Launch, cgroup: SandboxCgroup | None
+    ) -> tuple[_Launcher, socket.socket]:
+        """Run `launch` with one end of a new socket as its standard input; return the other end too. The launcher starts in
+        `cgroup`, and removes it at its end."""
+        if cgroup is not None:
+            launch = replace(launch, cgroup=str(cgroup.folder))
+        ours, its = socket.socketpair()
+        complaints = os.memfd_create("complaints")
+        with its:
+            starting = asyncio.ensure_future(starter.start(launch, its.fileno(), complaints))
+            try:
+                process = await asyncio.shield(starting)
+            except SandboxStartFailed:
+                ours.close()
+                os.close(complaints)
+                if cgroup is not None:
+                    await cgroup.remove()
+                raise
+            except asyncio.CancelledError:
+                # If bwrap is killed before it has set up its child, the child stays for ever.
+                (done,) = await asyncio.gather(starting, return_exceptions=True)
+                its.close()
+                ours.close()
+                if isinstance(done, BaseException):
+                    os.close(complaints)
+                    if cgroup is not None:
+                        await cgroup.remove()
+                else:
+                    await cls(done, complaints, cgroup).end()
+                raise
+        return cls(process, complaints, cgroup), ours
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.has_ended
+
+    async def end(self) -> None:
+        """Wait until the process ends, and kill it after END_SECONDS. The process ends by itself once its socket is
+        closed."""
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if self.cgroup is not None:
+            await self.cgroup.remove()
+        if self._complaints is not None:
+            self._words = self.last_output()
+            os.close(self._complaints)
+            self._complaints = None
+
+    async def while_it_lives(self, awaited: asyncio.Future[Header]) -> Header:
+        """Return what is awaited. Raises SandboxLost if the process ends before: a child that bwrap left could keep the socket
+        open for ever."""
+        end = asyncio.ensure_future(self._process.wait())
+        either: list[asyncio.Future[Any]] = [awaited, end]
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            end.cancel()
+        if not awaited.done():
+            raise SandboxLost("its launcher ended")
+        return awaited.result()
+
+    async def how_it_ended(self) -> str:
+        """Return the end of a sentence about the process's exit code; empty if it goes on."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_SECONDS):
+                await self._process.wait()
+        code = self._process.status
+        if code is None:
+            return ""
+        # A runtime passes on the signal that has ended process 1 of the sandbox.
+        number = -code if code < 0 else code - 128 if code > 128 else 0
+        return f", by signal {number}" if number else f", with exit code {code}"
+
+    def last_output(self) -> str:
+        """Return ": " and the last output of the launcher and the sandbox agent, at most 2000 bytes; empty without output."""
+        if self._complaints is None:
+            return self._words
+        size = os.fstat(self._complaints).st_size
+        text = os.pread(self._complaints, 2000, max(0, size - 2000)).decode(errors="replace").strip()
+        return f": {text}" if text else ""
+
+
+def _send_gate(ours: socket.socket) -> Gate:
+    """Return our end of a new Unix socket. The first byte of the sandbox agent's standard input carries the other end."""
+    gate, its = socket.socketpair()
+    # an error is ignored here: if the sandbox agent has died already, the wait for its hello fails
+    with its, suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(ours, [b"G"], [its.fileno()])
+    return Gate(gate)
+
+
+def _is_over_limit(report: OverLimit | KernelKills | SandboxKills) -> bool:
+    """Whether the sandbox used more memory than its limit."""
+    match report:
+        case OverLimit():
+            return report.used > report.limit
+        case SandboxKills():
+            return report.over_limit
+    return False
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return what tells a folder from a later one with the same path; None if there is none."""
+    try:
+        info = folder.stat()
+    except OSError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+def _text(output: bytes) -> str:
+    return output.decode("utf-8", "replace")
+
+
+def _raise_refusal(reply: Header, path: str) -> None:
+    if "errno" in reply:
+        raise OSError(reply["errno"], reply["error"], path)

@@ -1,0 +1,108 @@
+"""Results and snapshots that node agents report for their leases, and the check that they hold these leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rollyard.core.errors import Fenced, TooLarge
+from rollyard.kinds.rollout import Stage, Status
+from rollyard.kinds.rollout_snapshot import RolloutSnapshot
+from rollyard.server.rollouts.record_changes import RecordChanges
+from rollyard.server.rollouts.step import Event, Finished, RunStored, SnapshotTaken, check_fence
+from rollyard.server.store.base import BlobRef, RolloutRecord, StoredSnapshot, Transaction, allocation_uid
+from rollyard.wire.node import LeaseRef, ResultHeader, SnapshotHeader
+
+MAX_SNAPSHOTS_BYTES = 512 << 20
+"""Greatest number of bytes of a rollout's snapshots together."""
+Report = Callable[[Transaction], list[tuple[RolloutRecord, Event]]]
+"""Function that returns the events of a report, each with its record. It adds the report's blob to the transaction."""
+
+
+def held_record(tx: Transaction, ref: LeaseRef, holder_uid: str) -> RolloutRecord:
+    """Return the record of a lease. Raises Fenced if the rollout is unknown or another allocation holds it."""
+    record = tx.get(ref.namespace, ref.id)
+    if record is None:
+        raise Fenced(f"this server does not know rollout {ref.id!r}; drop its work")
+    if record.holder is not None and allocation_uid(record.holder) != holder_uid:
+        raise Fenced(f"lease {ref.fence} of rollout {ref.id} belongs to another allocation; drop its work")
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """Upload of a node agent at the end of RUN."""
+
+    lease: LeaseRef
+    result: bytes
+    artifact: bytes
+    versions: frozenset[str]
+    """Weights versions from which the rollout was sampled."""
+    seconds: Mapping[str, float]
+    """Seconds in each stage of this attempt, by the stage's name in lower case."""
+
+
+def run_report(run: StoredRun, holder_uid: str, now: float) -> Report:
+    ref = run.lease
+
+    def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+        record = held_record(tx, ref, holder_uid)
+        check_fence(record, ref.fence)  # before the blobs are added, so that a void lease writes nothing
+        if record.stage is Stage.EVAL:
+            return []
+        result, artifact = tx.add_blob(run.result), tx.add_blob(run.artifact)
+        return [(record, RunStored(now, ref.fence, result, artifact, run.versions, run.seconds))]
+
+    return pick
+
+
+def result_report(header: ResultHeader, holder_uid: str, blob: bytes | None, max_attempts: int, now: float) -> Report:
+    """`blob`: the tokens; None if RUN has stored them, or if there are none."""
+    ref, status = header.lease, Status(header.status)
+    summary: dict[str, Any] = {
+        **header.timings, "turns": header.turns, "tokens": header.tokens, "tool_calls": header.tool_calls,
+        "metrics": header.metrics, "notes": header.notes,
+    }  # fmt: skip
+
+    def pick(tx: Transaction) -> list[tuple[RolloutRecord, Event]]:
+        record = held_record(tx, ref, holder_uid)
+        check_fence(record, ref.fence)  # before the blob is added, so that a void lease writes nothing
+        result = tx.add_blob(blob) if blob is not None else None
+        event = Finished(
+            now, ref.fence, status, header.reward, header.error, result, max_attempts, header.sampled, summary
+        )
+        return [(record, event)]
+
+    return pick
+
+
+def put_snapshot(
+    tx: Transaction, changes: RecordChanges, header: SnapshotHeader, holder_uid: str, archive: bytes, now: float
+) -> None:
+    """Store a snapshot of a held sandbox. Raises Fenced, TooLarge."""
+    record = held_record(tx, header.lease, holder_uid)
+    record = changes.step(tx, record, SnapshotTaken(now, header.lease.fence))
+    others = sum(s.about.size for s in tx.snapshots(record) if s.about.turn != header.turn)
+    if archive and others + len(archive) > MAX_SNAPSHOTS_BYTES:
+        raise TooLarge(
+            f"the snapshots of one rollout may have at most {MAX_SNAPSHOTS_BYTES} bytes together, and those of "
+            f"earlier turns have {others}; this one has {len(archive)}"
+        )
+    blob = tx.add_blob(archive) if archive else None
+    tx.put_snapshot(record, StoredSnapshot(_about(header, blob, now), blob))
+
+
+def _about(header: SnapshotHeader, blob: BlobRef | None, now: float) -> RolloutSnapshot:
+    return RolloutSnapshot(
+        turn=header.turn,
+        size=blob.length if blob else 0,
+        sha256=blob.sha256 if blob else "",
+        archive_bytes=header.archive_bytes,
+        files=header.files,
+        left_out=header.left_out,
+        left_out_count=header.left_out_count,
+        image=header.image,
+        created_at=now,
+        error=header.error,
+    )

@@ -1,0 +1,69 @@
+"""Ends of rollouts: their metrics, and the requests that wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from rollyard.core.aio import wait_or_timeout
+from rollyard.core.telemetry import ROLLOUT_STAGE_SECONDS, ROLLOUTS_FINISHED
+from rollyard.kinds.rollout import RolloutKey
+from rollyard.server.store.base import RolloutRecord
+from rollyard.server.store.rollout_store import RolloutStore
+
+
+class RolloutEnds:
+    def __init__(self, store: RolloutStore, get: Callable[[str, str], Awaitable[RolloutRecord]]) -> None:
+        """`get`: returns the record of a namespace and id. Raises NotFound."""
+        self._store = store
+        self._get = get
+        self._ended = asyncio.Event()
+        self._waiting: dict[RolloutKey, set[asyncio.Event]] = {}
+
+    async def wait(self, namespace: str, id: str, seconds: float) -> RolloutRecord:
+        """Wait until the record is terminal, but at most for `seconds`; return the record. Raises NotFound."""
+        event, key = asyncio.Event(), RolloutKey(namespace, id)
+        waiting = self._waiting.setdefault(key, set())
+        waiting.add(event)  # before the read, so that no end is missed
+        try:
+            record = await self._get(namespace, id)
+            if record.status.terminal or seconds <= 0:
+                return record
+            await wait_or_timeout(event, seconds)
+        finally:
+            waiting.discard(event)
+            if not waiting and self._waiting.get(key) is waiting:
+                del self._waiting[key]
+        return await self._get(namespace, id)
+
+    async def stream(
+        self, after: int, namespace: str, group: str | None, pool: str | None, idle_seconds: float
+    ) -> AsyncIterator[RolloutRecord | None]:
+        """Yield terminal records after this cursor, for ever. Yield None whenever `idle_seconds` pass without a record."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + idle_seconds
+        while True:
+            ended = self._ended
+            rows = await self._store.finished(after, 200, namespace, group)
+            for record in rows:
+                assert record.cursor is not None
+                after = record.cursor
+                if pool is None or record.pool == pool:
+                    yield record
+                    due = loop.time() + idle_seconds
+            if loop.time() >= due:  # checked also after rows of other pools, which yield nothing
+                yield None
+                due = loop.time() + idle_seconds
+            if not rows:
+                await wait_or_timeout(ended, due - loop.time())
+
+    def note(self, record: RolloutRecord) -> None:
+        """Count an ended rollout in the metrics, and wake the requests that wait for its end, or for any."""
+        ROLLOUTS_FINISHED.labels(record.status.value).inc()
+        for stage in ("init", "run", "eval"):
+            if isinstance(seconds := record.summary.get(stage), int | float):
+                ROLLOUT_STAGE_SECONDS.labels(stage).observe(seconds)
+        self._ended.set()
+        self._ended = asyncio.Event()
+        for event in self._waiting.get(record.key, ()):
+            event.set()

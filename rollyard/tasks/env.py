@@ -1,0 +1,49 @@
+"""Task kind `env`: an environment with `reset` and `step` replies to each turn, and gives its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rollyard.kinds.rollout import Task, Turn
+from rollyard.kinds.task_fields import read_env
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.base import Artifact, Environment, Message, Score, sum_of_rewards
+from rollyard.tasks.environments.child_environment import ChildEnvironment
+from rollyard.tasks.environments.openenv import OpenEnvironment
+from rollyard.tasks.environments.sandbox_environment import SandboxEnvironment
+from rollyard.tasks.task_files import write_files
+
+
+class EnvHandler:
+    eval_needs_sandbox = False
+
+    def image(self, task: Task) -> str | None:
+        return read_env(task).image
+
+    def tools(self, task: Task) -> list[str]:
+        return list(read_env(task).tools)
+
+    def prompt(self, task: Task) -> list[Message]:
+        system = read_env(task).system
+        return [] if system is None else [{"role": "system", "content": system}]
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        await write_files(sandbox, read_env(task).files)
+
+    async def environment(self, task: Task, sandbox: Sandbox) -> Environment:
+        found = read_env(task)
+        if found.framework == "openenv":
+            return await OpenEnvironment.start(found)
+        return await (
+            SandboxEnvironment.start(found, sandbox) if found.where == "sandbox" else ChildEnvironment.start(found)
+        )
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        return {}
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        steps = sum(turn.observation is not None for turn in turns)
+        notes = [f"the sum of the rewards of {steps} replies of the environment"]
+        return Score(sum_of_rewards(turns), {"steps": float(steps)}, notes)

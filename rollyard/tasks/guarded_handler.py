@@ -1,0 +1,294 @@
+"""The only module that calls task handlers. It checks their exceptions and return values.
+
+A task handler of a plug-in is foreign code. If a handler raises an exception that is not in OWN_ERRORS, or returns a
+wrong value, the rollout ends Failed. For an exception, the error names the line in the handler. Such a failure is never
+an infrastructure fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import reprlib
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rollyard.core.errors import (
+    EndpointError,
+    HandlerFailed,
+    Invalid,
+    NodeFault,
+    RollyardError,
+    SandboxBroken,
+    SandboxError,
+    SandboxStartFailed,
+    TaskError,
+)
+from rollyard.kinds.rollout import MAX_NOTES_CHARS, Task, Turn
+from rollyard.sandbox.sandbox import Sandbox
+from rollyard.tasks.base import Artifact, Environment, Handler, Message, Reply, Score, sum_of_rewards
+from rollyard.tasks.tool_schemas import SCHEMAS
+
+log = logging.getLogger(__name__)
+
+OWN_ERRORS = (SandboxError, SandboxBroken, NodeFault, EndpointError, TaskError, Invalid)
+"""Errors that keep their meaning when a handler raises them."""
+METHODS = ("image", "tools", "prompt", "init", "collect", "evaluate")
+_MESSAGES = "a list of messages such as {'role': 'user', 'content': '...'}"
+MAX_MESSAGE_CHARS = 2000
+MAX_METRICS_CHARS = 8000
+"""Limit for the metrics, which are stored twice: in the rollout's record and in the trajectory."""
+CLOSE_SECONDS = 5.0
+"""Time limit for the `close` of an environment."""
+
+
+class _Guarded:
+    """Foreign code of one task kind, whose exceptions and return values are checked."""
+
+    def __init__(self, kind: str, code: object) -> None:
+        self._kind = kind
+        self._module = type(code).__module__
+
+    @contextlib.contextmanager
+    def _guard(self, call: str) -> Iterator[None]:
+        try:
+            yield
+        # Every BaseException is caught. A KeyboardInterrupt raised by a handler would end the node agent. Any other
+        # BaseException that is no Exception would end the rollout's task without handing back the lease.
+        except BaseException as raised:
+            error = first_cause(raised)
+            if isinstance(error, OWN_ERRORS):
+                raise error from None
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            what = with_source_line(error, self._module)
+            raise HandlerFailed(f"{call}() of task kind {self._kind!r} raised {what}") from raised
+
+    def _check(self, call: str, found: Any, right: bool, expected: str) -> None:
+        if not right:
+            shown = f"{call}() of task kind {self._kind!r} must return {expected}, but returned {reprlib.repr(found)}"
+            raise HandlerFailed(shown)
+
+
+class GuardedEnvironment(_Guarded):
+    """A wrapper around an environment, as GuardedHandler is around a handler."""
+
+    def __init__(self, kind: str, environment: Environment) -> None:
+        super().__init__(kind, environment)
+        self._environment = environment
+        with self._guard("environment"):
+            opening = getattr(environment, "opening", ())
+            self._check("environment", opening, _messages(opening), f"an environment whose `opening` is {_MESSAGES}")
+            self.opening: Sequence[Message] = opening
+            self.every_turn = bool(getattr(environment, "every_turn", False))
+
+    async def reply(self, turn: Turn) -> Reply | None:
+        with self._guard("reply"):
+            reply = await self._environment.reply(turn.model_copy(deep=True))
+            right = reply is None or (
+                isinstance(reply, Reply)
+                and _text(reply.text)
+                and (reply.reward is None or _number(reply.reward))
+                and reply.role in ("user", "tool")
+            )
+            self._check(
+                "reply", reply, right, "None, or a Reply with a text and a reward that is None or a finite number"
+            )
+            if reply is None or reply.reward is None:
+                return reply
+            return replace(reply, reward=float(reply.reward))
+
+    async def close(self) -> None:
+        """Close the environment. Errors and time-outs are logged, because the rollout's result does not depend on them."""
+        try:
+            with self._guard("close"):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._environment.close()
+        except RollyardError as error:
+            log.warning("an environment of task kind %r failed to close: %s", self._kind, error)
+
+
+class GuardedHandler(_Guarded):
+    """A wrapper around a task handler. Callers use the wrapper and never the handler itself. Each call raises
+    HandlerFailed for an error that is the handler's fault."""
+
+    def __init__(self, kind: str, handler: Handler) -> None:
+        """Raises TypeError if the object is not a handler."""
+        lacking = [name for name in METHODS if not callable(getattr(handler, name, None))]
+        if not isinstance(getattr(handler, "eval_needs_sandbox", None), bool):
+            lacking.append("eval_needs_sandbox (True or False)")
+        if lacking:
+            raise TypeError(f"{type(handler).__name__} is not a task handler: it lacks {', '.join(lacking)}")
+        super().__init__(kind, handler)
+        self._handler = handler
+        self._make_environment = getattr(handler, "environment", None)
+        self._from_snapshot = getattr(handler, "eval_from_snapshot", None)
+        self._probe = getattr(handler, "probe", None)
+        self.eval_needs_sandbox = handler.eval_needs_sandbox
+
+    async def close(self) -> None:
+        """Call the handler's `close`, if it has one."""
+        with self._guard("close"):
+            if (close := getattr(self._handler, "close", None)) is not None:
+                await close()
+
+    def image(self, task: Task) -> str | None:
+        with self._guard("image"):
+            image = self._handler.image(task)
+            self._check("image", image, image is None or _text(image), "a path, or None")
+        return image
+
+    def eval_from_snapshot(self, task: Task) -> bool:
+        """Return whether the sandbox of EVAL begins with all files that the sandbox of RUN has changed."""
+        if self._from_snapshot is None or not self.eval_needs_sandbox:
+            return False
+        with self._guard("eval_from_snapshot"):
+            wanted = self._from_snapshot(task)
+            self._check("eval_from_snapshot", wanted, isinstance(wanted, bool), "True or False")
+        return bool(wanted)
+
+    def tools(self, task: Task) -> list[str]:
+        with self._guard("tools"):
+            tools = self._handler.tools(task)
+            right = _all_match(tools, lambda tool: isinstance(tool, str) and tool in SCHEMAS)
+            self._check("tools", tools, right, f"a list of {', '.join(SCHEMAS)}")
+        return tools
+
+    def prompt(self, task: Task) -> list[Message]:
+        with self._guard("prompt"):
+            prompt = self._handler.prompt(task)
+            right = _messages(prompt) and (bool(prompt) or self._make_environment is not None)
+            self._check("prompt", prompt, right, _MESSAGES)
+        return prompt
+
+    async def init(self, task: Task, sandbox: Sandbox) -> None:
+        with self._guard("init"):
+            await self._handler.init(task, sandbox)
+
+    async def environment(self, task: Task, sandbox: Sandbox) -> GuardedEnvironment | None:
+        """Make the environment of one attempt; None if the task has none. The caller must close the environment."""
+        if self._make_environment is None:
+            return None
+        with self._guard("environment"):
+            made = await self._make_environment(task, sandbox)
+        return None if made is None else GuardedEnvironment(self._kind, made)
+
+    async def probe(self, task: Task, sandbox: Sandbox, seconds: float) -> None:
+        """Ask whether `evaluate` can use the sandbox. Raises SandboxError or TaskError if not."""
+        if self._probe is None:
+            return await answers(sandbox, seconds)
+        with self._guard("probe"):
+            await self._probe(task, sandbox, seconds)
+
+    async def collect(self, task: Task, sandbox: Sandbox) -> Artifact:
+        with self._guard("collect"):
+            artifact = await self._handler.collect(task, sandbox)
+            right = isinstance(artifact, dict) and all(_text(k) and _text(v) for k, v in artifact.items())
+            self._check("collect", artifact, right, "a dict of name -> text")
+        return artifact
+
+    async def evaluate(
+        self, task: Task, artifact: Artifact, sandbox: Sandbox | None, turns: Sequence[Turn], seconds: float
+    ) -> Score:
+        # the handler gets a copy, so that it cannot change the turns in the trajectory
+        shown = [turn.model_copy(deep=True) for turn in turns]
+        with self._guard("evaluate"):
+            score = await self._handler.evaluate(task, artifact, sandbox, shown, seconds)
+            if score is None and self._make_environment is not None:
+                score = Score(sum_of_rewards(turns))
+            self._check("evaluate", score, isinstance(score, Score), "a Score")
+            self._check("evaluate", score.reward, _number(score.reward), "a Score whose reward is a finite number")
+            right = isinstance(score.metrics, Mapping) and all(
+                _text(name) and _number(value) for name, value in score.metrics.items()
+            )
+            self._check("evaluate", score.metrics, right, "a Score whose metrics are name -> finite number")
+            metrics = {name: float(value) for name, value in score.metrics.items()}
+            expected = f"a Score whose metrics have {MAX_METRICS_CHARS} characters at most"
+            self._check("evaluate", metrics, len(str(metrics)) <= MAX_METRICS_CHARS, expected)
+            right = _all_match(score.notes, lambda note: isinstance(note, str))
+            self._check("evaluate", score.notes, right, "a Score whose notes are a list of texts")
+            return Score(float(score.reward), metrics, list(_cut(score.notes)))
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the first error of Rollyard in an exception group, or else the first error in the group. Return any other
+    error unchanged."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    causes = [first_cause(inner) for inner in error.exceptions]
+    return next((cause for cause in causes if isinstance(cause, RollyardError)), causes[0])
+
+
+def with_source_line(error: BaseException, module: str) -> str:
+    """Format an error as `KeyError: 'topic' (/path/quiz.py:14)`.
+
+    The line is the innermost line of the traceback that is in the module `module`, or else the innermost line of all.
+    For a SyntaxError it is the line with the wrong syntax.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    own = [(frame, line) for frame, line in frames if frame.f_globals.get("__name__") == module]
+    where = "".join(f" ({frame.f_code.co_filename}:{line})" for frame, line in (own or frames)[-1:])
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        where = f" ({error.filename}:{error.lineno})"
+    try:
+        message = str(error)[:MAX_MESSAGE_CHARS]
+    except BaseException as another:  # noqa: BLE001 - str() may run foreign code too
+        message = f"(its message raises {type(another).__name__})"
+    return f"{type(error).__name__}: {message}{where}"
+
+
+def _cut(notes: Sequence[str]) -> Iterator[str]:
+    """Yield the notes that fit into `MAX_NOTES_CHARS`, and the beginning of the next one. Halves of surrogate pairs, which
+    cannot be stored, are escaped."""
+    left = MAX_NOTES_CHARS
+    for note in notes:
+        text = note[:left].encode(errors="backslashreplace").decode()
+        if len(text) < len(note) or len(text) > left:
+            yield text[: max(0, left - 1)] + "…"
+            return
+        yield text
+        left -= len(text)
+
+
+def _messages(found: Any) -> bool:
+    return _all_match(found, lambda m: isinstance(m, dict) and isinstance(m.get("role"), str) and _json(m))
+
+
+def _all_match(found: Any, right: Any) -> bool:
+    return isinstance(found, list | tuple) and all(right(one) for one in found)
+
+
+def _number(value: Any) -> bool:
+    try:
+        return math.isfinite(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def _text(value: Any) -> bool:
+    """Return whether the value is text without surrogates. Text with surrogates cannot be stored."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _json(value: Any) -> bool:
+    """Return whether the value is JSON that a chat template and a tokenizer can process."""
+    try:
+        return json.dumps(value, ensure_ascii=False).encode() is not None
+    except (TypeError, ValueError):
+        return False
+
+
+async def answers(sandbox: Sandbox, seconds: float) -> None:
+    """Ask whether bash runs a command. Raises SandboxStartFailed if it does not in time."""
+    done = await sandbox.bash("true", seconds)
+    if done.timed_out or done.exit_code != 0:
+        raise SandboxStartFailed(f"bash runs no command within {seconds:g} s: {done.output.strip()[-300:]}")

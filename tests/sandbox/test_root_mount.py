@@ -1,0 +1,83 @@
+"""The writable root of sandboxes by the kernel, and by fuse-overlayfs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollyard.core.errors import SandboxStartFailed
+from rollyard.host.node_cache import node_cache
+from rollyard.sandbox.base import Runtime, SandboxSpec
+from rollyard.sandbox.bubblewrap import Bubblewrap
+from rollyard.sandbox.find_runtime import LAUNCH_ENVIRONMENT
+from rollyard.sandbox.root_mount import RootMount, find_root_mount
+from rollyard.sandbox.sandbox import SandboxFactory
+from tests.sandbox.conftest import SMALL
+from tests.support.debian_packages import debian_program
+from tests.support.small_roots import busybox_root
+
+ROOT = Path(__file__).parents[2]
+COMMAND = """
+rm -r /repo/build && mv /repo/dir /repo/dir2 && ls -1 /repo && cat /repo/dir2/f && id -u
+dd if=/dev/zero of=/big bs=1M count=60 2> /dev/null; dd if=/dev/zero of=/more bs=1M count=60 2>&1 | grep -c 'No space'
+rm /big /more
+"""
+WITH_FUSE = """
+import asyncio, subprocess, sys, time
+from dataclasses import replace
+from rollyard.sandbox.find_runtime import find_runtime
+from rollyard.sandbox.base import Limits, SandboxSpec
+from rollyard.sandbox.sandbox import SandboxFactory
+
+async def main(name, program, image, command):
+    runtime = find_runtime(name)
+    runtime = replace(runtime, mount=replace(runtime.mount, fuse=program))
+    spec = SandboxSpec(image, Limits(1, 1 << 30, 64 << 20))
+    async with SandboxFactory(runtime) as factory, await factory.start(spec) as sandbox:
+        print((await sandbox.bash(command, 20)).output, end="")
+        with await sandbox.snapshot() as saved:
+            print(saved.files)
+
+asyncio.run(main(*sys.argv[1:]))
+while subprocess.run(["pgrep", "fuse-overlayfs"], stdout=subprocess.DEVNULL).returncode == 0:
+    time.sleep(0.01)
+"""
+
+
+def test_this_machine_mounts_by_its_kernel() -> None:
+    assert find_root_mount(node_cache(), LAUNCH_ENVIRONMENT) == RootMount(node_cache() / "scratch-1")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can let other users open /dev/fuse")
+def test_folders_of_an_image_are_removed_with_fuse_overlayfs(runtime: Runtime, open_folder: Path) -> None:
+    program = debian_program("fuse-overlayfs", "usr/bin/fuse-overlayfs")
+    image, device = busybox_root(open_folder / "image"), open_folder / "fuse"
+    for place in ("repo/build/deep", "repo/dir"):
+        (image / place).mkdir(parents=True)
+        (image / place / "f").write_text(f"{place}\n")
+    subprocess.run(["chown", "-R", "nobody:", image], check=True)
+    # Most systems have a /dev/fuse that everybody can open.
+    os.mknod(device, 0o020666, os.makedev(10, 229))
+    device.chmod(0o666)
+    python = shlex.join([sys.executable, "-c", WITH_FUSE, runtime.name, str(program), str(image), COMMAND])
+    own = ["unshare", "--mount", "--pid", "--fork", "--mount-proc"]
+    done = subprocess.run(
+        [*own, "sh", "-c", f"mount --bind {device} /dev/fuse; {python}; exit $?"],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "dir2\nrepo/dir\n0\n1\n1\n"
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_fuse_overlayfs_that_does_not_mount_is_named(bubblewrap: Bubblewrap) -> None:
+    broken = replace(bubblewrap, mount=replace(bubblewrap.mount, fuse="/bin/false"))
+    async with SandboxFactory(broken) as sandboxes:
+        with pytest.raises(SandboxStartFailed, match="/bin/false: it mounts nothing"):
+            await sandboxes.start(SandboxSpec(None, SMALL))
