@@ -134,9 +134,9 @@ async def begin(yard: JobYard, client: AsyncClient) -> list[str]:
 async def all_is_well(yard: JobYard, client: AsyncClient, ids: list[str], allocations: set[str | None]) -> None:
     """Every rollout ended once, on the jobs that were there before."""
     trajectories = await yard.gather(client, ids)
-    assert {t.status for t in trajectories} == {Status.COMPLETED}, [t.error for t in trajectories]
+    assert all(t.status.scored for t in trajectories), [t.error for t in trajectories]
     counts = await client.counts(pool="demo")
-    assert counts["Completed"] == len(ids)
+    assert counts["Completed"] + counts["Truncated"] == len(ids)
     assert {a.status.job_id for a in await yard.allocations(client)} == allocations
 
 

@@ -112,5 +112,5 @@ async def test_a_cancelled_rollout_leaves_nothing_running(wide: tuple[Yard, Asyn
 
         await yard.until(gone, 45)  # a case ends by itself after 50 s
     ended = await yard.gather(client, await client.submit(requests(2, 2, prefix="after")))
-    assert {t.status for t in ended} == {Status.COMPLETED}
+    assert all(t.status.scored for t in ended)
     assert yard.processes("node-agent") == [pid]

@@ -25,7 +25,7 @@ async def test_rollouts_get_warm_sandboxes_and_a_killed_node_agent_leaves_none(y
 
         async def run(prefix: str) -> None:
             ended = await yard.gather(client, await client.submit(requests(0, 5, prefix=prefix)))
-            assert {(t.status, t.attempt) for t in ended} == {(Status.COMPLETED, 1)}
+            assert {(t.status.scored, t.attempt) for t in ended} == {(True, 1)}
 
         async def counts(claims: int) -> SandboxTop | None:
             (pool,) = (await client.top()).rollout_pools

@@ -68,5 +68,5 @@ async def test_weights_are_pushed_from_memory_and_numbered_on_by_the_next_traine
         ids = await client.submit(requests(2, 0, min_weights_version="final"))
         ended = await client.wait_many(ids)
         assert [t.id for t in ended] == ids
-        assert all(t.status is Status.COMPLETED and versions(t) == ["final"] for t in ended)
+        assert all(t.status.scored and versions(t) == ["final"] for t in ended)
         assert {t.id async for t in client.as_completed(ids)} == set(ids)
