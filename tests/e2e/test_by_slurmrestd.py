@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from rollyard.kinds.rollout import Status
 from tests.support.cluster import NewCluster
 from tests.support.yard import Yard, end, requests
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from rollyard.client import AsyncClient
-from rollyard.kinds.rollout import Status
 from rollyard.server.job.job_folder import ServerJobFolder
 from rollyard.server.store.folder_lock import FolderLock, JobRun
 from tests.support import forked_commands

@@ -7,7 +7,6 @@ import signal
 
 import pytest
 
-from rollyard.kinds.rollout import Status
 from rollyard.kinds.top import SandboxTop
 from tests.support.host_processes import descendants
 from tests.support.until import until

@@ -9,7 +9,6 @@ import pytest
 
 from rollyard.client import AsyncClient
 from rollyard.core.errors import Conflict, NoProgress
-from rollyard.kinds.rollout import Status
 from tests.support.lazy_module import LazyModule
 from tests.support.live_weights import current_version, serves, versions
 from tests.support.yard import MODEL, Yard, requests

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 import pytest
 
 from rollyard.kinds.base import ObjectKey
-from rollyard.kinds.rollout import Status
 from tests.support.cluster import Cluster
 from tests.support.slurm_field import Field, field_on
 from tests.support.yard import requests
